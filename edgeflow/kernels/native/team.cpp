@@ -2,8 +2,13 @@
 // of OpenMP every thread of the team must arrive, however little is left to do.
 #include "team.h"
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <csignal>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -13,7 +18,9 @@
 namespace edgeflow {
 namespace {
 
-constexpr int SPINS = 2000;  // looks for a job, tens of microseconds, before a helper sleeps
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::microseconds SPIN{100};  // how long a thread looks for news before it sleeps or yields
 
 void relax() {
 #if defined(__x86_64__)
@@ -21,6 +28,15 @@ void relax() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+// Whether something comes true while a thread spins.
+template <typename Condition>
+bool soon(const Condition& condition) {
+    for (const auto end = Clock::now() + SPIN; Clock::now() < end;)
+        for (int looks = 0; looks < 16; ++looks, relax())
+            if (condition()) return true;
+    return false;
 }
 
 // Each thread has a range of neighbouring parts, and takes over those of the others when its own are taken.
@@ -34,22 +50,20 @@ class Job {
         }
     }
 
-    // thread: 0 for the caller. One that has no range only comes after the others: it does nothing.
-    void help(size_t thread) {
-        if (thread >= ranges_.size()) return;
+    // Of the caller and of each helper that comes; one that finds no range without a thread does nothing.
+    void help() {
+        const size_t own = joined_.fetch_add(1);
+        if (own >= ranges_.size()) return;
         for (size_t step = 0; step < ranges_.size(); ++step) {
-            Range& range = ranges_[(thread + step) % ranges_.size()];
+            Range& range = ranges_[(own + step) % ranges_.size()];
             for (long at; (at = range.next.fetch_add(1)) < range.end; done_.fetch_add(1)) part_(at);
         }
     }
 
     // After help: every part is taken by then.
     void wait() const {
-        for (int spins = 0; done_.load() < count_; ++spins)
-            if (spins < SPINS)
-                relax();
-            else
-                std::this_thread::yield();
+        const auto done = [this] { return done_.load() == count_; };
+        while (!soon(done)) std::this_thread::yield();
     }
 
    private:
@@ -60,64 +74,83 @@ class Job {
     const long count_;
     const std::function<void(long)>& part_;  // lives until every part is done; a job outlives it in late helpers
     std::vector<Range> ranges_;
+    std::atomic<size_t> joined_{0};
     alignas(64) std::atomic<long> done_{0};
 };
 
 class Team {
    public:
-    void run(Job& job, int threads, const std::shared_ptr<Job>& shared) {
-        for (; helpers_ < threads - 1; ++helpers_) try {
-                std::thread(&Team::serve, this, helpers_ + 1).detach();
-            } catch (const std::system_error&) {
-                break;  // no more threads: those that are there take over its range
-            }
+    void run(const std::shared_ptr<Job>& job, int threads) {
+        start(threads - 1);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            job_ = shared;
+            job_ = job;
             number_.fetch_add(1);
-            if (sleeping_) jobs_.notify_all();
         }
-        job.help(0);
-        job.wait();
+        for (int helper = 1; helper < threads; ++helper) jobs_.notify_one();
+        job->help();
+        job->wait();
     }
 
     std::mutex calling;  // held by the caller whose job it is
 
    private:
-    [[noreturn]] void serve(size_t thread) {
+    // They block all signals: those of the process are for threads that it knows.
+    void start(int helpers) {
+        if (helpers_ >= helpers) return;
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        for (; helpers_ < helpers; ++helpers_) try {
+                std::thread(&Team::serve, this).detach();
+            } catch (const std::system_error&) {
+                break;  // no more threads: those that are there take over its range
+            }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    [[noreturn]] void serve() {
         for (long seen = 0;;) {
-            for (int spins = 0; spins < SPINS && number_.load() == seen; ++spins) relax();
+            const auto another = [this, &seen] { return number_.load() != seen; };
+            soon(another);
             std::unique_lock<std::mutex> lock(mutex_);
-            ++sleeping_;
-            jobs_.wait(lock, [&] { return number_.load() != seen; });
-            --sleeping_;
+            jobs_.wait(lock, another);
             seen = number_.load();
             const std::shared_ptr<Job> job = job_;
             lock.unlock();
-            job->help(thread);
+            job->help();
         }
     }
 
-    std::mutex mutex_;  // of what follows
+    std::mutex mutex_;  // of job_ and number_
     std::condition_variable jobs_;
     std::shared_ptr<Job> job_;
-    std::atomic<long> number_{0};  // of the job
-    int sleeping_ = 0, helpers_ = 0;
+    std::atomic<long> number_{0};
+    int helpers_ = 0;
 };
+
+// Never destroyed: helpers live until the process ends. A fork has none of them, and gets a team of its own.
+Team& team() {
+    static std::atomic<Team*> present;
+    static const int registered = [] {
+        const auto make = [] { present = new Team; };
+        make();
+        return pthread_atfork(nullptr, nullptr, make);
+    }();
+    static_cast<void>(registered);
+    return *present.load();
+}
 
 }  // namespace
 
 void share(long count, int threads, const std::function<void(long)>& part) {
-    static Team& team = *new Team;  // never destroyed: helpers live until the process ends
-    if (threads > 1 && count > 1) {
-        const std::unique_lock<std::mutex> calling(team.calling, std::try_to_lock);
-        if (calling) {
-            const auto job = std::make_shared<Job>(count, threads, part);
-            team.run(*job, threads, job);
-            return;
-        }
+    threads = static_cast<int>(std::min<long>(threads, count));
+    if (threads > 1) {
+        Team& helpers = team();
+        const std::unique_lock<std::mutex> calling(helpers.calling, std::try_to_lock);
+        if (calling) return helpers.run(std::make_shared<Job>(count, threads, part), threads);
     }
-    for (long at = 0; at < count; ++at) part(at);  // alone; beside another caller too
+    for (long at = 0; at < count; ++at) part(at);
 }
 
 }  // namespace edgeflow

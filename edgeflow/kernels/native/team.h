@@ -4,7 +4,8 @@
 
 namespace edgeflow {
 
-// Calls part(0) … part(count - 1), each once, on up to `threads` threads; returns when all of them are done.
+// Calls part(0) … part(count - 1), each once, on up to `threads` threads; returns when all of them are done. A second
+// caller at the same time has no helpers.
 void share(long count, int threads, const std::function<void(long)>& part);
 
 }  // namespace edgeflow

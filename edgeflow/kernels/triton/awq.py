@@ -28,8 +28,8 @@ BLOCKS_EACH = 4
 """Blocks per multiprocessor whose loads together keep the memory busy."""
 LEAST_CHUNKS, MOST_SPLITS = 4, 16
 """Chunks of a part at least, so that loads run ahead of products; parts at most, which are written and read again."""
-MOST_ROWS = 4096
-"""Rows of a call for which kernels are compiled ahead."""
+MOST_ROWS = 8192 + 16
+"""Rows of a call for which kernels are compiled ahead: the largest `chat.prefill_chunk`, and a token of each slot."""
 ADDED = 1024
 """Outputs of a block whose parts are added."""
 
