@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from edgeflow.console import reporting, table_console
+from edgeflow.console import Report, reporting, table_console
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
@@ -20,7 +20,7 @@ from edgeflow.quantize.outcome import Outcome
 from edgeflow.quantize.policies.sources import is_policy
 from edgeflow.quantize.policy_run import Loss, quantize_policy
 from edgeflow.quantize.request import Request
-from edgeflow.quantize.run import Report, is_embedded, quantize
+from edgeflow.quantize.run import is_embedded, quantize
 from edgeflow.quantize.search.scales import ScaleForm
 
 MACRO = "awq-macro"

@@ -67,14 +67,14 @@ class Fidelity:
 
 
 def mean_error(linear: Mapping[str, float]) -> float:
-    """The mean of the errors of linears, as of Fidelity."""
+    """The mean of the errors of linears, as in Fidelity."""
     return sum(linear.values()) / len(linear)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
     """Rows behind the last block [B, L, E], of each batch: of the float model and of each variant; linear: the errors
-    of the linears of each variant, as of Fidelity."""
+    of the linears of each variant, as in Fidelity."""
 
     floats: list[Tensor]
     variants: dict[str, list[Tensor]]
@@ -89,12 +89,14 @@ def measure(
 
     texts: held-out token ids, int64 [L] each.
     """
-    passed = passed_through(decoder, group, variants, [decoder.embed(text[None]) for text in texts])
+    rows = torch.split(decoder.embed(torch.cat(list(texts))[None]), [len(text) for text in texts], 1)
+    passed = passed_through(decoder, group, variants, rows)
     found = {name: Fidelity(linear=linear) for name, linear in passed.linear.items()}
+    head = decoder.read_head()
     for row, text in enumerate(texts):
-        wanted = decoder.logits(passed.floats[row][0, :-1]).log_softmax(-1)
+        wanted = head.logits(passed.floats[row][0, :-1]).log_softmax(-1)
         for name, hidden in passed.variants.items():
-            _add_tokens(found[name], wanted, decoder.logits(hidden[row][0, :-1]).log_softmax(-1), text[1:])
+            _add_tokens(found[name], wanted, head.logits(hidden[row][0, :-1]).log_softmax(-1), text[1:])
     return found
 
 
@@ -130,14 +132,16 @@ class _LinearErrors:
     def __init__(self, block: Block, choice: BlockChoice, group: int) -> None:
         self.quantised = quantised_block(block, choice, group)
         self._block = block
-        self._unscaled = {name: _unscaled(choice, name, self.quantised.weight(name)) for name in LINEARS}
+        self._off = {
+            name: _unscaled(choice, name, self.quantised.weight(name)) - block.weight(name) for name in LINEARS
+        }
         self._squares = {name: [0.0, 0.0] for name in LINEARS}  # of the error, of the output
 
     def add(self, inputs: Mapping[str, Tensor]) -> None:
         for name in LINEARS:
-            weight, x = self._block.weight(name), inputs[name]
-            self._squares[name][0] += _square(x @ (self._unscaled[name] - weight).t())
-            self._squares[name][1] += _square(x @ weight.t())
+            x = inputs[name]
+            self._squares[name][0] += _square(x @ self._off[name].t())
+            self._squares[name][1] += _square(x @ self._block.weight(name).t())
 
     def shares(self) -> dict[str, float]:
         return {name: off / size if size else 0.0 for name, (off, size) in self._squares.items()}

@@ -20,7 +20,7 @@ NEAR = 1
 
 @dataclass(slots=True, eq=False)
 class TokenFidelity:
-    """Sums over the action tokens that the float policy chose, each behind those before it. linear: as of Fidelity.
+    """Sums over the action tokens that the float policy chose, each behind those before it. linear: as in Fidelity.
 
     kl: KL(float || quantised) over the action vocabulary, nats. agreeing: tokens that both choose; near: tokens within
     one bin of the float policy's.
@@ -53,8 +53,12 @@ class TokenFidelity:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkFidelity:
-    """linear: as of Fidelity. chunk_error: the size of the chunks' difference over the float chunks' size, normalised
-    numbers, the same noise: of all frames together, where a few with large ones decide; median_error: of a frame."""
+    """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise.
+
+    linear: as in Fidelity. chunk_error: the size of the difference over the size of the float chunks, in normalised
+    numbers, of all frames together, so that frames with large numbers count most; median_error: the median of the
+    frames' own.
+    """
 
     linear: Mapping[str, float]
     chunk_error: float
@@ -94,10 +98,11 @@ def measure_tokens(
     """
     passed = passed_through(decoder, group, variants, rows.hidden)
     found = {name: TokenFidelity(linear=linear) for name, linear in passed.linear.items()}
+    head = decoder.read_head()
     for batch, (counted, tokens) in enumerate(zip(rows.counted, rows.tokens, strict=True)):
-        wanted = decoder.logits(passed.floats[batch][counted])
+        wanted = head.logits(passed.floats[batch][counted])
         for name, hidden in passed.variants.items():
-            _add_tokens(found[name], wanted, decoder.logits(hidden[batch][counted]), tokens.flatten(), actions)
+            _add_tokens(found[name], wanted, head.logits(hidden[batch][counted]), tokens.flatten(), actions)
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from edgeflow.console import Report
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.quantize.fidelity import passed_through
@@ -24,7 +25,7 @@ from edgeflow.quantize.policies.served import ServedPolicy
 from edgeflow.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.quantize.policy_fidelity import ChunkFidelity, measure_tokens
 from edgeflow.quantize.request import Request
-from edgeflow.quantize.run import BUILT_IN, REPORT_FILE, Report, search_decoder
+from edgeflow.quantize.run import BUILT_IN, REPORT_FILE, search_decoder
 from edgeflow.quantize.search.block_search import Counted
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.types import Observation

@@ -16,7 +16,7 @@ from edgeflow.quantize.search.scales import ScaleForm
 class Request:
     """A checkpoint to quantise. group: None for the default; form, identity, clip: as in SearchSettings.
 
-    calibration: built-in, another kind by its name, or the path of a file.
+    calibration: built-in, another kind by its name, or the path of a file; seed: of the samples or frames.
     """
 
     folder: Path

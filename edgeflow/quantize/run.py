@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from edgeflow.accelerator.file import write_macro
+from edgeflow.console import Report
 from edgeflow.demo.chat.evaluate import evaluate_chat
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.quantize.calibration.blocks import BUILT_IN_TEXT, Calibration, of_text
@@ -31,8 +32,6 @@ BUILT_IN, WRITTEN = "built-in", "written"
 REPORT_FILE = "quantization_report.json"
 BATCH = 4
 """Calibration blocks that pass through the decoder together."""
-Report = Callable[[str, int, int], None]
-"""(step, done, all)"""
 
 
 def quantize(request: Request, report: Report, *, questions: int, macros: bool) -> Outcome:
@@ -85,8 +84,8 @@ def search_decoder(
     """The choices of every block, read from the state where it has them.
 
     batches: rows [B, L, E] that enter the first block. The unquantised output of a block is the next one's input, so no
-    error is carried on. counted: the rows that losses count. CheckpointError for a block that float16 cannot hold,
-    before it is searched.
+    error is carried on. counted: the rows that losses count. CheckpointError for a block that float16 cannot hold:
+    before it is searched, and again with its scales.
     """
     count = decoder.config.num_hidden_layers
     kept = [state.load(index) for index in range(count)]
@@ -107,6 +106,7 @@ def search_decoder(
             state.save(index, choice)
         found.append(choice)
         hidden = [run.hidden for run in runs]
+        del runs  # the inputs of the block's linears, so that those of two blocks are never held together
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 
 from benchmarks.awq_search.recorded import float_decoder
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.models.checkpoint import Weights
 from edgeflow.quantize.fidelity import measure
 from edgeflow.quantize.files.quantised import quantised_block
 from edgeflow.quantize.search.block import VALUE
@@ -17,7 +19,7 @@ from edgeflow.quantize.search.block_search import SearchSettings, run_batches, s
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import Decoder
 from tests.oracles import ORACLES
-from tests.quantize.cases import CONFIGS, random_decoder, random_ids
+from tests.quantize.cases import CONFIGS, CPU, random_decoder, random_ids, random_tensors
 
 GROUP = 32
 
@@ -32,7 +34,7 @@ def logits(decoder: Decoder, ids: torch.Tensor, *, nearest: bool) -> torch.Tenso
     for block in decoder.blocks():
         block = quantised_block(block, BlockChoice(), GROUP) if nearest else block
         hidden = block.run(hidden, rotation).hidden
-    return decoder.logits(hidden)[0]
+    return decoder.read_head().logits(hidden)[0]
 
 
 def test_kl_and_agreement_are_those_of_whole_passes():
@@ -47,6 +49,28 @@ def test_kl_and_agreement_are_those_of_whole_passes():
     assert found.tokens == 8 + 23 and found.agreeing == agreeing
     assert found.kl == pytest.approx(kl, rel=1e-4) and found.nll == pytest.approx(nll, rel=1e-5)
     assert found.kl_per_token > 1e-3
+
+
+class CountedReads(dict[str, torch.Tensor]):
+    """Tensors with the number of times that each was read."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.reads: Counter[str] = Counter()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads[name] += 1
+        return super().__getitem__(name)
+
+
+def test_embedding_norm_and_head_are_read_once_for_all_texts_and_variants():
+    tensors = CountedReads(random_tensors(CONFIGS["llama"]))
+    weights = Weights.of(tensors, torch.float32, CPU)
+    decoder = Decoder.of(weights, CONFIGS["llama"], stem="model.", inner=96)
+    outside = {name for name in tensors if ".layers." not in name}
+    variants = {name: [BlockChoice()] * 2 for name in ("one", "other")}
+    measure(decoder, GROUP, variants, texts(decoder))
+    assert {name: tensors.reads[name] for name in outside} == dict.fromkeys(outside, 1)
 
 
 @torch.inference_mode()

@@ -11,14 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgeflow.errors import CheckpointError
-from edgeflow.quantize.files.quantised import check_block
+from edgeflow.models.checkpoint import Weights
+from edgeflow.quantize.files.quantised import check_block, check_outside
 from edgeflow.quantize.policy_run import Loss, quantize_policy
 from edgeflow.quantize.request import Request
 from edgeflow.quantize.run import quantize
 from edgeflow.quantize.search.block import DOWN, GATE, POST_NORM, UP
 from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
+from edgeflow.quantize.search.decoder import Decoder
 from edgeflow.quantize.search.scales import ScaleForm
-from tests.quantize.cases import CONFIGS, random_decoder
+from tests.quantize.cases import CONFIGS, CPU, random_decoder, random_tensors
 from tests.quantize.checkpoints import write_source
 from tests.quantize.policies.cases import checkpoint
 
@@ -62,6 +64,15 @@ def test_outside_the_blocks_they_are_refused_before_the_calibration(
         quantize(request(folder, "absent.txt"), lambda *_: None, questions=1, macros=False)
     assert str(refused.value) == f"{name}: expected numbers that float16 holds (up to 65504), found {found}"
     assert not (tmp_path / "out").exists()
+
+
+def test_of_several_outside_the_blocks_the_embedding_is_named_first():
+    tensors = random_tensors(CONFIGS["llama"])
+    for name in ("lm_head.weight", "model.norm.weight", "model.embed_tokens.weight"):
+        tensors[name].view(-1)[5] = math.inf
+        weights = Weights.of(tensors, torch.float32, CPU)
+        with pytest.raises(CheckpointError, match=f"^{name}: "):
+            check_outside(Decoder.of(weights, CONFIGS["llama"], stem="model.", inner=96))
 
 
 @pytest.mark.parametrize("name", ["mlp.up_proj.weight", "post_attention_layernorm.weight"])

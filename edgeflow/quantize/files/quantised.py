@@ -78,7 +78,7 @@ def quantised_block(block: Block, choice: BlockChoice, group: int) -> Block:
 
 
 def check_block(block: Block, choice: BlockChoice, group: int, prefix: str) -> None:
-    """CheckpointError for a tensor of a block that float16 cannot hold with the choices. prefix: as of Storing."""
+    """CheckpointError for a tensor of a block that float16 cannot hold with the choices. prefix: as in Storing."""
     storing = Storing(choice=choice, group=group, plus_one=block.shape.plus_one, prefix=prefix)
     for name, tensor in block.tensors.items():
         storing.stored(name, tensor)
@@ -86,7 +86,7 @@ def check_block(block: Block, choice: BlockChoice, group: int, prefix: str) -> N
 
 def check_outside(decoder: Decoder) -> None:
     """CheckpointError for the embedding, the final norm or the head of a decoder where float16 cannot hold it."""
-    for name in {f"{decoder.stem}embed_tokens.weight", f"{decoder.stem}norm.weight", decoder.head}:
+    for name in dict.fromkeys((f"{decoder.stem}embed_tokens.weight", f"{decoder.stem}norm.weight", decoder.head)):
         if name in decoder.weights:
             in_float16(name, decoder.weights[name])
 

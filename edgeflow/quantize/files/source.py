@@ -32,10 +32,15 @@ class Source:
     @property
     def files(self) -> tuple[Path, ...]:
         """The safetensors files, in the order of their names."""
-        if not (self.folder / INDEX_FILE).is_file():
-            return (self.folder / SINGLE_FILE,)
-        shards = set(read_json(self.folder / INDEX_FILE)["weight_map"].values())
-        return tuple(self.folder / Path(str(shard)).name for shard in sorted(shards))
+        return weights_files(self.folder)
+
+
+def weights_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a checkpoint, in the order of their names."""
+    if not (folder / INDEX_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    shards = set(read_json(folder / INDEX_FILE)["weight_map"].values())
+    return tuple(folder / Path(str(shard)).name for shard in sorted(shards))
 
 
 def open_chat_source(folder: Path, group: int | None = None) -> Source:

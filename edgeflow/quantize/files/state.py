@@ -50,7 +50,8 @@ class SearchState:
 
 
 def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
-    """ConfigError for a folder that a search cannot begin or go on in, as of SearchState. Nothing is written.
+    """ConfigError for a folder that a search cannot begin or go on in, as SearchState raises it. Nothing is
+    written.
 
     settings: those that are known so far.
     """

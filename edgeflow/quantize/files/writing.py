@@ -13,11 +13,11 @@ from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.model_paths import HUB_FILES
-from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE, SINGLE_FILE
+from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE
 from edgeflow.models.quantization import BITS, VERSION
 from edgeflow.quantize.files.quantised import Storing, gemm_tensors, in_float16
 from edgeflow.quantize.files.safetensors_file import write_tensors
-from edgeflow.quantize.files.source import Source
+from edgeflow.quantize.files.source import Source, weights_files
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import padded
 
@@ -110,10 +110,7 @@ def copy_files(folder: Path, out: Path) -> None:
 
 def weights_bytes(folder: Path) -> int:
     """Bytes of the safetensors files of a checkpoint."""
-    if not (folder / INDEX_FILE).is_file():
-        return (folder / SINGLE_FILE).stat().st_size
-    shards = set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values())
-    return sum((folder / Path(shard).name).stat().st_size for shard in shards)
+    return sum(path.stat().st_size for path in weights_files(folder))
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
+from edgeflow.console import Report
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.demo.simulated.service import VirtualService
 from edgeflow.demo.world.sim import RobotSim
@@ -27,7 +28,6 @@ FIRST_EPISODE = 2_000_000
 below both."""
 SEED_STRIDE = 1_000
 HELD_OUT_FRAMES = 300
-Report = Callable[[str, int, int], None]
 
 
 def record_frames(

@@ -54,7 +54,7 @@ class LanguageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySource:
-    """A policy of floats. source: its files and its language model; actions: as of LanguageModel."""
+    """A policy of floats. source: its files and its language model; actions: as in LanguageModel."""
 
     family: Family
     source: Source

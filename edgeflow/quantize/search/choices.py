@@ -28,7 +28,7 @@ class GroupChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockChoice:
-    """All choices of a block. limits: of |w| by linear, [N, E/G]; empty without clipping."""
+    """All choices of a block. limits: of |w| by linear, [N, E/G]; None without clipping."""
 
     groups: tuple[GroupChoice, ...] = ()
     limits: Mapping[str, Tensor] | None = None
@@ -42,7 +42,7 @@ class BlockChoice:
         return next((each.scales for each in self.groups if each.previous == operation), None)
 
     def linear(self, name: str, weight: Tensor) -> Tensor:
-        """The weight of a linear that is to be quantised: columns multiplied, rows divided, then clamped."""
+        """The weight of a linear as it is quantised: columns multiplied, rows divided, then clamped."""
         weight = self._scaled(name, weight)
         limits = (self.limits or {}).get(name)
         return weight if limits is None else clamped(weight, limits)

@@ -27,6 +27,20 @@ from edgeflow.quantize.search.block import (
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Head:
+    """The final norm [E] and the output projection [V, E] of a decoder, in float32."""
+
+    norm: Tensor
+    weight: Tensor
+    eps: float
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., E] → [..., V]"""
+        unit = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
+        return F.linear(unit * self.norm, self.weight)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Decoder:
     """A decoder's tensors by their published names, and the shape of its blocks.
 
@@ -95,12 +109,17 @@ class Decoder:
         table = self.weights.take(f"{self.stem}embed_tokens.weight", self.config.vocab_size, self.config.hidden_size)
         return F.embedding(ids, table)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The final norm and the head: [..., E] → [..., V]"""
+    def read_head(self) -> Head:
+        """Read the final norm and the output projection; CheckpointError where one is missing or has the wrong shape.
+
+        The projection may be larger than a block: read it once for all that it is needed for.
+        """
         width = self.config.hidden_size
-        norm = self.weights.take(f"{self.stem}norm.weight", width)
-        unit = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.shape.eps)
-        return F.linear(unit * norm, self.weights.take(self.head, self.config.vocab_size, width))
+        return Head(
+            norm=self.weights.take(f"{self.stem}norm.weight", width),
+            weight=self.weights.take(self.head, self.config.vocab_size, width),
+            eps=self.shape.eps,
+        )
 
 
 def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:

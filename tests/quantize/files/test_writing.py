@@ -64,7 +64,7 @@ def quantised_logits(source: Source, choices: list[BlockChoice], ids: torch.Tens
     hidden, rotation = decoder.embed(ids[None]), decoder.rotation(LENGTH)
     for block, choice in zip(decoder.blocks(), choices, strict=True):
         hidden = quantised_block(block, choice, source.grouping.group).run(hidden, rotation).hidden
-    return decoder.logits(hidden)[0]
+    return decoder.read_head().logits(hidden)[0]
 
 
 @torch.inference_mode()

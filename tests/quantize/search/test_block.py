@@ -26,7 +26,7 @@ def logits(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
     hidden, rotation = decoder.embed(ids), decoder.rotation(ids.shape[1])
     for block in decoder.blocks():
         hidden = block.run(hidden, rotation).hidden
-    return decoder.logits(hidden)
+    return decoder.read_head().logits(hidden)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
