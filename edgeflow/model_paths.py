@@ -17,23 +17,29 @@ HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jin
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
-def resolve_model(name: str) -> Path:
-    """The directory of `demo`, of `demo-flow`, of a path, or of a hub id.
+def resolve_model(name: str, *, chat: bool = False) -> Path:
+    """The directory of `demo`, of `demo-flow`, of a path, or of a hub id. chat: of `demo-chat` too.
 
     Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
     """
-    embedded = {EMBEDDED_MODEL: (EMBEDDED_POLICY, ""), EMBEDDED_FLOW: (EMBEDDED_FLOW_POLICY, " --policy flow")}
+    embedded = {
+        EMBEDDED_MODEL: (EMBEDDED_POLICY, "policy", ""),
+        EMBEDDED_FLOW: (EMBEDDED_FLOW_POLICY, "policy", " --policy flow"),
+    }
+    if chat:
+        embedded[EMBEDDED_CHAT] = (EMBEDDED_CHAT_MODEL, "chat model", " --chat")
     if name in embedded:
-        folder, option = embedded[name]
+        folder, kind, option = embedded[name]
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"model: the embedded policy is not installed: run `edgeflow train-demo{option}`")
+            raise CheckpointError(f"model: the embedded {kind} is not installed: run `edgeflow train-demo{option}`")
         return folder
     path = Path(name).expanduser()
     if path.is_dir():
         return path
     if not is_hub_id(name):
+        *others, last = embedded
         raise CheckpointError(
-            f"model: {name} is not a directory: give a checkpoint directory, a hub id, demo or demo-flow"
+            f"model: {name} is not a directory: give a checkpoint directory, a hub id, {', '.join(others)} or {last}"
         )
     return _from_hub(name)
 

@@ -12,7 +12,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from edgeflow.config import ServiceConfig, load_config, schema_json
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.model_paths import HUB_FILES, is_hub_id, resolve_model
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, HUB_FILES, is_hub_id, resolve_model
 
 
 def write(path: Path, value: object) -> Path:
@@ -113,6 +113,14 @@ def test_models_are_directories_or_hub_ids(tmp_path: Path):
         assert not is_hub_id(name)
         with pytest.raises(CheckpointError, match="is not a directory"):
             resolve_model(name)
+
+
+def test_the_embedded_models_are_named_to_those_who_may_have_them():
+    with pytest.raises(CheckpointError, match=r"a hub id, demo or demo-flow$"):
+        resolve_model("no")
+    with pytest.raises(CheckpointError, match=r"a hub id, demo, demo-flow or demo-chat$"):
+        resolve_model("no", chat=True)
+    assert resolve_model("demo-chat", chat=True) == EMBEDDED_CHAT_MODEL
 
 
 def test_of_the_hub_weights_and_texts_are_fetched_and_no_code():

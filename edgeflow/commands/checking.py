@@ -19,7 +19,8 @@ from edgeflow.errors import ConfigError
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
 HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."
-TUNED = "Checkpoint directory, demo, demo-flow, or a published shape; a wrong name lists them."
+TUNED = "Checkpoint directory, hub id, demo, demo-flow, demo-chat, or a published shape; a wrong name lists them."
+DTYPE = "float32, float16 or bfloat16; default: the one that the service takes for the model on that device."
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
@@ -87,7 +88,7 @@ def ops(
     hardware: Annotated[
         str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine.")
     ] = "",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE)] = "",
     rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
     overlay: Annotated[OptionalPath, typer.Option(help="JSON file of choices that override the built-in ones.")] = None,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
@@ -103,7 +104,7 @@ def ops(
 def tune(
     model: Annotated[str, typer.Option(help=TUNED)] = "demo",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16; default: the device's.")] = "",
+    dtype: Annotated[str, typer.Option(help=DTYPE)] = "",
     rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
     out: Annotated[
         OptionalPath, typer.Option(help="Overlay file to write; an interrupted run resumes from it.")

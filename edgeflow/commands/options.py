@@ -37,8 +37,8 @@ Embedded = Annotated[
 OptionalEmbedded = Annotated[
     Optional[Literal["tokens", "flow"]],  # noqa: UP045
     typer.Option(
-        help="Embedded policy: tokens (the default), or flow (chunks by flow matching). With --model: its kind, which "
-        "is refused if it is another one."
+        help="Embedded policy: tokens (the default), or flow (chunks by flow matching). With --model: the kind that it "
+        "must be of."
     ),
 ]
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}

@@ -46,11 +46,16 @@ def result_table(runs: Sequence[RobotRun], title: str) -> Table:
 
 
 def verdict(runs: Sequence[RobotRun]) -> str:
-    """One sentence on which run is best and why: by tasks finished, then by the share of episodes that succeeded."""
+    """One sentence on which run is best and why: by tasks finished, then by the share of episodes that succeeded.
+
+    Of a single run, what it finished.
+    """
+    if len(runs) == 1:
+        return f"{runs[0].mode.value} finished {_tasks(runs[0])} in {_seconds(runs)}."
     best = max(_merit(run) for run in runs)
     ahead = [run for run in runs if _merit(run) == best]
     others = [run for run in runs if _merit(run) != best]
-    seconds = f"{runs[0].plan.seconds or runs[0].summary.seconds:.0f} s per mode"
+    seconds = f"{_seconds(runs)} per mode"
     if not others:
         return f"No mode is best here: each finished {_tasks(ahead[0])} in {seconds}."
     finished = ", ".join(f"{run.mode.value} {_tasks(run)}" for run in others)
@@ -156,6 +161,12 @@ def _differ(good: float, bad: float, better: str, worse: str, alike: str) -> tup
 
 def _pace(run: RobotRun) -> str:
     return f"{_number(run.summary.age_ms.p50, '.0f')} ms old, {run.summary.fps:.1f} per second"
+
+
+def _seconds(runs: Sequence[RobotRun]) -> str:
+    """How long the runs took: the last episode of each is finished after the time that was planned."""
+    shortest, longest = (f"{end(run.summary.seconds for run in runs):.0f}" for end in (min, max))
+    return f"{longest} s" if shortest == longest else f"{shortest} to {longest} s"
 
 
 def _tasks(run: RobotRun) -> str:

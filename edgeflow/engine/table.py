@@ -10,25 +10,39 @@ from edgeflow.config import ServiceConfig
 from edgeflow.engine.device import choose_device, choose_dtype
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
-from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.overlay import load_entries, read_overlay
+from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
+from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
 
 
 def operator_table(
-    overlay: Path | None, weights: str, device: torch.device, dtype: torch.dtype, *, section: str = ""
+    overlay: Path | None,
+    weights: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    section: str = "",
+    tuned_for: str = ANY_MODEL,
 ) -> OperatorTable:
     """The table; ConfigError where an overlay is stale, or no operator here computes with such weights.
 
-    weights: float, or the format that float weights are converted to. section: of the configuration, such as `chat.`,
-    for errors.
+    weights: float, or the format that float weights are converted to. For errors, section: of the configuration, such
+    as `chat.`; tuned_for: the options by which `edgeflow tune` tunes for the model (`tune_options`).
     """
     table = built_in_table()
     if weights != "float":
         table = table.converting(weights)
         _check(table, weights, device, dtype, section)
-    return table.overlaid(*load_entries(overlay, device, dtype, weights)) if overlay else table
+    return table.overlaid(*load_entries(overlay, device, dtype, weights, tuned_for)) if overlay else table
+
+
+def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch.dtype, *, section: str = "") -> None:
+    """ConfigError where no operator but the reference serves a head in that format. section: as of `operator_table`."""
+    key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=head, shape_sig="m=1")
+    if head != FLOAT and table.choose(key, hardware, dtype).implementation.impl_id == REFERENCE:
+        raise ConfigError(f"{section}head: {head}: no operator serves such a head on {hardware.device_type}; use float")
 
 
 def operators_line(config: ServiceConfig) -> str:
@@ -55,7 +69,8 @@ def _policy_line(config: ServiceConfig) -> str:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     overlay = Path(config.operators) if config.operators else None
-    return "policy: " + quantised_line(operator_table(overlay, "float", device, dtype), quantization, device, dtype)
+    table = operator_table(overlay, "float", device, dtype, tuned_for=tune_options(config.model))
+    return "policy: " + quantised_line(table, quantization, device, dtype)
 
 
 def absent_line(overlay: Path) -> str:

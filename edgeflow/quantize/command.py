@@ -15,7 +15,7 @@ from rich.table import Table
 from edgeflow.console import Report, reporting, table_console
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
-from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
+from edgeflow.model_paths import EMBEDDED_CHAT, resolve_model
 from edgeflow.quantize.outcome import Outcome
 from edgeflow.quantize.policies.sources import is_policy
 from edgeflow.quantize.policy_run import Loss, quantize_policy
@@ -50,7 +50,7 @@ def quantize_command(options: Options, *, as_json: bool) -> None:
     """Quantise a checkpoint and print the report; ConfigError or CheckpointError says what does not fit."""
     if options.group is not None and options.group not in GROUPS:
         raise ConfigError(f"group: must be one of {', '.join(map(str, GROUPS))}, got {options.group}")
-    folder = EMBEDDED_CHAT_MODEL if options.model == EMBEDDED_CHAT else resolve_model(options.model)
+    folder = resolve_model(options.model, chat=True)
     work = _policy_work(options) if is_policy(folder) else _chat_work(options, folder)
     request = Request(
         folder=folder,

@@ -13,9 +13,11 @@ from rich.table import Table
 
 from edgeflow.console import reporting, table_console
 from edgeflow.engine.device import choose_device
-from edgeflow.engine.table import absent_line
+from edgeflow.engine.table import absent_line, check_head, operator_table
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.tuning.operators import dtype_named, model_shape, regress, serving, tune, unmatched
+from edgeflow.kernels.table.overlay import tune_options
+from edgeflow.tuning.operators import refusals, regress, serving, shown_table, tune, unmatched
+from edgeflow.tuning.subject import dtype_for, model_shape
 
 DEFAULT_OUT = "operators-{profile}.json"
 
@@ -25,8 +27,10 @@ def ops_command(
 ) -> None:
     """Show which implementation serves each operator, and why."""
     where = Hardware.named(hardware) if hardware else Hardware.of(choose_device("auto"))
-    shape = model_shape(model, rows, head)
-    lines = serving(shape, where, dtype_named(dtype, where), overlay, weights)
+    shape, number = model_shape(model, rows, head), dtype_for(model, dtype, where)
+    operators = shown_table(overlay, number, weights, tune_options(model, head))
+    check_head(operators, head, where, number)
+    lines = serving(operators, shape, where, number)
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
@@ -39,8 +43,13 @@ def ops_command(
     console = table_console()
     console.print(table)
     if overlay is not None:
-        idle = unmatched(shape, where, dtype_named(dtype, where), overlay, weights)
-        notes = [absent_line(overlay), *(f"{overlay.name}: matches no call above: {entry}" for entry in idle)]
+        idle = unmatched(operators, shape, where, overlay)
+        refused = refusals(operators, shape, where, number)
+        notes = [
+            absent_line(overlay),
+            *(f"{overlay.name}: matches no call above: {entry}" for entry in idle),
+            *(f"{overlay.name}: the service would refuse it: {told}" for told in refused),
+        ]
         for note in filter(None, notes):
             console.print(escape(note), highlight=False)
 
@@ -60,14 +69,13 @@ def tune_command(
 ) -> int:
     """Write an overlay, or check one again; exit code 1 where the check complains."""
     here = choose_device(device)
-    number = dtype_named(dtype, Hardware.of(here))
     path = out or Path(DEFAULT_OUT.format(profile=Hardware.of(here).profile))
     if again:
-        return _regress_command(path, here, number, samples, as_json=as_json)
+        return _regress_command(path, here, dtype, samples, as_json=as_json)
+    shape, number = model_shape(model, rows, head), dtype_for(model, dtype, Hardware.of(here))
+    check_head(operator_table(None, weights, here, number), head, Hardware.of(here), number)
     with reporting(Console(stderr=True)) as report:
-        overlay = tune(
-            model_shape(model, rows, head), here, number, out=path, samples=samples, report=report, weights=weights
-        )
+        overlay = tune(shape, here, number, out=path, samples=samples, report=report, weights=weights)
     if as_json:
         print(overlay.model_dump_json(indent=2))
         return 0
@@ -81,7 +89,7 @@ def tune_command(
     return 0
 
 
-def _regress_command(path: Path, device: torch.device, dtype: torch.dtype, samples: int, *, as_json: bool) -> int:
+def _regress_command(path: Path, device: torch.device, dtype: str, samples: int, *, as_json: bool) -> int:
     with reporting(Console(stderr=True)) as report:
         verdicts = list(regress(path, device, dtype, samples, report))
     complaints = sum(bool(verdict.complaint) for verdict in verdicts)

@@ -16,6 +16,7 @@ from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placemen
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
@@ -49,7 +50,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     keys = published.unnorm_keys  # before the long part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
-    table = operator_table(Path(config.operators) if config.operators else None, config.weights, device, dtype)
+    overlay = Path(config.operators) if config.operators else None
+    table = operator_table(overlay, config.weights, device, dtype, tuned_for=tune_options(config.model))
     footprint = published.footprint(dtype)
     _check_family(config, family.name, footprint)
     graphs = footprint.graphs and choose_graphs(config.graphs, device, dtype)

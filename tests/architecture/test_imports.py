@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": LEAVES
     | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
     "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "recorded"},
-    "tuning": MEASURING | {"policies"},
+    "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
     | {
         "accelerator",

@@ -131,6 +131,18 @@ def test_ties_are_told():
     )
 
 
+def test_a_single_mode_is_not_compared():
+    assert verdict(RUNS[:1]) == "serial finished 9 of 10 tasks in 6 s."
+
+
+def test_a_verdict_tells_how_long_the_modes_ran():
+    """Of which the plan tells the least."""
+    short, *others = RUNS
+    longer = replace(short, summary=replace(short.summary, seconds=9.6))
+    assert verdict((longer, *others)).endswith("each finished 9 of 10 tasks in 6 to 10 s per mode.")
+    assert verdict((longer,)) == "serial finished 9 of 10 tasks in 10 s."
+
+
 def test_a_mode_without_actions_is_told():
     silent = run(Mode.PIPELINED, 10_000_000, 45, 0, 1)
     silent = replace(silent, summary=RunRecorder().summary(0), passes=np.zeros(0))

@@ -73,9 +73,15 @@ def test_an_overlay_serves_the_chat_model(overlay):
         (
             {"torch": "1.0"},
             "float",
-            r"tuned with torch 1\.0, here it is .*: run `edgeflow tune --out \S+mine\.json` again",
+            r"tuned with torch 1\.0, here it is .*: write another file with "
+            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --out FILE`$",
         ),
-        ({}, "fp8", r"tuned with weights float, here it is fp8: run `edgeflow tune --out \S+ --weights fp8` again"),
+        (
+            {},
+            "fp8",
+            r"tuned with weights float, here it is fp8: write another file with "
+            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --weights fp8 --out FILE`$",
+        ),
     ],
 )
 def test_a_stale_overlay_is_refused_with_what_to_run(tmp_path, overlay, changed, weights, told):

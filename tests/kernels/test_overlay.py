@@ -12,7 +12,15 @@ import torch
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
-from edgeflow.kernels.table.overlay import Overlay, current_stamp, load_entries, read_overlay, schema, write_overlay
+from edgeflow.kernels.table.overlay import (
+    Overlay,
+    current_stamp,
+    load_entries,
+    read_overlay,
+    schema,
+    tune_options,
+    write_overlay,
+)
 
 CPU = torch.device("cpu")
 HARDWARE = Hardware("cpu")
@@ -38,9 +46,11 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
     assert load_entries(path, CPU, torch.float32) == []
     write_overlay(path, Overlay(stamp=stamp.model_copy(update={field: "other"})))
     with pytest.raises(
-        ConfigError, match=rf"tuned with {field} other, here .*: run `edgeflow tune --out .*tuned\.json`"
+        ConfigError,
+        match=rf"tuned with {field} other, here .* "
+        r"`edgeflow tune --model '/a b' --device cpu --dtype float32 --out FILE`$",
     ):
-        load_entries(path, CPU, torch.float32)
+        load_entries(path, CPU, torch.float32, tuned_for=tune_options("/a b"))
 
 
 @pytest.mark.parametrize(

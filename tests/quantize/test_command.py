@@ -64,6 +64,11 @@ def test_what_was_chosen_is_printed(tmp_path: Path, text: Path):
     assert "MiB before" in printed
 
 
+def test_an_unknown_model_is_refused_with_those_that_are_embedded(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"^model: nope is not a directory: .* demo, demo-flow or demo-chat$"):
+        run(Path("nope"), "--out", tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

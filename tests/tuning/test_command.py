@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
@@ -120,8 +121,23 @@ def test_a_file_without_the_format_of_weights_is_not_measured_again_and_can_be_c
 def test_tune_refuses_the_file_of_another_model(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     run("tune", "--model", str(checkpoint), "--rows", "2", "--samples", "1", "--device", "cpu", "--out", str(out))
-    with pytest.raises(ConfigError, match="another machine, version or model"):
-        run("tune", "--model", str(checkpoint), "--rows", "3", "--samples", "1", "--device", "cpu", "--out", str(out))
+    tune = ("tune", "--model", str(checkpoint), "--samples", "1", "--device", "cpu", "--out", str(out))
+    for options, named in (
+        (("--rows", "3"), "rows 2, here 3"),
+        (("--rows", "2", "--head", "int8"), "head float, here int8"),
+        (("--rows", "3", "--dtype", "bfloat16"), "dtype float32, here bfloat16; rows 2, here 3"),
+    ):
+        with pytest.raises(ConfigError, match=rf"holds results with {named}: name another file with --out, or remove"):
+            run(*tune, *options)
+    with pytest.raises(ConfigError, match=r"holds results with .*hidden 64, here 192.* products qkv "):
+        run(*tune, "--rows", "2", "--model", "demo-chat")
+
+
+def test_tune_refuses_a_file_that_it_did_not_write(checkpoint, tmp_path):
+    out = tmp_path / "mine.json"
+    out.write_text("{}")
+    with pytest.raises(ConfigError, match=r"was not written by `edgeflow tune`: name another file with --out"):
+        run("tune", "--model", str(checkpoint), "--rows", "2", "--device", "cpu", "--out", str(out))
 
 
 def test_regress_complains_of_a_choice_that_is_slower(checkpoint, tmp_path):
@@ -146,5 +162,34 @@ def test_regress_refuses_what_was_not_tuned(tmp_path):
 
 
 def test_an_unknown_model_is_told():
-    with pytest.raises(ConfigError, match="not a directory or one of openvla-7b"):
+    with pytest.raises(
+        ConfigError, match=r"not a directory or one of openvla-7b, .*, demo, demo-flow, demo-chat, nor a"
+    ):
         run("ops", "--model", "gpt-9")
+
+
+def test_the_embedded_chat_model_is_known():
+    lines = json.loads(run("ops", "--model", "demo-chat", "--hardware", "cpu", "--head", "int8", "--json"))
+    heads = [line for line in lines if line["layer_role"] == "head"]
+    assert heads and {(line["weight"], line["shape_sig"].partition("|")[2]) for line in heads} == {
+        ("int8", "n=1024|e=192")
+    }
+
+
+@pytest.mark.parametrize("model", ["openvla-7b", "demo"])
+def test_the_head_of_a_policy_stays_in_floats(model):
+    with pytest.raises(ConfigError, match=rf"^head: int8: is for chat models, and {model} is .* policy"):
+        run("ops", "--model", model, "--head", "int8", "--hardware", "cpu")
+
+
+def test_a_head_that_nothing_serves_on_a_device_is_refused(checkpoint, tmp_path, monkeypatch):
+    ops = ("ops", "--model", "qwen2.5-0.5b", "--head", "int8", "--hardware")
+    run(*ops, "cpu")
+    told = r"^head: int8: no operator serves such a head on cuda; use float"
+    with pytest.raises(ConfigError, match=told):
+        run(*ops, "cuda_sm90")
+    monkeypatch.setattr("edgeflow.tuning.command.choose_device", lambda _: torch.device("cuda"))
+    out = tmp_path / "tuned.json"
+    with pytest.raises(ConfigError, match=told):
+        run("tune", "--model", str(checkpoint), "--head", "int8", "--out", str(out))
+    assert not out.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,13 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.config import load_config
+from edgeflow.engine.chat import precision
 from edgeflow.engine.chat.build import load_chat
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.built_in import BUILT_IN
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import (
     Overlay,
@@ -28,7 +32,8 @@ from edgeflow.kernels.trials.model_cases import model_cases
 from edgeflow.kernels.trials.tune import Tuner
 from edgeflow.models.chat import load_chat_model
 from edgeflow.policies.registry import family_of
-from edgeflow.tuning.operators import DIMENSIONS, model_shape
+from edgeflow.tuning.operators import DIMENSIONS
+from edgeflow.tuning.subject import dtype_for, model_shape
 from tests import tiny_checkpoint
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.policies.flow import tiny
@@ -145,23 +150,43 @@ def of_one_weight(overlay: Overlay) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def write_begun(out: Path, directory: Path, *quantised: str) -> None:
-    """A file that lacks the products of quantised weights, but for entries of these implementations for one row."""
-    shape = model_shape(str(directory), ROWS, "int8")
-    tuner = Tuner(table=built_in_table(), model_name=shape.family, device=CPU, dtype=torch.float32)
+def write_begun(out: Path, directory: Path, one_row: str, more_rows: str, all_others: str = "") -> None:
+    """A file with these implementations of each quantised weight: for one row, for the other problems, and for all
+    other numbers of rows; "" for no entry."""
+    shape, dtype = model_shape(str(directory), ROWS, "int8"), dtype_for(str(directory), "", Hardware("cpu"))
+    tuner = Tuner(table=built_in_table(), model_name=shape.family, device=CPU, dtype=dtype)
     entries = []
     for key in map(tuner.key, model_cases(shape)):
-        impl_ids = ("reference",) if key.weight in ("", "float") else quantised * ("m=1|" in key.shape_sig)
+        impl_id = one_row if "m=1|" in key.shape_sig else more_rows
+        impl_id = "reference" if key.weight in ("", "float") else impl_id
         named = {name: getattr(key, name) for name in DIMENSIONS}
-        entries += [OverlayEntry(**named, impl_id=impl_id) for impl_id in impl_ids]
+        entries += [OverlayEntry(**named, impl_id=impl_id)] if impl_id else []
+        if all_others and key.weight not in ("", "float"):
+            entries.append(OverlayEntry(**{**named, "shape_sig": key.shape_sig.partition("|")[2]}, impl_id=all_others))
     sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
-    write_overlay(out, Overlay(stamp=current_stamp(CPU, torch.float32), model=sizes, entries=entries))
+    write_overlay(out, Overlay(stamp=current_stamp(CPU, dtype), model=sizes, entries=entries))
 
 
-@pytest.mark.parametrize("earlier", [(), ("reference",)], ids=["", "of an earlier version"])
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        ("", ""),
+        ("reference", ""),
+        ("reference", "reference"),
+        ("reference", "native_int4"),
+        ("reference", "native_int4", "native_int4"),
+    ],
+    ids=[
+        "",
+        "of an earlier version",
+        "complete, all the same",
+        "complete, one differs",
+        "with all others, one differs",
+    ],
+)
 def test_what_is_tuned_for_a_quantised_model_serves_it(earlier: tuple[str, ...], tmp_path: Path):
     """A quantised weight gets one implementation, whichever is the fastest here, also where a file has some of its
-    rows with another one; with the file the model is served."""
+    rows with another one; with the file the model is served as it is configured without more."""
     chat, out = write_chat(tmp_path, tied=True), tmp_path / "tuned.json"
     write_begun(out, chat, *earlier)
     arguments = ["--model", str(chat), "--rows", str(ROWS), "--samples", "1", "--device", "cpu", "--out", str(out)]
@@ -171,9 +196,60 @@ def test_what_is_tuned_for_a_quantised_model_serves_it(earlier: tuple[str, ...],
     assert set(chosen) == {("head", "int8"), *((role, AWQ) for role in ("qkv", "output", "gate_up", "down"))}
     assert all(len(impl_ids) == 1 and "reference" not in impl_ids for impl_ids in chosen.values())
     changes = {"chat.model": str(chat), "chat.head": "int8", "chat.capacity": 64, "chat.operators": str(out)}
-    assert load_chat(load_config(None, {**changes, "chat.dtype": "float32"}), lambda *_: None) is not None
+    assert load_chat(load_config(None, changes), lambda *_: None) is not None
     overlay = read_overlay(out)
     assert overlay.model is not None and overlay.model.model == model_shape(str(chat), ROWS, "int8")
+
+
+def test_the_tuner_takes_the_dtype_in_which_the_service_computes(tmp_path: Path, monkeypatch):
+    """Whether or not this CPU multiplies bfloat16."""
+    chat, cpu = write_chat(tmp_path, tied=True), Hardware("cpu")
+    config = json.loads((chat / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    for able, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(precision, "_multiplies_bfloat16", lambda able=able: able)
+        assert dtype_for(str(chat), "", cpu) == dtype_for("demo-chat", "", cpu) == dtype
+        assert dtype_for("demo", "", cpu) == dtype_for("qwen2.5-0.5b", "", cpu) == torch.float32
+    assert dtype_for(str(chat), "", Hardware("cuda")) == torch.bfloat16
+    assert dtype_for(str(chat), "float16", cpu) == torch.float16
+
+
+@pytest.mark.skipif(not precision._multiplies_bfloat16(), reason="this CPU does not multiply bfloat16")
+def test_a_model_that_is_served_in_bfloat16_is_tuned_in_it(tmp_path: Path):
+    chat, out = write_chat(tmp_path, tied=True), tmp_path / "tuned.json"
+    config = json.loads((chat / "config.json").read_text())
+    (chat / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    ours = ["--samples", "1", "--device", "cpu", "--out", str(out)]
+    model = ["--model", str(chat), "--rows", str(ROWS)]
+    assert CliRunner().invoke(app, ["tune", *model, *ours], catch_exceptions=False).exit_code == 0
+    changes = {"chat.model": str(chat), "chat.capacity": 64, "chat.operators": str(out)}
+    assert load_chat(load_config(None, changes), lambda *_: None) is not None
+    checked = CliRunner().invoke(app, ["tune", "--regress", *ours, "--json"], catch_exceptions=False)
+    assert json.loads(checked.stdout), "checked in the dtype of the file"
+
+    told = rf"write another file with `edgeflow tune (--model {chat} --device cpu --dtype float32) --out FILE`"
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_chat(load_config(None, {**changes, "chat.dtype": "float32"}), lambda *_: None)
+    named = re.search(told, str(caught.value))
+    assert named is not None
+    other = tmp_path / "other.json"
+    again = ["tune", *named[1].split(), "--rows", str(ROWS), "--samples", "1", "--out", str(other)]
+    assert CliRunner().invoke(app, again, catch_exceptions=False).exit_code == 0
+    changes |= {"chat.dtype": "float32", "chat.operators": str(other)}
+    assert load_chat(load_config(None, changes), lambda *_: None) is not None
+
+
+def test_ops_says_that_an_overlay_would_be_refused(tmp_path: Path):
+    chat, out = write_chat(tmp_path, tied=True), tmp_path / "tuned.json"
+    ops = ["ops", "--model", str(chat), "--rows", str(ROWS), "--head", "int8", "--hardware", "cpu", "--overlay"]
+    write_begun(out, chat, "reference", "reference")
+    told = " ".join(CliRunner().invoke(app, [*ops, str(out)], catch_exceptions=False).stdout.split())
+    assert told.count("tuned.json: the service would refuse it: operators: linear ") == len(
+        {("head", "int8"), *((role, AWQ) for role in ("qkv", "output", "gate_up", "down"))}
+    )
+    assert "reference (tuned.json: " in told and "run `edgeflow tune` again with it" in told
+    write_begun(out, chat, "", "")
+    assert "refuse" not in CliRunner().invoke(app, [*ops, str(out)], catch_exceptions=False).stdout
 
 
 @pytest.mark.parametrize(

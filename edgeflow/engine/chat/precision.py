@@ -13,13 +13,13 @@ from torch import Tensor
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.device import choose_dtype
-from edgeflow.engine.table import operator_table, quantised_line
-from edgeflow.errors import ConfigError
+from edgeflow.engine.table import check_head, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.table.implementations import REFERENCE, Hardware
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.trials.cases import Case
 from edgeflow.kernels.trials.model_cases import linear_cases
@@ -62,14 +62,9 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     ConfigError where no operator here serves them.
     """
     chosen, told = _choose_format(config, path, dtype, device)
-    overlay = Path(config.operators) if config.operators else None
-    table = operator_table(overlay, chosen, device, dtype, section="chat.")
-    if config.head == FLOAT:
-        return Weights(table, told)
-    key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=config.head, shape_sig="m=1")
-    if table.choose(key, Hardware.of(device), dtype).implementation.impl_id == REFERENCE:
-        raise ConfigError(f"chat.head: {config.head}: no operator serves such a head on {device.type}; use float")
-    return Weights(table, f"{told}, head in {config.head}", config.head)
+    table = _table(config, chosen, dtype, device)
+    check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
+    return Weights(table, told if config.head == FLOAT else f"{told}, head in {config.head}", config.head)
 
 
 def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
@@ -77,14 +72,19 @@ def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     quantization = read_quantization(path)
     if quantization is not None:
         refuse_conversion(path, config.weights, "chat.weights")
-        overlay = Path(config.operators) if config.operators else None
-        return FLOAT, quantised_line(operator_table(overlay, FLOAT, device, dtype), quantization, device, dtype)
+        return FLOAT, quantised_line(_table(config, FLOAT, dtype, device), quantization, device, dtype)
     if config.weights != "auto":
         return config.weights, f"{config.weights} weights"
     other = AUTO[device.type]
     gain = _gain(other, checkpoint_shape(path, config.prefill_chunk), dtype, device)
     chosen = other if gain >= ENOUGH else FLOAT
     return chosen, f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
+
+
+def _table(config: ChatConfig, weights: str, dtype: torch.dtype, device: torch.device) -> OperatorTable:
+    overlay = Path(config.operators) if config.operators else None
+    tuned_for = tune_options(config.model, config.head)
+    return operator_table(overlay, weights, device, dtype, section="chat.", tuned_for=tuned_for)
 
 
 @torch.inference_mode()

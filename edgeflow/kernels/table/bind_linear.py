@@ -48,8 +48,9 @@ def bind_linear(
     """
     context = replace(context, weight=weight.format)
     groups = table.stages(context)
-    chosen = [_choices(table, replace(context, stage=stages[0]), weight, bias) for stages in groups]
-    _check_one_copy(context, weight, [choice for choices in chosen for choice in choices])
+    hardware = Hardware.of(weight.device)
+    chosen = [choices_by_rows(table, replace(context, stage=stages[0]), weight, hardware) for stages in groups]
+    check_one_copy(context, weight, [choice for choices in chosen for choice in choices])
     made: dict[str, Linear] = {}
     bound: dict[str, Linear] = {}
     for stages, choices in zip(groups, chosen, strict=True):
@@ -60,22 +61,22 @@ def bind_linear(
 def bind_linear_stage(table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None) -> Linear:
     """As `bind_linear`, for the one stage that the context names."""
     context = replace(context, weight=weight.format)
-    choices = _choices(table, context, weight, bias)
-    _check_one_copy(context, weight, choices)
+    choices = choices_by_rows(table, context, weight, Hardware.of(weight.device))
+    check_one_copy(context, weight, choices)
     return _by_rows(choices, weight, bias, {})
 
 
-def _choices(table: OperatorTable, context: OperatorKey, weight: Weight, bias: Tensor | None) -> list[Choice]:
-    """The choice for each class of rows."""
-    hardware, found = Hardware.of(weight.device), []
+def choices_by_rows(table: OperatorTable, context: OperatorKey, weight: Weight, hardware: Hardware) -> list[Choice]:
+    """The choice for each class of rows. context: with its stage and the weight's format."""
+    found = []
     for rows in ROW_CLASSES:
-        _, shape_sig = SIGNATURES["linear"](weight, bias, rows)
+        _, shape_sig = SIGNATURES["linear"](weight, None, rows)
         found.append(table.choose(replace(context, shape_sig=shape_sig), hardware, weight.dtype))
     return found
 
 
-def _check_one_copy(context: OperatorKey, weight: Weight, choices: Sequence[Choice]) -> None:
-    """Refuse a quantised weight that would be prepared more than once."""
+def check_one_copy(context: OperatorKey, weight: Weight, choices: Sequence[Choice]) -> None:
+    """ConfigError for a quantised weight that would be prepared more than once."""
     why = {choice.implementation.impl_id: choice.why for choice in choices}
     if weight.format == FLOAT or len(why) == 1:
         return
@@ -84,7 +85,7 @@ def _check_one_copy(context: OperatorKey, weight: Weight, choices: Sequence[Choi
     raise ConfigError(
         f"operators: linear {context.layer_role} of {context.model_name} [{outputs}, {inputs}]: each implementation "
         f"keeps its own copy of a weight of format {weight.format}, and several are chosen by stage or rows: {named}. "
-        "Name one for all stages and rows"
+        "Name one for all stages and rows; if `edgeflow tune` wrote the file, run `edgeflow tune` again with it"
     )
 
 

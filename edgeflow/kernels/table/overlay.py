@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, re
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
+from edgeflow.kernels.weights import FLOAT
 
 DRIVER_TIMEOUT_S = 10
+ANY_MODEL = "--model MODEL"
 
 
 class _Strict(BaseModel):
@@ -160,25 +163,43 @@ def write_overlay(path: Path, overlay: Overlay) -> None:
     draft.replace(path)
 
 
-def load_entries(path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float") -> Sequence[Entry]:
-    """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version."""
+def load_entries(
+    path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float", tuned_for: str = ANY_MODEL
+) -> Sequence[Entry]:
+    """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
+
+    tuned_for: as of `refuse_stale`.
+    """
     overlay = read_overlay(path)
     if overlay.stamp is not None:
-        refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights))
-    origin = path.name
+        refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights), tuned_for)
+    return table_entries(overlay, path.name)
+
+
+def table_entries(overlay: Overlay, origin: str) -> list[Entry]:
+    """The entries of an overlay as the table has them."""
     return [Entry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
 
 
-def refuse_stale(path: Path, stamp: Stamp, now: Stamp) -> None:
-    """ConfigError where a stamp differs from that of this machine."""
+def refuse_stale(path: Path, stamp: Stamp, now: Stamp, tuned_for: str = ANY_MODEL) -> None:
+    """ConfigError where a stamp differs from that of this machine.
+
+    tuned_for: the options by which `edgeflow tune` tunes for the model that is served (`tune_options`).
+    """
     for name, theirs in stamp.model_dump().items():
         mine = getattr(now, name)
         if theirs != mine:
-            options = f" --weights {now.weights}" if now.weights != "float" else ""
+            options = f"{tuned_for} --device {now.hw_profile.partition('_')[0]} --dtype {now.dtype}"
+            options += f" --weights {now.weights}" if now.weights != FLOAT else ""
             raise ConfigError(
                 f"operator overlay {path}: tuned with {name} {theirs or 'none'}, here it is {mine or 'none'}: "
-                f"run `edgeflow tune --out {path}{options}` again"
+                f"write another file with `edgeflow tune {options} --out FILE`"
             )
+
+
+def tune_options(model: str, head: str = FLOAT) -> str:
+    """The options by which `edgeflow tune` tunes for a model. head: the format in which a chat model's head is held."""
+    return f"--model {shlex.quote(model)}" + (f" --head {head}" if head != FLOAT else "")
 
 
 def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> Stamp:

@@ -116,7 +116,8 @@ class Tuner:
     def tune_together(self, cases: Sequence[Case]) -> list[Tuned]:
         """Search all candidates of cases that one implementation must serve, each with its own parameters.
 
-        The one with the least mean share of the default's times is taken, if it slows down none of them.
+        The one with the least mean share of the default's times is taken, if it makes none of them more than 10 %
+        slower.
         """
         keys, trials = [self.key(case) for case in cases], [self._trial(case) for case in cases]
         served = [self.table.choose(key, Hardware.of(self.device), self.dtype) for key in keys]
