@@ -19,6 +19,7 @@ from edgeflow.commands import chatting, checking, cosimulating, prefixes, quanti
 from edgeflow.console import open_standard_streams
 from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
+from edgeflow.openmp import limit_spinning
 
 app = typer.Typer(
     name="edgeflow",
@@ -55,6 +56,7 @@ token_app.command("new")(settings.token_new)
 def main() -> None:
     """Run the command line. A StartError becomes one line on standard error and exit code 2."""
     open_standard_streams()
+    limit_spinning(os.environ)
     try:
         app()
     except StartError as error:

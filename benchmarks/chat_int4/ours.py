@@ -6,17 +6,21 @@ PYTHON ours.py CHECKPOINT THREADS WEIGHTS HEAD CAPACITY      # WEIGHTS: float or
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from benchmarks.chat.systems import Ours
+from edgeflow.openmp import limit_spinning
 
 
 def main() -> None:
     """Load a checkpoint in bfloat16 and answer until the input ends."""
+    limit_spinning(os.environ)  # as the worker does, before torch is loaded
+    import torch
+
+    from benchmarks.chat.systems import Ours
+
     checkpoint, threads, weights, head, capacity = sys.argv[1:6]
     torch.set_num_threads(int(threads))
     torch.set_grad_enabled(False)

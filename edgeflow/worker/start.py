@@ -19,6 +19,7 @@ from typing import NoReturn
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import Begin, StandingBy
+from edgeflow.openmp import limit_spinning
 from edgeflow.types import PassTimes
 
 
@@ -36,6 +37,7 @@ def run() -> NoReturn:
     parser.add_argument("--standby", action="store_true", help="wait for control's word to begin")
     arguments = parser.parse_args()
     bind_to_parent(arguments.parent, arguments.fd, arguments.stacks)
+    limit_spinning(os.environ)
     exit_code = _work(arguments)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": LEAVES | {"config_sections", "model_paths"},
     "doctor": set(),
     "console": set(),
+    "openmp": set(),
     "rpc": set(),
     "ipc": LEAVES,
     "text": LEAVES,
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine/flow": ENGINE - {"ipc"} | {"engine"},
     "engine/control": ENGINE | {"engine", "engine/flow"},
     "engine/chat": ENGINE | {"engine", "engine/sampling"},
-    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies"},
+    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies", "openmp"},
     "recorded": LEAVES | {"models", "text"},
     "policies": LEAVES
     | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
@@ -68,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
     | {"accelerator", "engine/chat", "quantize", "tuning", "verify"},
-    "cli": LEAVES | {"commands", "console", "loadtest"},
+    "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
 }
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
@@ -96,6 +97,7 @@ NO_TORCH = {
     "loadtest",
     "service",
     "text",
+    "openmp",
 }
 HEAVY = {"torch", "transformers"}
 

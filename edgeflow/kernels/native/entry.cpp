@@ -1,14 +1,10 @@
 // What Python calls: rows are rounded to 8 bits, then tiles of outputs are computed by several threads.
 #include "products.h"
-#include "team.h"
-
-#include <algorithm>
 
 namespace edgeflow {
 namespace {
 
-constexpr long ROWS_TOGETHER = 16;  // rows that one thread rounds: fewer are not worth waking another
-constexpr long PARTS_EACH = 16;     // parts of a product per thread
+constexpr long ROWS_TOGETHER = 16;  // fewer rows are rounded by one thread: the others would be waited for
 
 // The instruction sets, best first, by the names that Python knows; null where this processor lacks one.
 const Products* named(int set) {
@@ -41,17 +37,21 @@ void run(const Products& products, void (*product)(const Weight&, const Rows&, c
     float* scales = reinterpret_cast<float*>(call.scratch + call.count * inputs);
     float* sums = scales + call.count * blocks;
     const Rows rows{call.scratch, scales, sums, call.count, inputs, call.group};
-    const auto in_blocks = [threads](long total, long block, auto each) {
-        share((total + block - 1) / block, threads, [=](long part) {
-            for (long at = part * block; at < total && at < (part + 1) * block; ++at) each(at);
-        });
-    };
-    in_blocks(call.count, ROWS_TOGETHER, [=, &products](long row) {
+    const auto quantise = [&](long row) {
         products.quantise(static_cast<const char*>(call.values) + row * inputs * item, results.kind, inputs, call.group,
                           call.scratch + row * inputs, scales + row * blocks, sums + row * groups);
-    });
-    in_blocks(tiles, std::max(1L, tiles / (threads * PARTS_EACH)),
-              [&](long tile) { product(weight, rows, results, tile); });
+    };
+    const bool few = call.count < ROWS_TOGETHER;
+    for (long row = 0; few && row < call.count; ++row) quantise(row);
+#pragma omp parallel num_threads(threads)
+    {
+        if (!few) {
+#pragma omp for schedule(static)
+            for (long row = 0; row < call.count; ++row) quantise(row);
+        }
+#pragma omp for schedule(static)
+        for (long tile = 0; tile < tiles; ++tile) product(weight, rows, results, tile);
+    }
 }
 
 }  // namespace

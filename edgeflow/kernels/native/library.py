@@ -1,4 +1,4 @@
-"""The compiled products, loaded once. Calls release the GIL; threads that the library starts share their work."""
+"""The compiled products, loaded once. Calls release the GIL and run on the threads of torch's OpenMP runtime."""
 
 from __future__ import annotations
 

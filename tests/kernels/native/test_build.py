@@ -1,4 +1,4 @@
-"""The library of products: built for these sources alone, with no OpenMP runtime, a reason where it is missing."""
+"""The library of products: built for these sources alone, one OpenMP runtime, a reason where it is missing."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ def test_without_a_compiler_the_reason_is_told(tmp_path: Path, monkeypatch: pyte
         build.main()
 
 
-@pytest.mark.skipif(bool(library.missing()), reason="nothing is loaded")
-def test_the_products_bring_no_openmp_runtime():
-    """A second one beside that of torch would have its own threads, and a team of it waits for all of them."""
-    assert b"GOMP" not in build.library_path().read_bytes()
+@pytest.mark.skipif(bool(library.missing()) or not build.MAPPED.is_file(), reason="nothing is loaded")
+def test_the_products_share_the_openmp_runtime_of_torch():
+    library.library()
+    files = {line.split()[-1] for line in build.MAPPED.read_text().splitlines()}
+    runtimes = [file for file in files if Path(file).name.startswith(build.RUNTIMES)]
+    assert runtimes == [str(build.openmp_runtime())]
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

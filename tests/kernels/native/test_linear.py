@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -127,74 +125,6 @@ def test_several_threads_may_call_at_once():
     wanted = four(x)
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(found, wanted) for found in pool.map(four, [x] * 64))
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("threads")
-def test_results_do_not_depend_on_the_number_of_threads():
-    """Fewer parts than threads, and many; one row and more than a thread rounds at once."""
-    for outputs, count in [(8, 1), (40, 40), (4000, 1), (4000, 70)]:
-        x, weights = rows(count, 128), (random_weight(outputs, 128, 64), eight_bits(outputs, 128))
-        for linear in (Int4(weights[0], None), Int8(weights[1], None)):
-            found = []
-            for torch_threads in (1, 2, 3, 8, 2):
-                torch.set_num_threads(torch_threads)
-                found += [linear(x) for _ in range(5)]
-            assert found[0].isfinite().all() and all(torch.equal(each, found[0]) for each in found)
-
-
-FORKED = """
-import os, sys, torch
-from edgeflow.kernels.native.linear import Int8
-from edgeflow.kernels.weights import Int8Weight
-torch.set_num_threads(3)
-linear, x = Int8(Int8Weight.of(torch.randn(4000, 64)), None), torch.randn(1, 64)
-wanted = linear(x)
-for _ in range(20):
-    assert all(torch.equal(linear(x), wanted) for _ in range(5))
-    child = os.fork()
-    if not child:
-        torch.set_num_threads(5)
-        os._exit(0 if all(torch.equal(linear(x), wanted) for _ in range(5)) else 3)
-    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-        sys.exit(code)
-"""
-
-
-def test_a_fork_has_helpers_of_its_own():
-    """It has none of the threads of its parent, and what they waited for would hold it up."""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)
-
-
-SIGNALLED = """
-import signal, torch
-from pathlib import Path
-from edgeflow.kernels.native.linear import Int8
-from edgeflow.kernels.weights import Int8Weight
-def threads():
-    return set(Path("/proc/self/task").iterdir())
-torch.set_num_threads(3)
-linear, x = Int8(Int8Weight.of(torch.randn(4000, 64)), None), torch.randn(1, 64)
-before = threads()
-linear(x)
-helpers = threads() - before
-assert len(helpers) == 2
-for each in helpers:
-    blocked = int((each / "status").read_text().split("SigBlk:")[1].split()[0], 16)
-    assert all(blocked >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGINT))
-assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-"""
-
-
-def test_helpers_take_no_signals():
-    subprocess.run([sys.executable, "-W", "ignore", "-c", SIGNALLED], check=True, timeout=120)
 
 
 def test_no_other_form_of_the_weight_is_kept():
