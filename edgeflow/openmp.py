@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 SPINS = "10000"
-"""Looks for work before a thread sleeps: 0.1 to 0.5 ms, longer than the pause between two products of a pass."""
+"""Looks for work before a thread sleeps. On an Intel Xeon a pass loses nothing with as many; with 3,000 it does."""
 
 
 def limit_spinning(environment: MutableMapping[str, str]) -> None:

@@ -22,10 +22,11 @@ WRITTEN_TOLERANCE = {"int8": 8e-3}
 """What is written in a KV format: a step up or down here and there; always rounding down would be 1.5e-2."""
 
 CONVERTED_TOLERANCE = {"int8": 1.3e-2, "fp8": 7e-2}
-"""Of products of 8-bit numbers with float weights that were converted; of ones that are rounded down it is larger."""
+"""The tolerance of products whose float weights were converted to 8 bits. Weights that are rounded down exceed it."""
 
 STORED_TOLERANCE = {"awq": 5e-4}
-"""Of weights that are not rounded to float16, as the reference's are; a scale that is off by 2 % gives 2e-2."""
+"""The tolerance of products with stored weights, which the reference rounds to float16. A scale that is off by 2 %
+gives 2e-2."""
 
 ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without VNNI
 
