@@ -21,6 +21,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MO
 from edgeflow.types import MOST_TOLERANCE_BINS
 
 MAX_CONFIG_BYTES = 1 << 20
+BODY_BYTES_PER_TOKEN = 8  # of a long prompt; English prose has about four
 _Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -250,6 +251,16 @@ class ServiceConfig(Section):
         for key in ("tolerance_bins", "max_passes"):
             if self.mode != "speculative" and getattr(self, key):
                 raise ValueError(f"{key}: may only be set with mode speculative")
+        return self
+
+    @model_validator(mode="after")
+    def _bodies_hold_long_prompts(self) -> ServiceConfig:
+        length, most = self.chat.long.length, self.limits.http_body_bytes
+        if self.chat.long.gate and most < length * BODY_BYTES_PER_TOKEN:
+            raise ValueError(
+                f"limits.http_body_bytes is {most}, but a prompt of chat.long.length = {length} tokens may take "
+                f"{length * BODY_BYTES_PER_TOKEN}"
+            )
         return self
 
     @property

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgeflow.model_paths import EMBEDDED_CHAT
+from edgeflow.types import KVName
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
+MOST_TOKENS = 131_072  # of a sequence: its ids cross to the worker in one message
 
 
 class Section(BaseModel):
@@ -57,6 +59,35 @@ class ChatSlot(Section):
         return self
 
 
+class LongConfig(Section):
+    """Prompts longer than a slot, by a memory gate (docs/long_context.md). Off without a gate."""
+
+    gate: str = Field(
+        "",
+        description="gate.json, or its folder: in the chat model's folder, or else relative to the working directory; "
+        "empty = no prompt may be longer than a slot",
+    )
+    sink: int | None = Field(None, ge=0, le=MOST_TOKENS, description="first tokens that stay; unset = the gate's")
+    window: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="newest tokens that are never folded; unset = the gate's"
+    )
+    segment: int | None = Field(None, ge=1, le=MOST_TOKENS, description="tokens of a fold; unset = the gate's")
+    length: int = Field(MOST_TOKENS, ge=16, le=MOST_TOKENS, description="tokens of a prompt and its answer together")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that replace the gate's."""
+        named = {"sink": self.sink, "window": self.window, "segment": self.segment}
+        return {name: size for name, size in named.items() if size is not None}
+
+    @model_validator(mode="after")
+    def _sizes_need_a_gate(self) -> LongConfig:
+        if self.sizes and not self.gate:
+            name, size = next(iter(self.sizes.items()))
+            raise ValueError(f"{name} is {size}, but gate is empty: name the gate of the chat model")
+        return self
+
+
 class ChatConfig(Section):
     """The chat plane: one model, one request at a time, beside the robots."""
 
@@ -77,8 +108,14 @@ class ChatConfig(Section):
     operators: str = Field(
         "", description="operator overlay from `edgeflow tune` for the chat model; empty = built-in choices"
     )
-    kv: Literal["model", "int8"] = Field("model", description="KV cache in the model's dtype, or in 8 bits")
-    capacity: int = Field(2048, ge=16, le=131_072, description="tokens per slot: prompt and answer together")
+    kv: KVName = Field("model", description="KV cache in the model's dtype, in 8 bits (int8, fp8) or in 4 (int4)")
+    capacity: int = Field(
+        2048,
+        ge=16,
+        le=MOST_TOKENS,
+        description="tokens per slot: prompt and answer together; with long.gate the most that a slot may hold at once",
+    )
+    long: LongConfig = LongConfig()
     slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
     max_tokens: int = Field(256, ge=1, description="tokens of an answer if the request sets no limit")
     max_tokens_limit: int = Field(2048, ge=1, description="largest limit a request may set")
@@ -91,6 +128,23 @@ class ChatConfig(Section):
     def name(self) -> str:
         """The model name that clients use."""
         return self.alias or Path(self.model).name
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a prompt and its answer may have; the model may allow fewer."""
+        return self.long.length if self.long.gate else self.capacity
+
+    @model_validator(mode="after")
+    def _a_gate_goes_with_its_base(self) -> ChatConfig:
+        long = self.long
+        if long.gate and self.kv != "model":
+            raise ValueError(f"kv is {self.kv}, but long.gate {long.gate} needs keys and values in the model's dtype")
+        if long.gate and self.decode_model:
+            raise ValueError(f"decode_model is {self.decode_model}, but long.gate {long.gate} is a gate for one model")
+        for name, size in long.sizes.items():
+            if size > self.capacity:
+                raise ValueError(f"long.{name} is {size}, but a slot holds at most capacity = {self.capacity} tokens")
+        return self
 
 
 class CandidateWeights(Section):

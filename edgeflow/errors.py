@@ -8,7 +8,7 @@ EdgeflowError
 │   └── AddressError           port in use, address not bindable
 ├── RequestError               a client's message is refused; reported in band, the session continues
 │   ├── InvalidArgument · DataLoss · OutOfRange · FailedPrecondition
-│   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded
+│   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded · Internal
 │   └── Unauthenticated · PermissionDenied
 └── WorkerError                the worker process failed
 """
@@ -132,6 +132,13 @@ class DeadlineExceeded(RequestError):
 
     code = "DEADLINE_EXCEEDED"
     http_status = 504
+
+
+class Internal(RequestError):
+    """The request is valid, and computing its answer failed; others go on."""
+
+    code = "INTERNAL"
+    http_status = 500
 
 
 class Unauthenticated(RequestError):

@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
+
+KVName = Literal["model", "int8", "fp8", "int4"]
+"""KV formats as the configuration names them; `model`: in the dtype of the model."""
 
 
 class Mode(str, Enum):

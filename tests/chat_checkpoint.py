@@ -40,6 +40,24 @@ TEXT = {
     "max_position_embeddings": 512,
     "vocab_size": VOCAB,
 }
+LATENT = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": TEXT["num_hidden_layers"],
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 8,
+    "beta_slow": 1,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.8,
+}
 PROCESSOR = {
     "min_pixels": 3136,
     "max_pixels": 401408,
@@ -63,7 +81,8 @@ def their_model(family: str, **config: Any) -> Any:
         )
         made = transformers.Qwen2_5_VLForConditionalGeneration
     else:
-        name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
+        sizes = {**LATENT, **sizes, "num_key_value_heads": None} if family.startswith("deepseek") else sizes
+        name = "".join(part.capitalize() for part in family.split("_"))
         settings = getattr(transformers, f"{name}Config")(**sizes)
         made = getattr(transformers, f"{name}ForCausalLM")
     settings._attn_implementation = "eager"

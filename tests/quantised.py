@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.kernels.awq import AwqWeight
 
-PROJECTION = re.compile(r"layers\.\d+\..*_proj\.weight$")
+PROJECTION = re.compile(r"layers\.\d+\..*_proj(_with_mqa)?\.weight$")
 
 
 def quantised_copies(source: Path, folder: Path, decoder: str, kept: list[str], group: int = 32) -> tuple[Path, Path]:

@@ -17,7 +17,7 @@ from edgeflow.accelerator.macro_weights import macro_weights, stem_of
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.implementations import REFERENCE
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model, read_with_heads
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
@@ -48,7 +48,7 @@ def load_hybrid(checkpoint: Path, macros: Path | None = None, backend: str = ACC
     where it is of another model, or the checkpoint is not quantised.
     """
     table = hybrid_table(backend)
-    published = read_published(checkpoint)
+    published = read_with_heads(checkpoint, "the accelerator")
     if macros is None:
         if published.quantization is None:
             raise CheckpointError(f"{checkpoint} is not quantised: run `edgeflow quantize` first")

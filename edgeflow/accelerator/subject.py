@@ -10,7 +10,7 @@ from edgeflow.accelerator.network import PUBLISHED
 from edgeflow.accelerator.sizes import check_fits
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
-from edgeflow.models.chat import read_published
+from edgeflow.models.chat import read_with_heads
 from edgeflow.models.llama import LlamaConfig
 
 
@@ -44,7 +44,7 @@ def _found(model: str, group: int | None) -> Subject:
     path = Path(model).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model: {model} is neither a checkpoint directory nor one of {', '.join(PUBLISHED)}")
-    published = read_published(path)
+    published = read_with_heads(path, "the accelerator")
     stated = published.quantization.group if published.quantization else None
     if group is not None and stated is not None and group != stated:
         raise ConfigError(f"group: {model} is quantised in groups of {stated}, got {group}: leave --group out")

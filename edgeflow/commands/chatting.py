@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from edgeflow.commands.options import Json, OptionalFloat, OptionalPath
+from edgeflow.commands.options import ChosenKV, Json, OptionalFloat, OptionalPath, OptionalText
 from edgeflow.errors import CheckpointError
 
 
@@ -18,7 +19,14 @@ def chat(
     ] = "demo-chat",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    capacity: Annotated[int, typer.Option(min=16, help="Most tokens in the whole conversation.")] = 2048,
+    capacity: Annotated[
+        int,
+        typer.Option(min=16, help="Most tokens in the whole conversation; with a gate, most that are held at once."),
+    ] = 2048,
+    gate: Annotated[
+        OptionalText,
+        typer.Option(help="gate.json of the model, or its folder, for conversations beyond the capacity."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in an answer.")] = 256,
     temperature: Annotated[
         OptionalFloat,
@@ -29,13 +37,13 @@ def chat(
     from edgeflow.config import load_config
     from edgeflow.engine.chat.terminal import converse, open_conversation
 
-    path = load_config(None, {"chat.model": model}).chat_path
+    settings = {"model": model, "capacity": capacity, "long.gate": gate, "max_tokens": max_tokens}
+    config = load_config(None, {f"chat.{name}": value for name, value in settings.items()})
+    path = config.chat_path
     if path is None:
         raise CheckpointError("model: the embedded chat model is not installed: give a checkpoint with --model")
     with Console(stderr=True).status("loading"):
-        conversation = open_conversation(
-            path, device, capacity=capacity, max_tokens=max_tokens, temperature=temperature, system=system
-        )
+        conversation = open_conversation(config.chat, path, device, temperature, system)
     prompt = "> " if sys.stdin.isatty() else ""
     converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
 
@@ -44,6 +52,7 @@ def eval_chat(
     model: Annotated[OptionalPath, typer.Option(help="Checkpoint directory; default: the embedded chat model.")] = None,
     questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 500,
     seed: Annotated[str, typer.Option(help="Seed of the questions.")] = "held out",
+    kv: ChosenKV = "model",
     as_json: Json = False,
 ) -> None:
     """Measure the exact match of a chat model on held-out questions.
@@ -52,4 +61,39 @@ def eval_chat(
     """
     from edgeflow.demo.chat.command import eval_chat_command
 
-    raise typer.Exit(eval_chat_command(model, questions, seed, as_json=as_json))
+    raise typer.Exit(eval_chat_command(model, questions, seed, kv=kv, as_json=as_json))
+
+
+def eval_logs(
+    model: Annotated[Path, typer.Option(help="Checkpoint directory, for instance of `train-demo --logs`.")],
+    questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 512,
+    seed: Annotated[str, typer.Option(help="Seed of the logs and questions.")] = "0",
+    longest: Annotated[int, typer.Option(min=256, help="Most tokens of a prompt.")] = 2040,
+    as_json: Json = False,
+) -> None:
+    """Measure the exact match of a chat model on questions about logs of robot states.
+
+    Exits with code 1 below the threshold for shipping.
+    """
+    from edgeflow.demo.chat.logs.command import eval_logs_command
+
+    raise typer.Exit(eval_logs_command(model, questions, seed, longest, as_json=as_json))
+
+
+def draw_logs(
+    out: Annotated[Path, typer.Argument(help="JSONL file to write.")],
+    conversations: Annotated[int, typer.Option(min=1, help="Number of conversations.")] = 2000,
+    turns: Annotated[int, typer.Option(min=1, help="Questions of each.")] = 6,
+    segments: Annotated[int, typer.Option(min=1, help="Most segments that are folded.")] = 6,
+    sink: Annotated[int, typer.Option(min=0, help="First tokens that are kept.")] = 32,
+    window: Annotated[int, typer.Option(min=1, help="Newest tokens that are not folded yet.")] = 96,
+    segment: Annotated[int, typer.Option(min=1, help="Tokens that are folded into memory together.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the logs and questions.")] = 0,
+) -> None:
+    """Write conversations about long logs of robot states for train-gate; the answers lie in the compressed part."""
+    from edgeflow.demo.chat.logs.command import draw_logs_command
+    from edgeflow.demo.chat.logs.long import LongLogs
+    from edgeflow.models.memory_gate.files import GateRules
+
+    rules = GateRules(sink=sink, window=window, segment=segment)
+    draw_logs_command(out, LongLogs(rules=rules, most_segments=segments, turns=turns), conversations, seed)

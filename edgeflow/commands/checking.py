@@ -16,6 +16,7 @@ from rich.table import Table
 from edgeflow.commands.options import ENDS, Json, OptionalMode, OptionalPath
 from edgeflow.console import reporting, table_console
 from edgeflow.errors import ConfigError
+from edgeflow.types import KVName
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
 HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."
@@ -28,7 +29,7 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint with recorded cases.")],
     mode: OptionalMode = None,
     kv: Annotated[
-        str, typer.Option(help="model, or int8: measure the error of an 8-bit KV cache in a chat model.")
+        KVName, typer.Option(help="model; or int8, fp8, int4: measure the error and the memory of that KV format.")
     ] = "model",
     weights: Annotated[
         str, typer.Option(help="float, or fp8: measure the error of FP8 weights and activations, on any CPU.")
@@ -46,8 +47,6 @@ def verify(
     """
     from edgeflow.verify.checkpoint import verify_checkpoint
 
-    if kv not in ("model", "int8"):
-        raise ConfigError(f"kv: must be model or int8, got {kv!r}")
     if weights not in ("float", "fp8"):
         raise ConfigError(f"weights: must be float or fp8, got {weights!r}")
     if device not in ("cpu", "cuda", "auto"):
@@ -57,7 +56,14 @@ def verify(
     with reporting(Console(stderr=True)) as report:
         modes = [mode] if mode else []
         results = verify_checkpoint(
-            directory, modes, report, kv=kv, weights=weights, overlay=operators, device=device, family=family
+            directory,
+            modes,
+            report,
+            kv=kv,
+            weights=weights,
+            overlay=operators,
+            device=device,
+            family=family,
         )
     off = sum(not result.ok for _, result in results)
     if as_json:

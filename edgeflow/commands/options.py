@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from edgeflow.types import Mode
+from edgeflow.types import KVName, Mode
 
 MODE_HELP = (
     "serial: one frame at a time; pipelined: highest rate; depth: between them; speculative: drafts are verified, for "
@@ -41,6 +41,7 @@ OptionalEmbedded = Annotated[
         "must be of."
     ),
 ]
+ChosenKV = Annotated[KVName, typer.Option(help="KV format: model (in the model's dtype), int8, fp8 or int4.")]
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
 """Model names of the embedded policies."""
 

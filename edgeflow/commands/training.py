@@ -1,9 +1,9 @@
-"""Commands that train and evaluate the embedded models."""
+"""Commands that train: the embedded models, which are evaluated too, and memory gates of chat models."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,9 +14,11 @@ from edgeflow.commands.options import (
     MODE_HELP,
     PASSES_HELP,
     TOLERANCE_HELP,
+    ChosenKV,
     Embedded,
     Json,
     OptionalFloat,
+    OptionalInt,
 )
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
@@ -44,6 +46,7 @@ def eval_demo(
     frame_hz: Annotated[float, typer.Option(min=1, max=100, help="Camera frames per second.")] = 20.0,
     model: Annotated[str, typer.Option(help="Checkpoint directory; default: an embedded policy.")] = "",
     policy: Embedded = "tokens",
+    kv: ChosenKV = "model",
     execution: Annotated[list[Execution], typer.Option(help=EXECUTION_HELP)] = [Execution.RTC],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Directory for report.json and success.png.")] = Path("eval-report"),
     as_json: Json = False,
@@ -72,6 +75,7 @@ def eval_demo(
         depth=depth,
         speculation=speculation,
         executions=execution,
+        kv=kv,
     )
     eval_command(plan, out, as_json=as_json)
 
@@ -86,13 +90,19 @@ def train_demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
+    logs: Annotated[bool, typer.Option("--logs", help="Train the embedded chat model further, on logs.")] = False,
 ) -> None:
-    """Train an embedded model from scratch.
+    """Train an embedded model.
 
     The policies learn from a scripted expert by behaviour cloning; with --chat, the chat model learns from generated
-    questions about the robot's state.
+    questions about the robot's state. With --logs, the embedded chat model learns to answer questions about long logs
+    of such states, too.
     """
-    if chat:
+    if chat and logs:
+        raise ConfigError("logs: give --chat or --logs, not both")
+    if logs:
+        from edgeflow.demo.chat.logs.training import train_logs as train
+    elif chat:
         from edgeflow.demo.chat.loop import train_chat as train
     elif policy == "flow":
         from edgeflow.demo.flow_training.loop import train_flow as train
@@ -100,3 +110,53 @@ def train_demo(
         from edgeflow.demo.training.loop import train_demo as train
 
     train(out, minutes, seed, resume, device)
+
+
+def train_gate(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory of a chat model, hub id, or demo-chat.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help='JSONL file of lines {"text": …} or {"messages": […]}. Repeat for several.'),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for gate.json, gate.safetensors and the state to resume from.")],
+    sink: Annotated[int, typer.Option(min=0, help="First tokens that are kept.")] = 300,
+    window: Annotated[int, typer.Option(min=1, help="Newest tokens that are not folded yet.")] = 200,
+    segment: Annotated[int, typer.Option(min=1, help="Tokens that are folded into memory together.")] = 2048,
+    positions: Annotated[
+        Literal["absolute", "local"],
+        typer.Option(help="RoPE positions: in the whole text, or inside each pass, within the trained length."),
+    ] = "absolute",
+    epochs: Annotated[OptionalInt, typer.Option(min=1, help="Times that each text is learned; default: 2.")] = None,
+    steps: Annotated[OptionalInt, typer.Option(min=1, help="Batches to train on, instead of --epochs.")] = None,
+    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.005,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch; a longer text is one by itself.")] = 8192,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the gate's first weights and of the order of texts.")] = 0,
+    resume: Annotated[bool, typer.Option(help="Resume from the state in the folder.")] = True,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Train the memory gate of a chat model, so that it answers from texts longer than its slot.
+
+    Only the gate's weights move, and the model's files stay as they are. Of a text every token behind the first
+    segment is learned, of messages only the assistant's answers. Llama, Qwen2, Qwen2.5, Qwen3.
+    """
+    from edgeflow.gate_training.command import train_gate_command
+    from edgeflow.gate_training.run import GateRequest
+    from edgeflow.models.memory_gate.files import GateRules
+
+    if not 0 < lr < float("inf"):
+        raise ConfigError(f"lr: must be above 0, got {lr}")
+    request = GateRequest(
+        model=model,
+        data=tuple(data),
+        out=out,
+        rules=GateRules(sink=sink, window=window, segment=segment, positions=positions),
+        rate=lr,
+        batch_tokens=batch_tokens,
+        seed=seed,
+        device=device,
+        epochs=epochs,
+        steps=steps,
+        resume=resume,
+    )
+    train_gate_command(request, as_json=as_json)

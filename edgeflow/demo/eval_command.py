@@ -30,6 +30,7 @@ def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
 def _write(results: list[ConditionResult], plan: EvaluationPlan, out: Path) -> None:
     report = {
         "model": plan.model,
+        "kv": plan.kv,
         "frame_hz": 1 / plan.period_s,
         "episodes": plan.episodes,
         "seeds": list(plan.seeds),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config import PolicyConfig, ServiceConfig
 from edgeflow.demo.evaluate import SuccessRate, success_rate
 from edgeflow.demo.measure import FRESH_SEEDS
 from edgeflow.demo.simulated.body import Delay
@@ -27,7 +27,7 @@ from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.errors import ConfigError
 from edgeflow.scheduler.pace import pace_of
-from edgeflow.types import Mode, Pace, PassTimes, Speculation
+from edgeflow.types import KVName, Mode, Pace, PassTimes, Speculation
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
 
@@ -117,7 +117,7 @@ class ConditionResult:
 class EvaluationPlan:
     """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
 
-    executions: of chunks.
+    executions: of chunks. kv: as `policy.kv`.
     """
 
     episodes: int
@@ -131,11 +131,12 @@ class EvaluationPlan:
     depth: int = 0
     speculation: Speculation = field(default_factory=Speculation)
     executions: Sequence[Execution] = (Execution.RTC,)
+    kv: KVName = "model"
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
     """Run the grid, one condition at a time."""
-    built = load_policy(plan.model)
+    built = load_policy(plan.model, plan.kv)
     stages = built.limits.stages
     if plan.speculation.max_passes > stages:
         raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
@@ -176,9 +177,10 @@ def pace_name(pace: Pace, stages: int) -> str:
     return ", ".join(["speculative", *bins, *passes])
 
 
-def load_policy(model: str) -> BuiltEngine:
-    """An engine for one session, warmed up."""
-    built = build_engine(ServiceConfig(model=model, max_sessions=1))
+def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
+    """An engine for one session, warmed up. kv: as `policy.kv`; ConfigError where the family has no such setting."""
+    settings = {} if kv == "model" else {"kv": kv}
+    built = build_engine(ServiceConfig(model=model, max_sessions=1, policy=PolicyConfig.model_validate(settings)))
     warm_up(built.engine, built.limits.shift, lambda *_: None)
     return built
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.contract import Contract
+from edgeflow.engine.folding import SlotMemory
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
@@ -94,6 +95,8 @@ class Executor:
             operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.dtype)
             for op_name in ("greedy", "shift_kv_chain")
         )
+        fold = operators.resolve_stages(OperatorKey(op_name="fold_memory", model_name=name), device, kv.dtype)
+        self._memory = None if self.state.folded is None else SlotMemory(kv, self.state, fold["prefill"])
         self._program = PassProgram(contract, kv, self.state, greedy, shift, keeps_guesses=keeps_guesses)
 
     @torch.inference_mode()
@@ -102,6 +105,9 @@ class Executor:
 
         prompts: of its prefills. waits: sampling waits for `sample`.
         """
+        if self._memory is not None:
+            for segment in planned.segments:
+                self._memory.change(segment.slot, segment.before)
         kind = self._kind(planned)
         shape = shape_of(planned, None if waits else kind, self.kv.capacity)
         padded = self._padded(planned, shape)
@@ -121,6 +127,12 @@ class Executor:
             done=self.stamp(),
             waits=waits,
         )
+
+    @torch.inference_mode()
+    def clear(self, slot: int) -> None:
+        """Forget what the memory of a slot holds; nothing happens where slots have none."""
+        if self._memory is not None:
+            self._memory.clear(slot)
 
     @torch.inference_mode()
     def sample(self, ticket: Ticket[Ref], allowed: Tensor) -> Ticket[Ref]:
@@ -194,7 +206,7 @@ class Executor:
         self, buffer: Tensor, shape: PassShape, places: tuple[Span, ...] | None = None
     ) -> Callable[[], PassOutputs]:
         """The program over a buffer of inputs; its layout stays, and what operators keep with it."""
-        inputs = PassInputs.over(buffer, shape, self.contract, places)
+        inputs = PassInputs.over(buffer, shape, self.contract, places, folding=self._memory is not None)
         return lambda: self._program(shape, inputs)
 
     def _harmless(self, shape: PassShape) -> tuple[Tensor, Callable[[], PassOutputs]]:

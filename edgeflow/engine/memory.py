@@ -29,21 +29,21 @@ class KVNeed:
     """Memory of a policy's KV, and what must stay free beside it, in bytes.
 
     ring: slots per session, K. spare: slots beside all rings. capacity: positions per slot.
-    position_bytes: one position, in every layer. reserve_bytes, chat_bytes: kept free beside the KV. frame_bytes: the
+    slot_bytes: one slot, in every layer. reserve_bytes, chat_bytes: kept free beside the KV. frame_bytes: the
     same for each session.
     """
 
     ring: int
     spare: int
     capacity: int
-    position_bytes: int
+    slot_bytes: int
     reserve_bytes: int
     chat_bytes: int = 0
     frame_bytes: int = 0
 
     def kv_bytes(self, sessions: int) -> int:
         """All slots of so many sessions."""
-        return (sessions * self.ring + self.spare) * self.capacity * self.position_bytes
+        return (sessions * self.ring + self.spare) * self.slot_bytes
 
     def total_bytes(self, sessions: int) -> int:
         """All slots, and what stays free."""
@@ -83,7 +83,7 @@ def describe(sessions: int, need: KVNeed, free_bytes: int) -> str:
 
 def activation_bytes(text: LlamaConfig, rows: int, dtype: torch.dtype) -> int:
     """Intermediate results of a decoder layer for so many rows, all at once: an upper bound."""
-    widths = 4 * text.hidden_size + 2 * (text.q_width + text.kv_width) + 3 * text.intermediate_size
+    widths = 4 * text.hidden_size + text.attention.row_numbers + 3 * text.intermediate_size
     return rows * widths * dtype.itemsize
 
 
@@ -117,7 +117,7 @@ def size(count: int) -> str:
 
 def _refusal(sessions: int, fitting: int, need: KVNeed, free_bytes: int) -> str:
     slots, activations = sessions * need.ring + need.spare, need.reserve_bytes + sessions * need.frame_bytes
-    kv = f"{slots} slots x {need.capacity} positions x {need.position_bytes} bytes = {size(need.kv_bytes(sessions))}, "
+    kv = f"{slots} slots x {need.slot_bytes} bytes for {need.capacity} positions = {size(need.kv_bytes(sessions))}, "
     chat = f" and {size(need.chat_bytes)} for chat" if need.chat_bytes else ""
     advice = f"lower max_sessions ({fitting} fit)" if fitting else "lower max_prompt_tokens"
     return (

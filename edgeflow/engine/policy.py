@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import KVFormat
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.scheduler.scheduler import row_budget_of
 from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
@@ -110,6 +111,8 @@ class TokenPolicy(Policy, Protocol):
     """[K-1] tokens that an answer is guessed to have where no other one is near"""
     near: tuple[bool, ...]
     """[K] the tokens that are bins of a displacement, so that one next to the right one is nearly right"""
+    kv_format: KVFormat
+    """The format in which slots keep keys and values"""
 
     @property
     def decoder(self) -> Decoder: ...
@@ -169,22 +172,27 @@ class Footprint:
     """Memory that a policy takes, known before it is loaded.
 
     decoder: weights that may be converted to another precision, in numbers; other: all other weights that are floats;
-    quantised: bytes of those in 4 bits. slots: KV slots per session. position_bytes: of one position of a slot, in
-    every layer. positions: of a slot besides those of the text. row_bytes: activations per row of a pass. frame_bytes:
-    of each frame of a pass besides those of its rows, with what its session keeps besides KV. step_rows: positions of a
-    slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as CUDA graphs.
+    quantised: bytes of those in 4 bits. slots: KV slots per session. kv: of one slot, its capacity aside, in kv_format;
+    None without slots. positions: of a slot besides those of the text. row_bytes: activations per row of a pass.
+    frame_bytes: of each frame of a pass besides those of its rows, with what its session keeps besides KV. step_rows:
+    positions of a slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as CUDA graphs.
     """
 
     decoder: int
     other: int
     slots: int
-    position_bytes: int
     positions: int
     row_bytes: int
+    kv: KVShape | None = None
+    kv_format: KVFormat = DENSE
     frame_bytes: int = 0
     step_rows: int = 0
     quantised: int = 0
     graphs: bool = False
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of a slot of so many positions."""
+        return slot_bytes(self.kv_format, replace(self.kv, capacity=capacity)) if self.kv else 0
 
     def row_budget(self, configured: int | None, text_rows: int) -> int:
         """Most rows of a pass (scheduler.row_budget_of). text_rows: the most of an instruction."""

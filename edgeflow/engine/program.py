@@ -19,6 +19,7 @@ from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
 from edgeflow.kernels.greedy import Greedy
+from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 
@@ -61,6 +62,7 @@ class PassProgram:
         self._greedy = greedy
         self._shift_kv = shift
         self._keeps_guesses = keeps_guesses
+        self._turns_by_position = isinstance(kv.format, MemoryKV) and kv.format.rules.absolute
 
     def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
         decoder, layout, stage = self._contract.decoder, inputs.layout, shape.stage
@@ -76,8 +78,7 @@ class PassProgram:
                 results, end = self._sample(shape, inputs, logits, end, shape.sampling)
         self._state.length.index_copy_(0, inputs.slots, end)
         if shape.moves:
-            for tensor in self._kv.tensors:  # no move reads what one before it has written (Pass.moves)
-                self._shift_kv[stage](tensor, inputs.moves)
+            self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
         return PassOutputs(results, logits)
 
@@ -92,11 +93,26 @@ class PassProgram:
         else:
             torch.add(base[inputs.row_segment], inputs.row_offset, out=layout.row_position)
             torch.index_select(inputs.slots, 0, inputs.row_segment, out=layout.row_slot)
+            if layout.live is not None:
+                torch.lt(inputs.row_offset, inputs.rows[inputs.row_segment], out=layout.live)
         if any(rows > 1 for rows in shape.decodes):
             layout.row_position.clamp_(max=self._kv.capacity - 1)  # drafts past the end of a sequence
         if self._contract.components > 1:
             self._place_rope(shape, inputs)
+        elif self._state.folded is not None:
+            self._place_folded(shape, inputs, self._state.folded)
         return base
+
+    def _place_folded(self, shape: PassShape, inputs: PassInputs, folded: Tensor) -> None:
+        """Positions of rows in slots with memory, and the tokens of prompts, which may be run again."""
+        layout = inputs.layout
+        layout.rope_position[0] = layout.row_position
+        if self._turns_by_position:
+            layout.rope_position[0] += folded[layout.row_slot]
+        if shape.prefills:
+            rows = sum(shape.prefills)
+            given = torch.cat([ids[:count] for ids, count in zip(inputs.numbers, shape.prefills, strict=True)])
+            self._state.ids[layout.row_slot[:rows], layout.row_position[:rows]] = given
 
     def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
         """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""
@@ -149,10 +165,15 @@ class PassProgram:
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
         """The results of one row of each slot [n], behind the end of its sequence."""
         places = self._state.length[slots]
+        drawn = self._drawn(slots, places)
         rows = sample(
-            logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy["decode"], allowed=allowed
+            logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy["decode"], allowed=allowed
         )
         return _results(self._store(rows, slots, places))
+
+    def _drawn(self, slots: Tensor, places: Tensor) -> Tensor:
+        """The positions in their sequences of the tokens that enter at these places."""
+        return places if self._state.folded is None else places + self._state.folded[slots]
 
     def _store(self, rows: SampledRows, slots: Tensor, places: Tensor) -> SampledRows:
         """A token is stored at the position where it enters its slot."""
@@ -167,7 +188,8 @@ class PassProgram:
         if not shape.samples_each:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
-        rows = sample(logits, self._state.sampling, slots, places, kind=kind, greedy=self._greedy[shape.stage])
+        drawn = self._drawn(slots, places)
+        rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
             return _results(self._store(rows, slots, places)), end
         return self._verify(inputs, rows, slots, places, end)

@@ -37,6 +37,7 @@ class PassShape:
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
     reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are
     sampled; None where that waits for a mask (`Executor.sample`). continues: all segments begin where their slots end.
+    gated: for each segment whether its rows read the memory of their slot; empty where none does.
     """
 
     prefills: tuple[int, ...]
@@ -46,6 +47,7 @@ class PassShape:
     moves: int = 0
     sampling: SamplingKind | None = GREEDY
     continues: bool = False
+    gated: tuple[bool, ...] = ()
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -84,6 +86,7 @@ class PassShape:
 def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -> PassShape:
     """The shape of a pass as it is. capacity: of its slots, in positions."""
     reach = max(segment.start + segment.length for segment in planned.segments)
+    gated = tuple(segment.gated for segment in planned.segments)
     return _shape(
         tuple(segment.length for segment in planned.segments if segment.stage == 0),
         tuple(segment.length for segment in planned.segments if segment.stage > 0),
@@ -91,6 +94,7 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -
         reach=min(reach + -reach % REACH_STEP, capacity),
         moves=len(planned.moves),
         sampling=sampling,
+        gated=gated if any(gated) else (),
     )
 
 
@@ -164,7 +168,8 @@ class ShapeClasses:
         if reach is None:
             return None
         fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)
-        return replace(fitted, moves=fitted.segments) if shape.moves else fitted
+        gated = (*shape.gated, *[False] * (fitted.segments - shape.segments)) if shape.gated else ()
+        return replace(fitted, moves=fitted.segments if shape.moves else fitted.moves, gated=gated)
 
     def _fit_drafted(self, shape: PassShape) -> PassShape | None:
         """As `fit`, where a segment has drafts: all of the pass are given as many."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
+from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 
 
@@ -14,7 +15,8 @@ class SlotState:
 
     length [S]: positions that hold the sequence's KV. ids [S, T + 1]: the token of each position; the one at `length`
     enters next, those behind it are drafts. answer [S]: position of the first token behind a prompt with drafts.
-    shift [S]: RoPE position of a row behind the prompt, less its place.
+    shift [S]: RoPE position of a row behind the prompt, less its place. folded [S]: tokens that have left the slot for
+    its memory; None where slots have none.
     sampling: parameters of the requests in the slots; None where all tokens are the greedy ones.
     """
 
@@ -25,8 +27,10 @@ class SlotState:
         self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
         self.answer = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
+        self.folded = torch.zeros_like(self.shift) if isinstance(kv.format, MemoryKV) else None
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Slots `source` enter slots `target` [M], all at once."""
-        for state in (self.length, self.ids, self.answer, self.shift):
-            state[target] = state[source]
+        for state in (self.length, self.ids, self.answer, self.shift, self.folded):
+            if state is not None:
+                state[target] = state[source]

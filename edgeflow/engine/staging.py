@@ -52,9 +52,17 @@ class PassInputs:
 
     @classmethod
     def over(
-        cls, buffer: Tensor, shape: PassShape, contract: Contract, places: tuple[Span, ...] | None = None
+        cls,
+        buffer: Tensor,
+        shape: PassShape,
+        contract: Contract,
+        places: tuple[Span, ...] | None = None,
+        *,
+        folding: bool = False,
     ) -> PassInputs:
-        """The views of a buffer of `input_bytes`. places: where the host may branch on them."""
+        """The views of a buffer of `input_bytes`. places: where the host may branch on them. folding: rows may be
+        rotated by other positions than their places.
+        """
         sections = _sections_of(shape, contract)
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
@@ -77,16 +85,19 @@ class PassInputs:
         ) = views
         length = sum(shape.lengths)
         single = shape.single_rows
+        turned = folding or contract.components > 1
         row_position = integers.new_empty(length)
         layout = PackedLayout(
             lengths=shape.lengths,
             reach=shape.reach,
             row_slot=slots if single else integers.new_empty(length),
             row_position=row_position,
-            rope_position=row_position[None] if contract.components == 1 else integers.new_empty(3, length),
+            rope_position=integers.new_empty(contract.components, length) if turned else row_position[None],
             sampled_rows=sampled,
             samples=shape.samples,
             places=places,
+            live=None if single or places is not None else integers.new_empty(length, dtype=torch.bool),
+            gated=shape.gated,
         )
         return cls(
             slots=slots,

@@ -7,14 +7,18 @@ from pathlib import Path
 import torch
 
 from edgeflow.config import ServiceConfig
-from edgeflow.engine.device import choose_device, choose_dtype
+from edgeflow.engine.device import choose_device, choose_dtype, device_name
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
+from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
+
+LEAST_ARCH = {FP8.name: 89}
+"""The first CUDA architecture that has a KV format's numbers, as in `Hardware`."""
 
 
 def operator_table(
@@ -43,6 +47,16 @@ def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch
     key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=head, shape_sig="m=1")
     if head != FLOAT and table.choose(key, hardware, dtype).implementation.impl_id == REFERENCE:
         raise ConfigError(f"{section}head: {head}: no operator serves such a head on {hardware.device_type}; use float")
+
+
+def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") -> None:
+    """ConfigError for a KV format that the device does not have. section: as of `operator_table`."""
+    least, hardware = LEAST_ARCH.get(kv_format.name, 0), Hardware.of(device)
+    if least and (hardware.device_type != "cuda" or hardware.arch < least):
+        raise ConfigError(
+            f"{section}kv: {kv_format.name} needs a CUDA device of compute capability {least // 10}.{least % 10} or "
+            f"later, this one is {device_name(device)}: choose int8, which takes as many bytes, or int4"
+        )
 
 
 def operators_line(config: ServiceConfig) -> str:

@@ -56,19 +56,38 @@ class SetPrefix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongSlots:
+    """Slots with a memory: the sizes of the gate in tokens, and the memory of a slot besides its positions."""
+
+    sink: int
+    window: int
+    segment: int
+    memory_bytes: int
+
+    @property
+    def threshold(self) -> int:
+        """The shortest prompt of which a part is folded."""
+        return self.sink + self.window + self.segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReady:
     """Worker → front, before WorkerReady: a chat model is loaded.
 
-    capacity: tokens per slot, prompt and answer together. slots: ids of the declared fixed prefixes.
-    step_ns: time of a decode step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own
-    temperature, top_p, min_p and repetition_penalty. numbers: precision and its cost, for people.
+    length: the most tokens of a prompt and its answer together. capacity: positions of a slot, which `length` exceeds
+    only where slots have a memory. long: None without a gate. slots: ids of the declared fixed prefixes. kv_bytes: of
+    all slots, with their memories. step_ns: time of a decode step. row_ns: time per prompt row within a chunk.
+    sampling: the checkpoint's own temperature, top_p, min_p and repetition_penalty. numbers: precision and its cost,
+    for people.
     """
 
     model: str
     family: str
     model_fingerprint: str
     images: bool
+    length: int
     capacity: int
+    long: LongSlots | None
     slots: list[str]
     kv_bytes: int
     step_ns: int
@@ -93,7 +112,9 @@ class ChatDone:
     """Worker → chat front: the end of an answer. reason: stop, length or cancelled.
 
     reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
-    prefill_ns: from there to the first token. decode_ns: from there to the end.
+    prefill_ns: from there to the first token. decode_ns: from there to the end. route: `long` for a prompt of which a
+    part was folded, `short` for another, "" without a gate. folds: segments in the memory at the end, those of the
+    answer and of a fixed prefix included. compressed: their tokens.
     """
 
     request: int
@@ -105,6 +126,9 @@ class ChatDone:
     queue_ns: int
     prefill_ns: int
     decode_ns: int
+    route: str = ""
+    compressed: int = 0
+    folds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

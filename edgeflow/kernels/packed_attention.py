@@ -30,15 +30,15 @@ PackedAttention = Callable[[PackedLayout, KVSlots], Attend]
 
 def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - the layout says all
     """Row by row, written out, over slots of any format."""
-    slots = layout.row_slot.tolist()
-    places: list[Places] = [slice(position + 1) for position in layout.row_position.tolist()]
+    slots, positions = layout.row_slot.tolist(), layout.row_position.tolist()
+    places: list[Places] = [slice(position + 1) for position in positions]
     if layout.sees is not None:
         places = [seen.nonzero()[:, 0] for seen in layout.seen()]
 
     def attend(q: Tensor, layer: KVLayer) -> Tensor:
         out = torch.empty_like(q)
-        for row, (slot, own) in enumerate(zip(slots, places, strict=True)):
-            k, v = layer.read(slot, own)  # [n, KH, D]
+        for row, (slot, own, position) in enumerate(zip(slots, places, positions, strict=True)):
+            k, v = layer.read(slot, own, position)  # [n, KH, D]
             k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], dim=1) for each in (k, v))  # [n, H, D]
             scores = torch.einsum("hd,nhd->hn", q[row].to(k.dtype), k) / q.shape[-1] ** 0.5
             out[row] = torch.einsum("hn,nhd->hd", scores.softmax(-1), v)
@@ -55,7 +55,7 @@ def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     seen = layout.seen()
 
     def attend(q: Tensor, layer: KVLayer) -> Tensor:
-        read = layer.read(layout.row_slot, slice(layout.reach))  # [L_Q, reach, KH, D]
+        read = layer.read(layout.row_slot, slice(layout.reach), layout.row_position)  # [L_Q, reach, KH, D]
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1]).to(
             k.dtype
@@ -67,12 +67,15 @@ def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
 
 
 def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
-    """The paper's naive pipe: in every layer the caches of all spans are copied into one fresh contiguous buffer."""
+    """The paper's naive pipe: in every layer the caches of all spans are copied into one fresh contiguous buffer.
+
+    All rows of a span read the same.
+    """
     spans, lengths = layout.spans, layout.lengths
     seen = [_seen_by(layout, first, span) for first, span in zip(accumulate(lengths, initial=0), spans, strict=False)]
 
     def attend(q: Tensor, layer: KVLayer) -> Tensor:
-        read = [layer.read(span.slot, places) for span, (places, _) in zip(spans, seen, strict=True)]
+        read = [layer.read(span.slot, places, span.start) for span, (places, _) in zip(spans, seen, strict=True)]
         counts = [len(k) for k, _ in read]
         k_all, v_all = (torch.cat(each) for each in zip(*read, strict=True))
         queries, masks = torch.split(q.to(k_all.dtype), list(lengths)), [mask for _, mask in seen]

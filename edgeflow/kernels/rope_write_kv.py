@@ -2,7 +2,10 @@
 
 Half-split (NeoX) rotary embedding: the pair (i, i + D/2) is rotated by position * frequency[i].
 qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; layer: of the KV format, written at the rows' places, nowhere
-else. Returns q [L_Q, H, D]. The implementations here write dense slots.
+else. Returns q [L_Q, H, D]. The implementations here write dense slots and latent ones.
+
+Over latent slots there are no values: qk [L_Q, (H + KH) D]. Of each head the last r numbers are rotated, as many as the
+rotations have; the others are kept. The caller gives qk away.
 """
 
 from __future__ import annotations
@@ -20,17 +23,19 @@ from edgeflow.kernels.kv.layout import PackedLayout
 Made = TypeVar("Made")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlaces:
     """The rotations and places of a pass's rows, for all layers.
 
-    cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative; flat [L_Q] int64: slot * T + position.
+    cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative, or r in place of D where only a part of a
+    head is rotated; flat [L_Q] int64: slot * T + position. live: as of PackedLayout.
     """
 
     cos: Tensor
     sin: Tensor
     minus_sin: Tensor
     flat: Tensor
+    live: Tensor | None = None
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:
@@ -59,17 +64,27 @@ class RotaryTable:
         return cls.turning(positions, plain_frequencies(head_dim, theta), like)
 
     @classmethod
-    def turning(cls, positions: int, frequencies: Tensor, like: Tensor, sections: tuple[int, ...] = ()) -> RotaryTable:
-        """frequencies [D/2], float32. Computed in float32, stored in the dtype and on the device of `like`."""
+    def turning(
+        cls,
+        positions: int,
+        frequencies: Tensor,
+        like: Tensor,
+        sections: tuple[int, ...] = (),
+        factor: float = 1.0,
+    ) -> RotaryTable:
+        """frequencies [D/2], float32; factor: of all cosines and sines. Computed in float32, stored in the dtype and on
+        the device of `like`."""
         places = torch.arange(positions, dtype=torch.float32, device=like.device)
         angles = places[:, None, None] * frequencies.to(like.device)
-        return cls(angles.cos().to(like.dtype).repeat(1, 1, 2), angles.sin().to(like.dtype), sections)
+        cos, sin = ((factor * each).to(like.dtype) for each in (angles.cos(), angles.sin()))
+        return cls(cos.repeat(1, 1, 2), sin, sections)
 
     def places(self, layout: PackedLayout, capacity: int) -> RowPlaces:
         """The rotations and places of a pass's rows, over slots of `capacity` positions."""
         sin = self._of_rows(self.sin, layout.rope_position)
         cos = self._of_rows(self.cos, layout.rope_position)
-        return RowPlaces(cos, sin, -sin, layout.row_slot * capacity + layout.row_position)
+        flat = layout.row_slot * capacity + layout.row_position
+        return RowPlaces(cos=cos, sin=sin, minus_sin=-sin, flat=flat, live=layout.live)
 
     def _of_rows(self, table: Tensor, position: Tensor) -> Tensor:
         """table [T, 1, n], position [C, L_Q] → [L_Q, 1, n]; each section from its component's row of the table."""
@@ -116,3 +131,29 @@ def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Dens
     layer.keys.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
     layer.values.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
     return turned[:, :heads]
+
+
+def latent_reference(qk: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
+    """Row by row, all heads of a row at once."""
+    split = qk.view(qk.shape[0], heads + kv_heads, -1).clone()
+    half = rows.sin.shape[-1]
+    for row, place in enumerate(rows.flat.tolist()):
+        cos, sin = rows.cos[row, 0, :half], rows.sin[row, 0]
+        a, b = split[row, :, -2 * half : -half].clone(), split[row, :, -half:].clone()
+        split[row, :, -2 * half : -half] = a * cos - b * sin
+        split[row, :, -half:] = b * cos + a * sin
+        layer.keys[divmod(place, layer.keys.shape[1])] = split[row, heads:]
+    return split[:, :heads]
+
+
+def latent_indexed(qk: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
+    """Queries and keys are rotated together, where they lie; one indexed write."""
+    split = qk.view(qk.shape[0], heads + kv_heads, -1)
+    half = rows.sin.shape[-1]
+    straight = split[..., -2 * half :]
+    turned = straight * rows.cos
+    turned[..., :half].addcmul_(straight[..., half:], rows.minus_sin)
+    turned[..., half:].addcmul_(straight[..., :half], rows.sin)
+    straight.copy_(turned)
+    layer.keys.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads:])
+    return split[:, :heads]

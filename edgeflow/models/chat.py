@@ -1,4 +1,4 @@
-"""A chat model from a published checkpoint: Llama, Qwen2, Qwen3 or Qwen2.5-VL, with its tokenizer and chat template."""
+"""A chat model from a published checkpoint of the families that are served, with its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.models.attention.deepseek import refuse_experts
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import FAMILIES, decoder_config
 from edgeflow.models.generation_config import GenerationConfig
@@ -93,7 +94,7 @@ class ChatModel:
         """The prompt of token ids, one per image place; InvalidArgument where they are empty or out of range."""
         if not ids:
             raise InvalidArgument("the prompt is empty", field="prompt")
-        if not all(0 <= token < self.config.vocab_size for token in ids):
+        if not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise InvalidArgument(f"token ids must be 0 to {self.config.vocab_size - 1}", field="prompt")
         if self.vision is not None:
             return self._with_images(ids, images, self.vision)
@@ -176,7 +177,9 @@ def read_published(path: Path) -> PublishedChat:
     if not isinstance(family, str) or family not in FAMILIES:
         raise CheckpointError(f"{path} has model_type {family!r}; supported: {', '.join(FAMILIES)}")
     try:
-        text = decoder_config(_text_values(values), family)
+        entries = _text_values(values)
+        refuse_experts(entries, family, f"{path}: ")
+        text = decoder_config(entries, family)
         vision = _vision_config(values, path) if "vision_config" in values else None
         if (family == "qwen2_5_vl") != (vision is not None):
             raise ValueError(f"{family} {'needs a' if vision is None else 'has no'} vision_config")
@@ -188,6 +191,16 @@ def read_published(path: Path) -> PublishedChat:
     return PublishedChat(family, text, vision, generation, Quantization.of(values, f"{path}: "))
 
 
+def read_with_heads(path: Path, reader: str) -> PublishedChat:
+    """As `read_published`, for a reader that only knows keys and values of heads; CheckpointError for latents."""
+    published = read_published(path)
+    if published.text.latent is not None:
+        raise CheckpointError(
+            f"{path}: {reader} is for models with keys and values of heads; a {published.family} attends over latents"
+        )
+    return published
+
+
 def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
     """Load a checkpoint directory; CheckpointError says what is wrong with it."""
     path = Path(path)
@@ -195,7 +208,7 @@ def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **deco
     tokenizer = TextTokenizer(path, published.text.vocab_size)
     template = ChatTemplate.load(path)
     weights = Weights(path, dtype, device)
-    stem, prefix = _stem(weights)
+    stem, prefix = _stems(weights)
     decoder = LlamaDecoder(published.text, weights, stem=stem, name=published.family, **decoder_options)
     vision = None
     if published.vision is not None:
@@ -235,7 +248,12 @@ def _load_vision(
     return Vision(VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
 
 
-def _stem(weights: Weights) -> tuple[str, str]:
+def stem_of(weights: Weights) -> str:
+    """The beginning of the names of the decoder's tensors."""
+    return _stems(weights)[0]
+
+
+def _stems(weights: Weights) -> tuple[str, str]:
     for stem, prefix in reversed(STEMS):
         if f"{stem}embed_tokens.weight" in weights:
             return stem, prefix

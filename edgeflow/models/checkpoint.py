@@ -1,4 +1,4 @@
-"""Reads Hugging Face checkpoints: JSON and safetensors, no format that can execute code."""
+"""Reads Hugging Face checkpoints, and writes tensors: JSON and safetensors, no format that can execute code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
@@ -29,6 +30,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file, as stored."""
     file = _open(path)
     return {name: _read(file, name, path) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file under another name first, so that it is whole or absent.
+
+    The library gives its files mode 0600; this one gets that of any new file."""
+    draft = path.with_name(path.name + ".partial")
+    draft.unlink(missing_ok=True)
+    draft.touch()
+    mode = draft.stat().st_mode & 0o777
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, dict(metadata))
+    draft.chmod(mode)
+    draft.replace(path)
+
+
+def tensor_shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name of one safetensors file, from its header; no tensor is read."""
+    file = _open(path)
+    return {name: _shape(file, name, path) for name in file.keys()}  # noqa: SIM118 - not a mapping
 
 
 class Weights(Mapping[str, Tensor]):
@@ -170,6 +190,11 @@ def fingerprint(path: Path, settings: Mapping[str, Any] = MappingProxyType({})) 
     if settings:
         digest.update(json.dumps(dict(settings), sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def weights_files(directory: Path) -> list[Path]:
+    """The safetensors files that hold a checkpoint's weights, by name; CheckpointError where there are none."""
+    return sorted({path for _, path in _places(directory).values()})
 
 
 def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:

@@ -1,10 +1,12 @@
-"""Reads a decoder's configuration from config.json (Llama, Qwen2, Qwen3 and the text part of Qwen2.5-VL)."""
+"""Reads a decoder's configuration from config.json: Llama, Qwen2, Qwen3, Qwen2.5-VL's text part, dense DeepSeek."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from edgeflow.models.attention.deepseek import DEFAULTS as DEEPSEEK
+from edgeflow.models.attention.deepseek import latent_sizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.rope import PLAIN, Rope
 
@@ -23,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"max_position_embeddings": 32768, "attention_bias": True},
     "qwen3": {"max_position_embeddings": 32768, "head_dim": 128, "head_norm": True},
     "qwen2_5_vl": {"max_position_embeddings": 32768, "attention_bias": True},
+    **{name: {"max_position_embeddings": each["max_position_embeddings"]} for name, each in DEEPSEEK.items()},
 }
 FAMILY = "llama"
 REFUSED = ("mlp_bias", "use_sliding_window")
@@ -41,7 +44,7 @@ def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
     if values.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {values['hidden_act']!r} is not supported; supported: silu")
     # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
-    refused = [*REFUSED, *(["attention_bias"] if family in ("llama", "qwen3") else [])]
+    refused = [*REFUSED, *(["attention_bias"] if not FAMILIES[family].get("attention_bias") else [])]
     for name in refused:
         if values.get(name):
             raise ValueError(f"{name} {values[name]!r} is not supported")
@@ -50,12 +53,16 @@ def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
     if "rope_theta" in scaling:
         given["rope_theta"] = scaling["rope_theta"]
     given.setdefault("num_key_value_heads", values["num_attention_heads"])
+    if family in DEEPSEEK:
+        given["latent"] = latent_sizes(values, family)
     needed = {name: values[name] for name in NEEDED}
-    return LlamaConfig(**{**FAMILIES[family], **needed, **given, "rope": _rope(scaling)})
+    config: dict[str, Any] = {**FAMILIES[family], **needed, **given}
+    return LlamaConfig(**config, rope=_rope(scaling, config["max_position_embeddings"]))
 
 
-def _rope(scaling: Mapping[str, Any]) -> Rope:
-    """RoPE scaling under its newer and older names; "mrope" is the default kind with sections."""
+def _rope(scaling: Mapping[str, Any], positions: int) -> Rope:
+    """RoPE scaling under its newer and older names; "mrope" is the default kind with sections. positions: those of the
+    model, from which what is not said follows."""
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if scaling.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
@@ -72,4 +79,17 @@ def _rope(scaling: Mapping[str, Any]) -> Rope:
             high=scaling["high_freq_factor"],
             trained=scaling["original_max_position_embeddings"],
         )
-    return Rope(kind=kind, factor=scaling.get("factor", 1.0), sections=sections)
+    mscales: dict[str, Any] = {name: scaling.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
+    if kind == "yarn":
+        trained = scaling.get("original_max_position_embeddings") or positions
+        return Rope(
+            kind=kind,
+            factor=positions / trained if scaling.get("factor") is None else scaling["factor"],
+            low=scaling.get("beta_slow") or 1.0,
+            high=scaling.get("beta_fast") or 32.0,
+            trained=trained,
+            whole=scaling.get("truncate", True),
+            magnitude=scaling.get("attention_factor") or 0.0,
+            **mscales,
+        )
+    return Rope(kind=kind, factor=scaling.get("factor", 1.0), sections=sections, **mscales)

@@ -347,7 +347,9 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 def first_rows(rows: RowPlaces, count: int) -> RowPlaces:
     """The first `count` rows."""
-    return RowPlaces(rows.cos[:count], rows.sin[:count], rows.minus_sin[:count], rows.flat[:count])
+    return RowPlaces(
+        cos=rows.cos[:count], sin=rows.sin[:count], minus_sin=rows.minus_sin[:count], flat=rows.flat[:count]
+    )
 
 
 def rotated(x: Tensor, rows: RowPlaces) -> Tensor:

@@ -1,7 +1,8 @@
 """The Llama family as functions of packed rows and a KV store. Knows nothing of schedulers.
 
 Qwen2 is Llama with biases on queries, keys and values; Qwen3 has a norm of each head's query and key instead, and
-heads of any width. What serves each call is looked up per stage of a pass (docs/operators.md).
+heads of any width. DeepSeek's dense layout attends over latents (models/attention/latent.py). What serves each call is
+looked up per stage of a pass (docs/operators.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVLayer
+from edgeflow.kernels.kv.formats import KVFormat, KVLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.shift_kv import ShiftKV
 from edgeflow.kernels.kv.slots import KVSlots
@@ -27,21 +28,23 @@ from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.weights import FLOAT, Weight
+from edgeflow.models.attention.heads import GroupedHeads
+from edgeflow.models.attention.latent import LatentHeads, LatentSizes
+from edgeflow.models.attention.layer import AttentionForm, BindLinear, LayerAttention
+from edgeflow.models.attention.operators import Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.llama_operators import Operators, PassOperators
-from edgeflow.models.rope import PLAIN, Rope
+from edgeflow.models.rope import KINDS, PLAIN, Rope
 from edgeflow.models.vocabulary import read_vocabulary
 
 MAX_SIZE = 1 << 20
-BindLinear = Callable[[str, Weight, "Tensor | None"], Mapping[str, Linear]]
-"""(role, weight, bias) → the linear of each stage"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
     """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class.
 
-    head_dim: D; 0 stands for hidden_size / heads. attention_bias: of queries, keys and values.
+    head_dim: D; 0 stands for hidden_size / heads. attention_bias: of queries, keys and values. latent: of a model that
+    attends over latents; num_key_value_heads and head_dim are then those of its slots, 1 and the width of a row.
     """
 
     hidden_size: int = 4096
@@ -58,16 +61,26 @@ class LlamaConfig:
     attention_bias: bool = False
     head_norm: bool = False
     rope: Rope = PLAIN
+    latent: LatentSizes | None = None
 
     def __post_init__(self) -> None:
         self._check_fields()
+        if self.latent is not None:
+            object.__setattr__(self, "num_key_value_heads", 1)
+            object.__setattr__(self, "head_dim", self.latent.width)
+        elif self.rope.kind == "yarn":
+            others = ", ".join(kind for kind in KINDS if kind != "yarn")
+            raise ValueError(f"rotary embedding of type 'yarn' is not supported; supported: {others}")
+        if self.rope.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"text_config.rope_theta must be over 1 with yarn, got {self.rope_theta}")
         if not self.head_dim:
             if self.hidden_size % (2 * self.num_attention_heads):
                 heads = self.num_attention_heads
                 raise ValueError(f"{heads} heads do not divide hidden_size {self.hidden_size} evenly")
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
-        if self.head_dim % 2:
-            raise ValueError(f"text_config.head_dim must be even, got {self.head_dim}")
+        if self.attention.rotary % 2:
+            name = "head_dim" if self.latent is None else "qk_rope_head_dim"
+            raise ValueError(f"text_config.{name} must be even, got {self.attention.rotary}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"{self.num_key_value_heads} KV heads do not divide {self.num_attention_heads} heads")
         if self.rope.sections and sum(self.rope.sections) != self.head_dim // 2:
@@ -80,7 +93,7 @@ class LlamaConfig:
         """Sizes are whole numbers from 1 to MAX_SIZE, the others positive numbers or flags."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            if name == "rope":
+            if name in ("rope", "latent"):
                 continue
             if isinstance(field.default, bool):
                 fits, wanted = isinstance(value, bool), "true or false"
@@ -92,6 +105,23 @@ class LlamaConfig:
                 fits, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number, at least 0"
             if not fits:
                 raise ValueError(f"text_config.{name} must be {wanted}, got {value!r}")
+
+    @property
+    def attention(self) -> AttentionForm:
+        """How all layers attend."""
+        if self.latent is not None:
+            scale = self.latent.query**-0.5 * self.rope.score_factor
+            heads = self.num_attention_heads
+            return LatentHeads(hidden=self.hidden_size, heads=heads, sizes=self.latent, scale=scale)
+        return GroupedHeads(
+            hidden=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            bias=self.attention_bias,
+            norm=self.head_norm,
+            eps=self.rms_norm_eps,
+        )
 
     @property
     def q_width(self) -> int:
@@ -106,53 +136,39 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """qkv: [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up: [2F, E]; others as published.
-
-    kind: by which a pass says what its rows see in this layer.
-    """
+    """gate_up: [2F, E]; others as published. kind: by which a pass says what its rows see in this layer."""
 
     input_norm: Tensor
-    qkv: Linear
-    head_norms: tuple[Tensor, Tensor] | None
-    output: Linear
+    attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
     down: Linear
     kind: str
 
     @classmethod
-    def of_stages(cls, config: LlamaConfig, weights: Weights, linear: BindLinear, kind: str) -> dict[str, _Layer]:
-        """The layer in each stage. weights: those below `model.layers.<index>.`; projections that read the same rows
-        are fused."""
+    def of_stages(
+        cls, config: LlamaConfig, weights: Weights, linear: BindLinear, operators: Mapping[str, Operators], kind: str
+    ) -> dict[str, _Layer]:
+        """The layer in each stage. weights: those below `model.layers.<index>.`; operators: of each stage. Projections
+        that read the same rows are fused."""
         width, inner = config.hidden_size, config.intermediate_size
-        rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
-        q, *kv = (weights.linear(f"self_attn.{name}_proj", count, width) for name, count in rows.items())
-        biased = rows if config.attention_bias else {}
-        bias = [weights.take(f"self_attn.{name}_proj.bias", count) for name, count in biased.items()]
+        attention = config.attention.of_stages(weights.under("self_attn."), linear, operators)
         gate, up = (weights.linear(f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
         input_norm = weights.take("input_layernorm.weight", width)
-        head_norms = _head_norms(weights, config.head_dim) if config.head_norm else None
         post_norm = weights.take("post_attention_layernorm.weight", width)
-        bound = {
-            "qkv": linear("qkv", q.cat(kv), torch.cat(bias) if bias else None),
-            "output": linear("output", weights.linear("self_attn.o_proj", width, config.q_width), None),
-            "gate_up": linear("gate_up", gate.cat([up]), None),
-            "down": linear("down", weights.linear("mlp.down_proj", width, inner), None),
-        }
+        gate_up = linear("gate_up", gate.cat([up]), None)
+        down = linear("down", weights.linear("mlp.down_proj", width, inner), None)
         return {
             stage: cls(
                 input_norm=input_norm,
-                head_norms=head_norms,
+                attention=attention[stage],
                 post_norm=post_norm,
+                gate_up=gate_up[stage],
+                down=down[stage],
                 kind=kind,
-                **{name: of_stages[stage] for name, of_stages in bound.items()},
             )
             for stage in STAGES
         }
-
-
-def _head_norms(weights: Weights, head_dim: int) -> tuple[Tensor, Tensor]:
-    return weights.take("self_attn.q_norm.weight", head_dim), weights.take("self_attn.k_norm.weight", head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,32 +205,15 @@ class _Stage:
         for index, layer in enumerate(self.layers):
             if index:
                 x, residual = operators.add_input_norm(x, residual, layer.input_norm, eps)
-            q = self._write(layer, x, shared, stores(index))
+            q = layer.attention.write(x, shared, stores(index))
             if sampled is not None and layer is self.layers[-1]:
                 if sampled.shared is None:
                     return residual[:0]
                 q, residual, shared = q[sampled.rows], residual[sampled.rows], sampled.shared
-            x = layer.output(shared.attend[layer.kind](q, stores(index)).flatten(1))
+            x = layer.attention.finish(shared.attend[layer.kind](q, stores(index)))
             x, residual = operators.add_post_norm(x, residual, layer.post_norm, eps)
             x = layer.down(operators.swiglu(layer.gate_up(x)))
         return residual.add_(x)
-
-    def _write(self, layer: _Layer, x: Tensor, shared: PassOperators, store: KVLayer) -> Tensor:
-        """Rotated queries [L_Q, H, D]; keys and values are written to the slots."""
-        config = self.config
-        qkv = layer.qkv(x)
-        if layer.head_norms is not None:
-            qkv = self._norm_heads(qkv, *layer.head_norms)
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        return shared.write(qkv, heads, kv_heads, shared.rows, store)
-
-    def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-        """Each head's query and key by itself; values unchanged."""
-        config, operators = self.config, self.operators
-        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        q, k, v = torch.split(heads, [config.num_attention_heads, *[config.num_key_value_heads] * 2], dim=1)
-        q, k = operators.query_norm(q, q_norm, config.rms_norm_eps), operators.key_norm(k, k_norm, config.rms_norm_eps)
-        return torch.cat([q, k, v], 1).flatten(1)
 
 
 class LlamaDecoder:
@@ -253,30 +252,25 @@ class LlamaDecoder:
         self._embedding, head_weight = read_vocabulary(weights, stem, vocab, width, tied=tied, head=head)
         bound_head = linear("head", head_weight, None)
         self._norm = like = weights.take(f"{stem}norm.weight", width)
-        below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
-        layers = [_Layer.of_stages(config, each, linear, kind) for each, kind in below]
 
         def find(stage: str, key: OperatorKey) -> Any:
             return table.resolve(replace(key, model_name=name, stage=stage), like.device, like.dtype)
 
+        operators = {stage: Operators.of(partial(find, stage), attention) for stage in STAGES}
+        below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
+        layers = [_Layer.of_stages(config, each, linear, operators, kind) for each, kind in below]
         self._stages = {
-            stage: _Stage(
-                config,
-                Operators.of(partial(find, stage), attention),
-                tuple(layer[stage] for layer in layers),
-                bound_head[stage],
-            )
+            stage: _Stage(config, operators[stage], tuple(layer[stage] for layer in layers), bound_head[stage])
             for stage in STAGES
         }
         # brings a fixed prefix before a prompt
         self._shift_kv: ShiftKV = find("prefill", OperatorKey(op_name="shift_kv"))
-        self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
+        self._rotary: dict[tuple[int, int], RotaryTable] = {}  # by the capacity and the positions of a store
 
-    def kv_slots(self, slots: int, capacity: int, format: KVFormat = DENSE) -> KVSlots:
-        """A store of this model's shape."""
-        self._rotary_of(capacity)
+    def kv_slots(self, slots: int, capacity: int, format: KVFormat | None = None) -> KVSlots:
+        """A store of this model's shape, by default in its own format."""
         config, like = self.config, self._norm
-        return KVSlots(
+        kv = KVSlots(
             layers=config.num_hidden_layers,
             slots=slots,
             capacity=capacity,
@@ -285,8 +279,10 @@ class LlamaDecoder:
             dtype=like.dtype,
             device=like.device,
             shift=self._shift_kv,
-            format=format,
+            format=format or config.attention.kv_format,
         )
+        self._rotary_of(kv)
+        return kv
 
     @property
     def dtype(self) -> torch.dtype:
@@ -317,7 +313,7 @@ class LlamaDecoder:
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
         """The stage of a pass, and the operators its layers share."""
-        rows = self._rotary_of(kv.capacity).places(layout, kv.capacity)
+        rows = self._rotary_of(kv).places(layout, kv.capacity)
         stage = self._stages[stage_of(layout.lengths)]
         return stage, stage.operators.over(rows, layout, kv, self._kinds)
 
@@ -329,10 +325,12 @@ class LlamaDecoder:
         """The final norm, before the head: [n, E] → [n, E]"""
         return self._stages[stage].operators.final_norm(hidden, self._norm, self.config.rms_norm_eps)
 
-    def _rotary_of(self, capacity: int) -> RotaryTable:
-        if capacity not in self._rotary:
+    def _rotary_of(self, kv: KVSlots) -> RotaryTable:
+        key = kv.capacity, kv.positions
+        if key not in self._rotary:
             config, rope = self.config, self.config.rope
-            positions = config.max_position_embeddings
-            frequencies = rope.frequencies(config.head_dim, config.rope_theta, positions, capacity)
-            self._rotary[capacity] = RotaryTable.turning(capacity, frequencies, self._norm, rope.sections)
-        return self._rotary[capacity]
+            trained = config.max_position_embeddings
+            frequencies = rope.frequencies(config.attention.rotary, config.rope_theta, trained, kv.capacity)
+            turned = frequencies, self._norm, rope.sections, rope.turn_factor
+            self._rotary[key] = RotaryTable.turning(kv.positions, *turned)
+        return self._rotary[key]

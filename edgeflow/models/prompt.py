@@ -45,10 +45,10 @@ class Prompt:
 
     def common(self, other: Prompt) -> int:
         """The number of leading rows that two prompts share."""
-        same = next(
-            (row for row, (mine, theirs) in enumerate(zip(self.ids, other.ids, strict=False)) if mine != theirs),
-            min(len(self), len(other)),
-        )
+        same = min(len(self), len(other))
+        if self.ids[:same] != other.ids[:same]:
+            pairs = enumerate(zip(self.ids, other.ids, strict=False))
+            same = next(row for row, (mine, theirs) in pairs if mine != theirs)
         for mine, theirs in zip(self.images, other.images, strict=False):
             if mine.start < same and not _same_image(mine, theirs):
                 return min(same, mine.start)

@@ -20,9 +20,14 @@ BITS = 4
 VERSION = "gemm"
 PARTS = ("qweight", "qzeros", "scales")
 """The tensors that stand for the weight of a projection."""
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+)
 """Projections of a layer that are computed as one."""
-_IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\..*_proj\.weight$")
+_IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\..*_proj(_with_mqa)?\.weight$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,23 @@ from pathlib import Path
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
-from edgeflow.kernels.table.model_shape import ModelShape, Product
+from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.models.attention.deepseek import DEFAULTS as DEEPSEEK
+from edgeflow.models.attention.latent import LatentSizes
+from edgeflow.models.chat import read_published
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.decoder_config import family_of
 from edgeflow.models.grouped import CROSS, HeadSizes
+from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.quantization import Quantization, read_quantization
 from edgeflow.models.stack_norms import StackSizes
 from edgeflow.text.checkpoint_json import read_json
 
 MODULES = {"self_attn.q_proj": "qkv", "self_attn.o_proj": "output", "mlp.gate_proj": "gate_up", "mlp.down_proj": "down"}
 """Roles of the products of a layer, by the first module of each."""
+IN_TWO = {"self_attn.q_a_proj": "qkv", "self_attn.q_b_proj": "query"}
+"""The same where queries are projected in two steps."""
 _WEIGHT = re.compile(r"layers\.(\d+)\.(\w+\.\w+)\.(weight|qweight)$")
 
 
@@ -37,11 +43,46 @@ def checkpoint_shape(directory: Path, rows: int, head: str = FLOAT) -> ModelShap
     decoder = config.get("text_config", config)
     if not isinstance(decoder, dict):
         raise ConfigError(f"{directory}: text_config in config.json must be an object")
-    quantization = Quantization.of(config, f"{directory}: ")
-    shape = ModelShape.of_config(
-        decoder, rows, family=family_of(config), group=0 if quantization is None else quantization.group
-    )
+    quantization, family = Quantization.of(config, f"{directory}: "), family_of(config)
+    group = 0 if quantization is None else quantization.group
+    text = read_published(directory).text if family in DEEPSEEK else None
+    if text is not None and text.latent is not None:
+        shape = latent_shape(text, text.latent, family, rows, group)
+    else:
+        shape = ModelShape.of_config(decoder, rows, family=family, group=group)
     return with_head(shape if quantization is None else _in_formats(shape, directory), head)
+
+
+def latent_shape(config: LlamaConfig, sizes: LatentSizes, family: str, rows: int, group: int = 0) -> ModelShape:
+    """The shape of a model that attends over latents. group: G of projections in 4 bits, 0 of floats."""
+    linears = config.attention.linears
+    entry = linears["q_a_proj" if sizes.query_rank else "q_proj"]
+    width, inner = config.hidden_size, config.intermediate_size
+    products = {
+        "qkv": (entry[0] + sizes.width, width),
+        **({"query": linears["q_b_proj"]} if sizes.query_rank else {}),
+        "output": linears["o_proj"],
+        "gate_up": (2 * inner, width),
+        "down": (width, inner),
+    }
+    format = AWQ if group else FLOAT
+    layer = (
+        Product(role=role, outputs=outputs, inputs=inputs, format=format, group=group)
+        for role, (outputs, inputs) in products.items()
+    )
+    return ModelShape(
+        family=family,
+        hidden=width,
+        inner=inner,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        vocabulary=config.vocab_size,
+        rows=rows,
+        group=group,
+        products=(*layer, Product(role="head", outputs=config.vocab_size, inputs=width)),
+        latent=LatentRows(rank=sizes.rank, rotary=sizes.rotary, query_rank=sizes.query_rank),
+    )
 
 
 def with_head(shape: ModelShape, head: str) -> ModelShape:
@@ -58,22 +99,23 @@ def with_head(shape: ModelShape, head: str) -> ModelShape:
 def _in_formats(shape: ModelShape, directory: Path) -> ModelShape:
     """The shape of a checkpoint in 4 bits with the formats in which its files hold each projection and the head."""
     names = tensor_shapes(directory)
-    stored = {(MODULES[module], format) for _, module, format in _stored(names)}
+    roles = MODULES | IN_TWO
+    stored = {(roles[module], format) for _, module, format in _stored(names)}
     stored.add(("head", AWQ if any(name.endswith("lm_head.qweight") for name in names) else FLOAT))
     products = tuple(
         replace(each, format=format, group=shape.group if format == AWQ else 0)
-        for each in shape.plain_products
+        for each in shape.every_product
         for format in (AWQ, FLOAT)
         if (each.role, format) in stored
     )
-    return shape if products == shape.plain_products else replace(shape, products=products)
+    return shape if products == shape.every_product else replace(shape, products=products)
 
 
 def _stored(names: Iterable[str], stem: str = "") -> Iterator[tuple[int, str, str]]:
     """Layer, module and format of the first module of each product. stem: the end of what stands before the layers."""
     for name in names:
         found = _WEIGHT.search(name)
-        if found and found[2] in MODULES and name[: found.start()].endswith(stem):
+        if found and found[2] in MODULES | IN_TWO and name[: found.start()].endswith(stem):
             yield int(found[1]), found[2], AWQ if found[3] == "qweight" else FLOAT
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.errors import CheckpointError
-from edgeflow.types import Mode
+from edgeflow.types import KVName, Mode
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,8 @@ def described_kind(config: Mapping[str, Any], key: str = "") -> str:
 class Verification:
     """A request of `edgeflow verify`.
 
-    modes: empty for all that the family has. weights: the precision whose cost is measured; float = compare with the
-    recorded outputs. operators: an overlay of the operator table.
+    modes: empty for all that the family has. weights, kv: the precision whose cost is measured; with float and model,
+    outputs are compared with the recorded ones. operators: an overlay of the operator table.
     """
 
     modes: Sequence[Mode]
@@ -66,6 +66,7 @@ class Verification:
     weights: str
     operators: Path | None
     device: torch.device
+    kv: KVName = "model"
 
 
 def decoder_shape(directory: Path, rows: int) -> ModelShape:
@@ -84,6 +85,7 @@ class Family:
     served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
     engine that serves a loaded policy. verify: every comparison of a bundle of recordings, with the mode that it was
     made in. shape: the sizes of the decoder and its products, for prompts of so many rows, without reading weights.
+    formats: its slots may be in other KV formats than the model's own.
     """
 
     name: str
@@ -94,3 +96,4 @@ class Family:
     prepare: Callable[[Policy, EngineOptions], PassEngine]
     verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]
     shape: Callable[[Path, int], ModelShape] = decoder_shape
+    formats: bool = False

@@ -46,6 +46,27 @@ class Entry:
             raise CheckpointError(f"{self._where}.{key} must be text")
         return value
 
+    def whole_number(self, key: str) -> int:
+        value = self._values.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise CheckpointError(f"{self._where}.{key} must be a whole number")
+        return value
+
+    def optional_number(self, key: str) -> float | None:
+        value = self._values.get(key)
+        if value is not None and not _is(value, (int, float)):
+            raise CheckpointError(f"{self._where}.{key} must be a number")
+        return None if value is None else float(value)
+
+    def optional_entry(self, key: str) -> Entry | None:
+        """An object inside this one."""
+        value = self._values.get(key)
+        return None if value is None else Entry(f"{self._where}.{key}", value)
+
+    def values(self) -> dict[str, Any]:
+        """All of it, unchecked."""
+        return dict(self._values)
+
     def texts(self, key: str) -> list[str]:
         """A list of texts; empty where the entry is missing."""
         value: list[str] = self._list(key, str, "texts") or []

@@ -45,6 +45,19 @@ class Place:
     position: int
 
 
+class Before(Enum):
+    """A change of a slot with memory before a segment's rows.
+
+    FOLD: the segment behind the sink enters the memory, and every pair behind the sink is dropped. FOLD_KEEPING: the
+    pairs behind that segment stay, and move up to the sink. REWIND: pairs behind the sink are written again.
+    """
+
+    NOTHING = "nothing"
+    FOLD = "fold"
+    FOLD_KEEPING = "fold_keeping"
+    REWIND = "rewind"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment(Generic[Ref]):
     """A run of rows of one sequence in one pass.
@@ -58,6 +71,7 @@ class Segment(Generic[Ref]):
     drafts: how many of them are drafts. group, advances: as of the stage (types.Stage); rows that do not advance the
     slot are written over by the sequence's next ones.
     guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
+    before, gated, folded: of a slot with memory (scheduler/folding.py).
     """
 
     sequence: Ref
@@ -73,6 +87,9 @@ class Segment(Generic[Ref]):
     drafts: int = 0
     group: int = 0
     advances: bool = True
+    before: Before = Before.NOTHING
+    gated: bool = False
+    folded: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ runs in that prefix's slot, behind it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
+from edgeflow.scheduler.folding import Folding, Route, Straight
 from edgeflow.scheduler.plan import Outcome, Pass, Segment
 
 
@@ -25,16 +26,20 @@ class Finish(str, Enum):
 class RequestPlan:
     """One sequence of chat: rows of a prompt that enter a slot, then tokens.
 
-    rows: of the prompt, `known` of them in the slot already and fewer than all. tokens: most to answer with; 0 for a
-    prefix, which is only computed. stop_ids: tokens that end the answer. passes: planned and not committed.
+    rows: of the prompt, `known` of them in the slot already and fewer than all. prefix_slot: where these were computed;
+    None where there are none. tokens: most to answer with; 0 for a prefix, which is only computed. stop_ids: tokens
+    that end the answer. route: which positions run next, and where in the slot. place: the position up to which rows
+    are planned. passes: planned and not committed.
     """
 
     number: int
     slot: int
     rows: int
     known: int = 0
+    prefix_slot: int | None = None
     tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
+    route: Route = field(default_factory=Straight)
     place: int = 0
     planned: int = 0
     settled: int = 0
@@ -60,16 +65,21 @@ class RequestPlan:
         """At most `most` rows of the prompt, or the row of the newest token; None where all is planned."""
         if self.complete:
             return None
-        length = min(most, self.left) if self.left else 1
+        known = self.rows + self.planned
+        run = self.route.next(self.place, self.rows, known)
+        length = min(most, run.stop - run.first)
+        self.place = run.first + length
         segment = Segment(
             sequence=self.number,
             slot=self.slot,
-            start=self.place,
+            start=run.first - run.folded,
             length=length,
-            stage=0 if self.left else self.planned,
-            samples=int(self.tokens > 0 and self.left <= length),
+            stage=self.planned if run.again else 0,
+            samples=int(self.tokens > 0 and self.place == known),
+            before=run.before,
+            gated=run.gated,
+            folded=run.folded,
         )
-        self.place += length
         self.planned += segment.samples
         self.passes += 1
         return segment
@@ -95,11 +105,17 @@ class RequestPlan:
 class Requests:
     """Requests and changes of prefixes in order of arrival; the first runs to its end.
 
-    prefixes: rows of the prefix in each slot that has one.
+    prefixes: rows of the prefix in each slot that has one. reusable: of so many rows, how many another request may
+    continue behind; it computes the rest of the prefix again. folding: of slots with memory. There every request runs
+    in slot 0, to which the state of its prefix is copied, for it would change the prefix's own.
     """
 
-    def __init__(self, prefixes: Mapping[int, int]) -> None:
+    def __init__(
+        self, prefixes: Mapping[int, int], reusable: Callable[[int], int], folding: Folding | None = None
+    ) -> None:
         self.prefixes = dict(prefixes)
+        self._reusable = reusable
+        self._folding = folding
         self.running: RequestPlan | None = None
         self._waiting: deque[int] = deque()
         self._launched: dict[int, RequestPlan] = {}
@@ -121,18 +137,30 @@ class Requests:
         """
         whole = {slot: count for slot, count in self.prefixes.items() if shared.get(slot) == count < rows}
         slot = max(whole, key=lambda slot: whole[slot], default=0)
-        number = self._waiting.popleft()
+        prefix, folding = whole.get(slot, 0), self._folding
+        known = self._reusable(prefix) if folding is None else folding.reusable(prefix, prefix, rows)
         self.running = RequestPlan(
-            number=number, slot=slot, rows=rows, known=whole.get(slot, 0), tokens=tokens, stop_ids=stop_ids
+            number=self._waiting.popleft(),
+            slot=slot if folding is None else 0,
+            rows=rows,
+            known=known,
+            prefix_slot=slot if known else None,
+            tokens=tokens,
+            stop_ids=stop_ids,
+            route=self._route(prefix if known else 0),
         )
         return self.running
+
+    def _route(self, prefix: int) -> Route:
+        """The route of a request that continues a prefix of so many rows."""
+        return Straight() if self._folding is None else self._folding.route(self._folding.segments(prefix))
 
     def begin_prefix(self, slot: int, rows: int) -> None:
         """Begin to compute a slot's new prefix, the first in the queue; the old one is gone. rows 0: there is none."""
         self.prefixes.pop(slot, None)
         number = self._waiting.popleft()
         if rows:
-            self.running = RequestPlan(number=number, slot=slot, rows=rows)
+            self.running = RequestPlan(number=number, slot=slot, rows=rows, route=self._route(0))
 
     def drop(self, number: int) -> None:
         """End a request; passes that are launched end by themselves."""

@@ -7,6 +7,7 @@ import secrets
 from tokenizers import AddedToken, Tokenizer
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.text.encoding import encode
 from edgeflow.text.marks import NONCE_BYTES, Marks, SpecialTexts
 
 
@@ -31,7 +32,7 @@ class RenderedTokenizer:
     def encode(self, text: str, marks: Marks) -> list[int]:
         """The token ids of a rendered text, in which `marks` hid what clients wrote."""
         template_s = self._special.pattern.sub(lambda found: self._stand_ins[found[0]], text)
-        ids = self._tokenizer.encode(marks.show(template_s), add_special_tokens=False).ids
+        ids = encode(self._tokenizer, marks.show(template_s), special=False)
         if not set(self._meant.values()).isdisjoint(ids):
             raise InvalidArgument(
                 "contains a special token, which this model's tokenizer cannot read as text", field="messages"

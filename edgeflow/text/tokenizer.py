@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
+from edgeflow.text.encoding import encode, far_exceeds
 from edgeflow.text.marks import Marks, SpecialTexts
 from edgeflow.text.rendered import RenderedTokenizer
 
@@ -55,7 +56,12 @@ class TextTokenizer:
         Special tokens spelled out in a text are encoded as such, as published tokenizers do.
         """
         _check_unicode(text)
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        return encode(self._tokenizer, text, special=special)
+
+    def far_exceeds(self, text: str, most: int) -> bool:
+        """True if a text has many more than `most` tokens, at the cost of encoding little more than so many."""
+        _check_unicode(text)
+        return far_exceeds(self._tokenizer, text, most)
 
     def encode_rendered(self, text: str, marks: Marks) -> list[int]:
         """The token ids of a rendered chat template: what `marks` hid is plain text, what the template wrote is not."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
@@ -38,10 +38,10 @@ Answer = tuple[list[int], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Runs a model in each way. kv_format: how keys and values are stored."""
+    """Runs a model in each way. kv_format: how keys and values are stored; None: as the model's own are."""
 
     model: ChatModel
-    kv_format: KVFormat = DENSE
+    kv_format: KVFormat | None = None
 
     def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
         """Answers of each way, by name, in the order of the requests."""
@@ -70,7 +70,7 @@ class Ways:
         for _ in prefix.compute(engine, PREFIX_CHUNK):
             pass
         for _ in range(2):
-            known = prefix.lend(engine.kv, asked.prompt, slot)
+            known = prefix.lend(engine, asked.prompt, slot)
             (answer,) = _run(engine, [_generation(engine, asked, slot, known)], PREFIX_CHUNK)
         return answer
 

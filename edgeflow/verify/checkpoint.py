@@ -13,15 +13,18 @@ import torch
 
 from edgeflow.engine.device import choose_device
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
+from edgeflow.models.chat import read_published
 from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.family import Progress, Verification
 from edgeflow.policies.registry import family_of
 from edgeflow.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.types import Mode
+from edgeflow.types import KVName, Mode
 from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
+from edgeflow.verify.gate import verify_gate
+from edgeflow.verify.gate_bundle import is_gate_bundle
 
 
 def verify_checkpoint(
@@ -29,7 +32,7 @@ def verify_checkpoint(
     modes: Sequence[Mode],
     progress: Progress,
     *,
-    kv: str = "model",
+    kv: KVName = "model",
     weights: str = "float",
     overlay: Path | None = None,
     device: str = "cpu",
@@ -37,30 +40,39 @@ def verify_checkpoint(
 ) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
-    modes: of control policies, empty for all; chat models have other modes. kv: as `chat.kv`; other than `model`,
-    measure its errors in a chat model instead. weights: other than float, measure the cost of that precision: logits
+    modes: of control policies, empty for all; chat models have other modes. kv: other than `model`, measure the errors
+    and the memory of that KV format instead. weights: other than float, measure the cost of that precision: logits
     and tokens against float32. overlay: operators for a control policy. device: cpu, cuda or auto; ConfigError where
     it, or such weights on it, are not available. family: of a policy; by default as the bundle says.
     """
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
     with exact_float32(place):
+        if is_gate_bundle(directory):
+            if modes or CONFIGURED[kv] is not DENSE or weights != "float":
+                raise ConfigError("mode, kv, weights: a bundle of a memory gate is checked as it is, in float32")
+            return verify_gate(directory, progress, place)
         kind = read_json(directory / "config.json").get("model_type")
         if isinstance(kind, str) and kind in FAMILIES:
             if modes:
                 raise ConfigError(f"mode: {kind} is not a control policy, so it has no such modes")
-            return _verify_chat(directory, progress, CONFIGURED[kv], weights, place)
-        if CONFIGURED[kv] is not DENSE:
-            raise ConfigError(f"kv: {CONFIGURED[kv].name} is for chat models")
-        asked = Verification(modes=modes, progress=progress, weights=weights, operators=overlay, device=place)
-        return family_of(directory, family, recorded=True).verify(directory, asked)
+            return _verify_chat(directory, progress, kv, weights, place)
+        known = family_of(directory, family, recorded=True)
+        if kv != "model" and not known.formats:
+            raise ConfigError(
+                f"kv: policies of the family {known.name} keep no tokens in KV slots; use model, not {kv}"
+            )
+        asked = Verification(modes=modes, progress=progress, weights=weights, kv=kv, operators=overlay, device=place)
+        return known.verify(directory, asked)
 
 
 def _verify_chat(
-    directory: Path, progress: Progress, kv_format: KVFormat, weights: str, device: torch.device
+    directory: Path, progress: Progress, kv: KVName, weights: str, device: torch.device
 ) -> list[tuple[str, CheckResult]]:
     if weights != "float":
         return verify_chat_weights(directory, weights, FP8_BOUNDS, device)
-    if kv_format is not DENSE:
+    own = read_published(directory).text.attention.kv_format
+    kv_format = configured_format("kv", kv, own)
+    if kv_format is not own:
         return verify_kv(directory, kv_format, progress, device)
     return verify_chat(directory, progress, device)

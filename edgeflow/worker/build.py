@@ -113,11 +113,12 @@ def kv_need(
     longest = footprint.positions + config.max_prompt_tokens
     alone = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a session alone may exceed the budget
     rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), alone)
+    capacity = rounded_capacity(longest)
     return KVNeed(
         ring=footprint.slots,
         spare=spare,
-        capacity=rounded_capacity(longest),
-        position_bytes=footprint.position_bytes,
+        capacity=capacity,
+        slot_bytes=footprint.slot_bytes(capacity),
         reserve_bytes=FIXED_BYTES[device.type] + rows * footprint.row_bytes,
         frame_bytes=footprint.frame_bytes,
         chat_bytes=chat_bytes,

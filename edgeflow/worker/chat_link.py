@@ -273,7 +273,7 @@ class ChatLink:
 
     def _attach(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        ids_bytes = BYTES_PER_ID * self._ready.capacity if self._ready is not None else 0
+        ids_bytes = BYTES_PER_ID * self._ready.length if self._ready is not None else 0
         connection = _Connection(sock, Incoming(sock, ids_bytes + MAX_SCHEMA_BYTES))
         with self._lock:
             self._connection = connection

@@ -60,21 +60,24 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
+    "learning": LEAVES,
+    "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
+    | {"gate_training", "kernels", "learning"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
     | {"engine/control", "engine/chat", "engine/flow", "engine/sampling"}
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"accelerator", "engine/chat", "quantize", "tuning", "verify"},
+    | {"accelerator", "engine/chat", "gate_training", "quantize", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
 }
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "native", "quantised", "triton", "flashinfer", "table", "trials"),
+    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
     "quantize": ("search", "calibration", "files", "policies", ""),

@@ -30,8 +30,9 @@ from edgeflow.engine.memory import (
     sessions_that_fit,
 )
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.kv.formats import DENSE, slot_bytes
 from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.native.library import missing
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
@@ -52,6 +53,7 @@ CPU = torch.device("cpu")
 OPENVLA_7B = LlamaConfig(vocab_size=32064)
 WEIGHTS_7B = 15_100_000_000  # bytes of OpenVLA-7B in bfloat16
 CONTEXT = GIB // 2  # of CUDA itself
+SLOT_7B = KVShape(layers=32, capacity=400, kv_heads=32, head_dim=128, dtype=torch.bfloat16)
 
 
 def need_of_7b(**changes) -> KVNeed:
@@ -60,7 +62,7 @@ def need_of_7b(**changes) -> KVNeed:
         "ring": 7,
         "spare": 1,
         "capacity": rounded_capacity(256 + 128 + 7),
-        "position_bytes": 32 * DENSE.position_bytes(32, 128, torch.bfloat16),
+        "slot_bytes": slot_bytes(DENSE, SLOT_7B),
         "reserve_bytes": FIXED_BYTES["cuda"] + activation_bytes(OPENVLA_7B, 1024, torch.bfloat16),
     }
     return KVNeed(**{**values, **changes})
@@ -72,7 +74,7 @@ needs = st.builds(
     ring=st.integers(1, 64),
     spare=st.integers(0, 1),
     capacity=amounts,
-    position_bytes=amounts,
+    slot_bytes=amounts,
     reserve_bytes=st.integers(0, 1 << 40),
     chat_bytes=st.integers(0, 1 << 40),
     frame_bytes=st.integers(0, 1 << 30),
@@ -102,7 +104,7 @@ def test_a_choice_fits_or_is_refused_with_the_sum(need: KVNeed, free: int, wante
 def test_the_24_gb_card_serves_openvla_7b_pipelined():
     """8 sessions, which were reserved whatever was free, never fitted."""
     need = need_of_7b()
-    assert need.capacity == 400 and need.position_bytes == GIB // 2048
+    assert need.capacity == 400 and need.slot_bytes == 400 * GIB // 2048
     assert need.reserve_bytes == 7 * GIB // 4 + 1024 * (4 * 4096 + 4 * 4096 + 3 * 11008) * 2
     assert need.total_bytes(8) > 24 * GIB - WEIGHTS_7B
     for card, sessions in ((24_000_000_000, 4), (24 * GIB, 5), (32 * GIB, 8)):
@@ -127,7 +129,7 @@ def test_a_refusal_says_what_would_fit():
     with pytest.raises(ConfigError) as refused:
         choose_sessions(8, need_of_7b(), free)
     assert refused.value.text == (
-        "max_sessions: 8 sessions need 13.0 GiB: 57 slots x 400 positions x 524288 bytes = 11.1 GiB, 1.9 GiB for "
+        "max_sessions: 8 sessions need 13.0 GiB: 57 slots x 209715200 bytes for 400 positions = 11.1 GiB, 1.9 GiB for "
         "activations and graphs; 9.4 GiB are free beside the weights: lower max_sessions (5 fit) or max_prompt_tokens"
     )
 

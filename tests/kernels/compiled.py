@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -74,14 +75,15 @@ def real_cases(arch: int) -> Iterator[Case]:
         yield cases.rope_write_kv(SPANS, heads)
         yield cases.packed_attention(SPANS, heads)
         yield cases.varlen_attention([70, 70], Heads(2, 2, width))
-    yield cases.rope_write_kv_int8(SPANS, Heads(4, 4, 128))
-    yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128))
+    for kv_format in (INT8, *([FP8] if arch >= 89 else [])):
+        yield cases.rope_write_kv_scaled(SPANS, Heads(4, 4, 128), kv_format)
+        yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), kv_format)
     yield from seen_cases([window(span, 32, 4) for span in SPANS])
 
 
 def seen_cases(sees: list[Sees]) -> Iterator[Case]:
     yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, sees)
-    yield cases.packed_attention_int8(SPANS, Heads(4, 4, 128), sees)
+    yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, sees)
 
 
 def tree_cases(arch: int) -> Iterator[Case]:

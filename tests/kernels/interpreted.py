@@ -8,7 +8,6 @@ import sys
 
 import torch
 
-from edgeflow.kernels.table.dimensions import kv_formats
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.trials.cases import Case
@@ -30,8 +29,10 @@ def main() -> None:
 
 
 def proofs(op_name: str) -> list[Case]:
-    """The problems of an operator, with weights of the format that its kernel takes."""
-    return small_cases(op_name, weight=built_in_table().implementation(op_name, "triton").weight or FLOAT)
+    """The problems of an operator, with weights and KV of the formats that its kernels take."""
+    table = built_in_table()
+    found = small_cases(op_name, weight=table.implementation(op_name, "triton").weight or FLOAT)
+    return [case for case in found if "triton" in table.candidates(op_name, case.kv)]
 
 
 def run(op_name: str, dtype: torch.dtype) -> None:
@@ -43,7 +44,7 @@ def run(op_name: str, dtype: torch.dtype) -> None:
 def run_choices(op_name: str) -> None:
     """Every other value of every parameter, on a few cases."""
     table, kv_of = built_in_table(), [case.kv for case in proofs(op_name)]
-    for kv in kv_formats(op_name):
+    for kv in dict.fromkeys(kv_of):
         mine = [index for index, each in enumerate(kv_of) if each == kv]
         for name, values in table.implementation(op_name, "triton", kv).choices.items():
             if name not in ("num_warps", "num_stages"):  # the interpreter knows neither

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.kernels import greedy, int8_kv, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
+from edgeflow.kernels import greedy, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
 from edgeflow.kernels import varlen_attention as varlen
 from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.kv import shift_kv
+from edgeflow.kernels.kv.int4 import GROUP, Grid, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.narrow_kv import int4_write, scaled
 from edgeflow.kernels.table.dimensions import kv_formats
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -112,6 +114,25 @@ def rope(change: Callable) -> Callable:
     return lambda qkv, heads, kv_heads, rows, layer: rope_write_kv.reference(*change(qkv, heads, kv_heads, rows), layer)
 
 
+def latent_rope(change: Callable) -> Callable:
+    """As `rope`, over latent slots."""
+
+    def wrong(qk, heads, kv_heads, rows, layer):
+        return rope_write_kv.latent_reference(*change(qk, heads, kv_heads, rows), layer)
+
+    return wrong
+
+
+def other_end(qk, heads, kv_heads, rows, layer):
+    """The numbers that are rotated stand in front."""
+    width, rotary = layer.keys.shape[-1], rows.cos.shape[-1]
+    moved = qk.view(len(qk), -1, width).roll(-rotary, 2)
+    q = rope_write_kv.latent_reference(moved.flatten(1), heads, kv_heads, rows, layer)
+    written = layer.keys.flatten(0, 1)
+    written[rows.flat] = written[rows.flat].roll(rotary, 2)
+    return q.roll(rotary, 2)
+
+
 def backwards(qkv, heads, kv_heads, rows):
     return qkv, heads, kv_heads, replace(rows, sin=-rows.sin)
 
@@ -125,14 +146,53 @@ def one_place_on(qkv, heads, kv_heads, rows):
 
 
 def rounded_down(qkv, heads, kv_heads, rows, layer):
-    q = int8_kv.write(qkv, heads, kv_heads, rows, layer)
+    q = scaled.write(qkv, heads, kv_heads, rows, layer)
     layer.keys.flatten(0, 1)[rows.flat] -= (torch.rand(rows.flat.shape[0], *layer.keys.shape[2:]) < 0.5).to(torch.int8)
     return q
 
 
+def e4m3_rounded_down(qkv, heads, kv_heads, rows, layer):
+    q = scaled.write(qkv, heads, kv_heads, rows, layer)
+    bits = layer.keys.view(torch.int8).flatten(0, 1)
+    own = bits[rows.flat]
+    bits[rows.flat] -= ((torch.rand(own.shape) < 0.5) & (own & 127 > 0)).to(torch.int8)
+    return q
+
+
+def int4_rounded_down(qkv, heads, kv_heads, rows, layer):
+    q = int4_write.reference(qkv, heads, kv_heads, rows, layer)
+    for stored in (layer.keys, layer.values):
+        codes = unpacked(stored)
+        stored.copy_(packed(codes - ((torch.rand(codes.shape) < 0.5) & (codes > 0)).to(torch.uint8)))
+    return q
+
+
+def group_not_begun(qkv, heads, kv_heads, rows, layer):
+    """The keys before a span are not brought."""
+    layer.newest.zero_()
+    return int4_write.reference(qkv, heads, kv_heads, rows, layer)
+
+
+def other_codes(layout, kv):
+    attend = packed_attention.reference(layout, kv)
+    return lambda q, layer: attend(q, replace(layer, keys=layer.keys.flip(-1)))
+
+
+def nothing_exact(layout, kv):
+    """The newest keys are read in 4 bits too."""
+    attend = packed_attention.reference(layout, kv)
+
+    def wrong(q, layer):
+        place = torch.arange(kv.capacity)
+        grid = Grid(*layer.key_grids[:, :, place // GROUP])
+        return attend(q, replace(layer, exact=grid.numbers(unpacked(layer.keys)).to(q.dtype)))
+
+    return wrong
+
+
 def no_rotation(qkv, heads, kv_heads, rows, layer):
     still = replace(rows, cos=torch.ones_like(rows.cos), sin=torch.zeros_like(rows.sin))
-    return int8_kv.write(qkv, heads, kv_heads, still, layer)
+    return scaled.write(qkv, heads, kv_heads, still, layer)
 
 
 def without_value_scale(layout, kv):
@@ -224,7 +284,7 @@ SIGHTS = {
 }
 
 
-@pytest.mark.parametrize("kv", ["dense", "int8"])
+@pytest.mark.parametrize("kv", ["dense", "int8", "latent"])
 @pytest.mark.parametrize("name", SIGHTS)
 def test_a_kernel_that_sees_something_else_fails(name, kv):
     for dtype in DTYPES:
@@ -295,9 +355,17 @@ WRONG = {
     "rope: backwards": ("rope_write_kv dense", rope(backwards)),
     "rope: another row's angle": ("rope_write_kv dense", rope(next_row)),
     "rope: the next place": ("rope_write_kv dense", rope(one_place_on)),
+    "latent: backwards": ("rope_write_kv latent", latent_rope(backwards)),
+    "latent: the next place": ("rope_write_kv latent", latent_rope(one_place_on)),
+    "latent: the first numbers rotated": ("rope_write_kv latent", other_end),
     "int8: rounded down": ("rope_write_kv int8", rounded_down),
+    "fp8: rounded down": ("rope_write_kv fp8", e4m3_rounded_down),
+    "int4: rounded down": ("rope_write_kv int4", int4_rounded_down),
+    "int4: a group that is not brought": ("rope_write_kv int4", group_not_begun),
     "int8: no rotation": ("rope_write_kv int8", no_rotation),
     "attention: one key fewer": ("packed_attention dense", off_by_one),
+    "latent attention: one key fewer": ("packed_attention latent", off_by_one),
+    "latent attention: scale": ("packed_attention latent", other_scale),
     "attention: one key more": (
         "packed_attention dense",
         one_key_more,
@@ -307,6 +375,10 @@ WRONG = {
     "attention: heads in turns": ("packed_attention dense", heads_in_turns),
     "int8 attention: value scales": ("packed_attention int8", without_value_scale),
     "int8 attention: one key fewer": ("packed_attention int8", off_by_one),
+    "fp8 attention: value scales": ("packed_attention fp8", without_value_scale),
+    "int4 attention: one key fewer": ("packed_attention int4", off_by_one),
+    "int4 attention: other codes": ("packed_attention int4", other_codes),
+    "int4 attention: nothing exact": ("packed_attention int4", nothing_exact),
     "linear: no bias": ("linear", without_bias),
     "varlen: a key missing": ("varlen_attention", first_key_missing),
     "varlen: one sequence": ("varlen_attention", one_sequence),

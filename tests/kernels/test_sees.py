@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.kernels.int8_kv import quantised
 from edgeflow.kernels.kv import sees
-from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.kv.formats import DENSE, FP8, INT8
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.kernels.table.operator_table import built_in_table
 from tests.engine.other_device import OTHER, other_device
@@ -25,7 +25,7 @@ SLOTS, CAPACITY, WIDTH = 5, 24, 8
 TABLE = built_in_table()
 ATTENTIONS = [
     (kv, impl_id)
-    for kv in (DENSE, INT8)
+    for kv in (DENSE, INT8, FP8)
     for impl_id in TABLE.candidates("packed_attention", kv.name)
     if impl_id != "triton" and not impl_id.startswith("flashinfer")
 ]
@@ -61,9 +61,10 @@ def store(kv_format, spans: list[Span], wanted: list[set[int]], seed: int) -> tu
     rows = [span.slot for span in spans for _ in range(span.length)]
     for slot, places in zip(rows, wanted, strict=True):
         hidden[slot, : max(places) + 1] = False
-    if kv_format is INT8:
-        kv.data[0], kv.tensors[1][0, ..., 0] = quantised(wide)
-        wide = kv.data[0] * kv.tensors[1][0]
+    if kv_format is not DENSE:
+        numbers, kv.tensors[1][0, ..., 0] = quantised(wide, kv_format.numbers)
+        kv.data[0] = numbers.view(torch.int8)
+        wide = numbers.float() * kv.tensors[1][0]
         kv.tensors[1][0, :, hidden] = torch.nan
     else:
         kv.data[0] = wide

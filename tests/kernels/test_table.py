@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import CONFIGURED
+from edgeflow.kernels.kv.formats import CONFIGURED, LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.dimensions import KINDS, KV_FORMATS, kv_formats
@@ -211,7 +211,7 @@ def test_every_built_in_operator_has_a_reference_and_a_default(device):
 
 
 def test_formats_are_known_by_the_names_that_lookups_use():
-    assert {each.name for each in CONFIGURED.values()} == set(KV_FORMATS)
+    assert {each.name for each in (*CONFIGURED.values(), LATENT)} == set(KV_FORMATS)
 
 
 def over_kv(kv: str, hardware: str = "cpu", *entries: Entry) -> Choice:
@@ -231,6 +231,17 @@ def test_each_kv_format_has_its_own_implementations():
     for_one = Entry(OperatorKey(op_name="packed_attention", kv="int8"), "naive_gather")
     chosen = [over_kv(kv, "cpu", for_one, for_all).implementation.impl_id for kv in ("dense", "int8")]
     assert chosen == ["masked", "naive_gather"]
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "cuda_sm90"])
+def test_latent_slots_are_read_in_place_everywhere(hardware: str):
+    """They are wider than the tiles of kernels, so none is an implementation."""
+    assert over_kv("latent", hardware).implementation.impl_id == "slots_in_place"
+    write = OperatorKey(op_name="rope_write_kv", kv="latent")
+    chosen = built_in_table().choose(write, Hardware.named(hardware), torch.bfloat16)
+    assert chosen.implementation.impl_id == "indexed"
+    with pytest.raises(ConfigError, match="no implementation 'triton' for latent KV; known: reference"):
+        built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", kv="latent"), "triton"))
 
 
 def test_an_implementation_that_a_format_lacks_does_not_serve_it():

@@ -247,13 +247,13 @@ def test_problems_are_in_the_order_of_priority():
     norms = {f"rms_norm {role}" for role in ("input", "query", "key", "final")}
     norms |= {"add_rms_norm input", "add_rms_norm post_attention"}
     assert groups[3] == {*norms, "swiglu", "greedy"}
-    assert groups[4] == {"packed_attention int8", "rope_write_kv int8"}
+    assert groups[4] == {f"{name} {kv}" for name in memory for kv in ("int8", "fp8", "int4")}
 
 
 def priority_of(stage: str, op_name: str, role: str, kv: str) -> str:
     """The words of the paper."""
-    if kv == "int8":
-        return "only where slots are in int8"
+    if kv in ("int8", "fp8", "int4"):
+        return "only where slots hold fewer bits"
     if op_name.endswith("rms_norm") or op_name in ("swiglu", "greedy"):
         return "normalization, activation, sampling"
     if stage == "decode" or role == "head":

@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
-from tests.chat_checkpoint import IMAGE_TOKEN, VOCAB, write_chat_checkpoint
+from tests.chat_checkpoint import IMAGE_TOKEN, VOCAB, YARN, write_chat_checkpoint
 from tests.quantised import quantised_copies, share_of
 
 CPU = torch.device("cpu")
@@ -43,6 +43,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, seven to one": ("qwen2", {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 1e6}}),
     "qwen3": ("qwen3", {"head_dim": 16}),
+    "deepseek v2": ("deepseek_v2", {}),
+    "deepseek v2, queries in two": ("deepseek_v2", {"q_lora_rank": 24, "rope_parameters": YARN}),
+    "deepseek v3": ("deepseek_v3", {"q_lora_rank": 24, "rope_parameters": YARN, "rms_norm_eps": 1e-2}),
+    "deepseek v3, halves": ("deepseek_v3", {"rope_interleave": False, "tie_word_embeddings": True}),
     "qwen2.5-vl": ("qwen2_5_vl", {}),
     "qwen2.5-vl, tied": ("qwen2_5_vl", {"tie_word_embeddings": True}),
 }
@@ -97,11 +101,13 @@ def test_prompts_with_images_equal_transformers(sizes: list[tuple[int, int]], tm
         assert (ours(model, prompt, cuts) - wanted.logits[0]).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen2_5_vl", "deepseek_v2", "deepseek_v3"])
 def test_a_model_in_4_bits_is_that_of_the_same_numbers_in_floats(family: str, tmp_path: Path):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     if family == "qwen2_5_vl":  # with heads of 8, for which its M-RoPE sections are made
         sizes |= {"num_attention_heads": 8, "num_key_value_heads": 4}
+    if family.startswith("deepseek"):
+        sizes |= {"kv_lora_rank": 32, "v_head_dim": 8, "q_lora_rank": 64 if family == "deepseek_v3" else None}
     write_chat_checkpoint(tmp_path / "source", family, **sizes)
     copies = quantised_copies(tmp_path / "source", tmp_path, "model.", ["visual"])
     table = built_in_table().forcing(linear="reference")

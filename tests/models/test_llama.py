@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import before
 from edgeflow.kernels.kv.slots import KVSlots
@@ -131,7 +131,7 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
 
 
 @pytest.mark.parametrize("samples", [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)])
-@pytest.mark.parametrize("kv_format", [DENSE, INT8], ids=lambda each: each.name)
+@pytest.mark.parametrize("kv_format", CONFIGURED.values(), ids=lambda each: each.name)
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
 def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, kv_format: KVFormat, samples):
@@ -255,7 +255,7 @@ def noted(serves, calls: set[Call], op_name: str, role: str, stage: str, kv: str
     return call
 
 
-@pytest.mark.parametrize("kv_format", [DENSE, INT8], ids=lambda each: each.name)
+@pytest.mark.parametrize("kv_format", CONFIGURED.values(), ids=lambda each: each.name)
 @torch.inference_mode()
 def test_the_calls_of_a_model_are_those_that_are_listed(kv_format: KVFormat):
     """What `edgeflow ops` lists and the tuner times is what passes call, no more and no less."""

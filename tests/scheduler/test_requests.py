@@ -13,6 +13,7 @@ from edgeflow.scheduler.plan import Outcome, Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
 
 STOP = 7
+REUSABLE = int  # all of a prefix
 SLOTS = 2
 
 
@@ -95,15 +96,18 @@ def test_tokens_of_one_outcome_end_at_the_stop_token_and_at_the_limit():
     prefixes=st.dictionaries(st.integers(1, 5), st.integers(1, 20)),
     shared=st.dictionaries(st.integers(1, 5), st.integers(0, 20)),
     rows=st.integers(1, 25),
+    step=st.integers(1, 8),
 )
-def test_the_longest_whole_prefix_wins(prefixes: dict[int, int], shared: dict[int, int], rows: int):
+def test_the_longest_whole_prefix_wins(prefixes: dict[int, int], shared: dict[int, int], rows: int, step: int):
+    """Of its rows as many are known as another request may continue behind."""
     shared = {slot: min(count, prefixes.get(slot, count), rows) for slot, count in shared.items()}
-    requests = Requests(prefixes)
+    requests = Requests(prefixes, lambda known: known - known % step)
     requests.offer(1)
     plan = requests.begin(rows, 2, frozenset(), shared)
     whole = [count for slot, count in prefixes.items() if shared.get(slot) == count < rows]
-    assert plan.known == max(whole, default=0)
-    assert plan.slot == 0 if not whole else prefixes[plan.slot] == plan.known == shared[plan.slot]
+    longest = max(whole, default=0)
+    assert plan.known == plan.place == longest - longest % step
+    assert plan.slot == 0 if not whole else prefixes[plan.slot] == longest == shared[plan.slot]
 
 
 class RequestsMachine(RuleBasedStateMachine):
@@ -111,7 +115,7 @@ class RequestsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.requests = Requests({1: 4})
+        self.requests = Requests({1: 4}, REUSABLE)
         self.prefixes = {1: 4}  # as the twin knows them
         self.last = 0
         self.waiting: list[int] = []
@@ -210,7 +214,7 @@ TestRequests.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_a_prefix_that_is_computed_replaces_the_one_before_it():
-    requests = Requests({1: 4, 2: 6})
+    requests = Requests({1: 4, 2: 6}, REUSABLE)
     requests.offer(1)
     requests.offer(2)
     requests.begin_prefix(1, 5)
@@ -227,7 +231,7 @@ def test_a_prefix_that_is_computed_replaces_the_one_before_it():
 
 
 def test_a_dropped_change_of_a_prefix_leaves_none():
-    requests = Requests({1: 4})
+    requests = Requests({1: 4}, REUSABLE)
     requests.offer(1)
     requests.begin_prefix(1, 5)
     planned = requests.plan(9)

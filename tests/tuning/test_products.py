@@ -99,6 +99,18 @@ def test_of_a_chat_model(tied: bool, tmp_path: Path):
         assert {(role, format) for _, role, format, _ in found} >= {("qkv", AWQ), ("qkv", "float"), ("head", head)}
 
 
+@pytest.mark.parametrize("query_rank", [None, 32])
+def test_of_a_model_with_latents(query_rank: int | None, tmp_path: Path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    sizes |= {"first_k_dense_replace": 2, "kv_lora_rank": 32, "v_head_dim": 8, "q_lora_rank": query_rank}
+    write_chat_checkpoint(tmp_path / "source", "deepseek_v2", **sizes)
+    chat = quantised_copies(tmp_path / "source", tmp_path, "model.layers.0.", ["layers.1."])[0]
+    for directory in (chat, tmp_path / "source"):
+        found = tuned(directory)
+        assert found == bound_by_chat(directory, "float")
+        assert ("query" in {role for _, role, *_ in found}) == (query_rank is not None)
+
+
 def openvla(folder: Path) -> tuple[Path, str, list[str]]:
     source = tiny_checkpoint.write_checkpoint(folder / "source", tiny_checkpoint.TinySize(hidden=64, mlp=96))
     return source, "language_model.", ["vision_backbone", "projector"]

@@ -14,16 +14,15 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.kernels.kv.formats import INT8
+from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.recorded.comparison import exact_float32
-from edgeflow.types import Mode
+from edgeflow.types import KVName, Mode
 from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
-from tests.tiny_checkpoint import write_checkpoint
 
 BUNDLES = ["llama-tiny", "qwen2-tiny", "qwen25vl-tiny", "stories260K-hf"]
 MODES = ["alone", "chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"]
@@ -54,13 +53,14 @@ def test_the_original_implementation_agrees(name: str):
 
 @pytest.mark.oracle("llama-tiny", "qwen2-tiny")
 @pytest.mark.parametrize("name", ["llama-tiny", "qwen2-tiny"])
-def test_int8_kv_is_within_its_bounds_and_one_answer_in_every_mode(name: str):
-    results = verify_kv(ORACLES / name, INT8)
+@pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
+def test_kv_of_fewer_bits_is_within_its_bounds_and_one_answer_in_every_mode(name: str, kv: KVName):
+    results = verify_kv(ORACLES / name, CONFIGURED[kv])
     assert [each for each in results if not each[1].ok] == []
     answers = {(mode, result.case) for mode, result in results if result.quantity == "tokens, against alone"}
     cases = {case for _, case in answers}
     assert len(cases) >= 4 and answers == {(mode, case) for mode in MODES for case in cases}
-    told = {result.quantity: result.deviation for mode, result in results if mode == "int8 KV"}
+    told = {result.quantity: result.deviation for mode, result in results if mode == f"{kv} KV"}
     assert 0 < told["mean logit error"] < told["largest logit error"]
 
 
@@ -175,20 +175,22 @@ def test_what_is_no_bundle_is_told(bundle: Path, name: str, content: str | None,
         verify_chat(bundle)
 
 
-def test_the_cost_of_int8_kv_is_told(bundle: Path):
-    result = CliRunner().invoke(app, ["verify", str(bundle), "--kv", "int8", "--json"])
+@pytest.mark.parametrize(("kv", "share"), [("int8", 144 / 384), ("fp8", 144 / 384), ("int4", 166 / 384)])
+def test_the_cost_of_a_kv_format_is_told(bundle: Path, kv: str, share: float):
+    """3 layers, keys and values, 2 heads of 8 numbers; with scales or grids, and what a slot of 512 has once."""
+    result = CliRunner().invoke(app, ["verify", str(bundle), "--kv", kv, "--json"])
     rows = {(row["mode"], row["quantity"]): row for row in json.loads(result.stdout)}
-    told = {quantity for mode, quantity in rows if mode == "int8 KV"}
-    memory = "bytes per position, 144 for 384"  # 3 layers, keys and values, 2 heads of 8 numbers; with scales, without
+    told = {quantity for mode, quantity in rows if mode == f"{kv} KV"}
+    memory = f"bytes per position, {384 * share:.5g} for 384"
     assert told == {"largest logit error", "mean logit error", "tokens that differ, share", memory}
-    assert rows["int8 KV", memory]["deviation"] == 144 / 384
-    assert rows["int8 KV", "mean logit error"]["deviation"] > 0
+    assert rows[f"{kv} KV", memory]["deviation"] == pytest.approx(share)
+    assert rows[f"{kv} KV", "mean logit error"]["deviation"] > 0
 
 
-def test_int8_kv_is_of_chat_models_alone(tmp_path: Path):
-    directory = write_checkpoint(tmp_path)
-    with pytest.raises(ConfigError, match="kv: int8 is for chat models"):
-        verify_checkpoint(directory, [], lambda *_: None, kv="int8")
+def test_what_keeps_no_tokens_in_slots_has_no_kv_format(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"type": "act"}')
+    with pytest.raises(ConfigError, match="kv: policies of the family act keep no tokens in KV slots"):
+        verify_checkpoint(tmp_path, [], lambda *_: None, kv="int8")
 
 
 def test_every_tensor_is_on_the_device_that_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch):

@@ -7,9 +7,11 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
+from edgeflow.config_sections import MOST_TOKENS
 from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import (
     ChatDone,
@@ -18,6 +20,7 @@ from edgeflow.ipc.chat_messages import (
     ChatStart,
     ChatStop,
     ChatToken,
+    LongSlots,
     PrefixSet,
     SetPrefix,
 )
@@ -33,7 +36,9 @@ READY = ChatReady(
     family="test",
     model_fingerprint="f",
     images=False,
+    length=2000,
     capacity=2000,
+    long=None,
     slots=[],
     kv_bytes=0,
     step_ns=1,
@@ -142,6 +147,20 @@ def test_requests_and_answers_pass_under_the_numbers_of_each_side(bench: Bench):
     bench.link.send(done(start.request))
     bench.link.send(PrefixSet(change.request, "arm", 1))
     assert [front.receive() for _ in range(3)] == [ChatToken(70, 5, [], []), done(70), PrefixSet(71, "arm", 1)]
+
+
+def test_a_prompt_of_the_longest_length_passes_whatever_a_slot_holds():
+    """Ids of the largest vocabularies take 5 bytes each."""
+    ready = replace(
+        READY, length=MOST_TOKENS, capacity=32, long=LongSlots(sink=4, window=6, segment=10, memory_bytes=1)
+    )
+    with contextlib.closing(Bench(ready)) as bench:
+        front = bench.front()
+        assert front.receive() == ready
+        ids = list(range(1 << 31, (1 << 31) + MOST_TOKENS))
+        front.send(request_of(ids))
+        (start,) = bench.chat(1)
+        assert isinstance(start, ChatStart) and start.ids == ids
 
 
 def test_messages_of_control_come_first_and_few_of_chat_at_a_time(bench: Bench):

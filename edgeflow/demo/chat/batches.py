@@ -29,8 +29,7 @@ class Batcher:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._start, self._end, self._pad = (tokenizer.encode(sign).ids[0] for sign in (START, END, END_OF_TEXT))
-        self._opening = [self._start, *tokenizer.encode("assistant\n").ids]
+        (self._pad,) = tokenizer.encode(END_OF_TEXT).ids
 
     def draw(self, source: DialogSource, batches: int, rows: int, turns: int) -> list[ChatBatch]:
         """Draw batches of `rows` conversations of `turns` questions, grouped by similar length."""
@@ -46,17 +45,20 @@ class Batcher:
         targets = torch.full((len(rows), length), ASIDE)
         for index, row in enumerate(rows):
             ids[index, : len(row)] = torch.tensor(row)
-            for first, last in self._answers(row):
+            for first, last in answer_spans(self._tokenizer, row):
                 targets[index, first - 1 : last - 1] = ids[index, first:last]
         return ChatBatch(ids, targets)
 
-    def _answers(self, row: list[int]) -> list[tuple[int, int]]:
-        """The spans of the answers, each including its end token."""
-        size, found = len(self._opening), []
-        for place in range(len(row)):
-            if row[place] == self._start and row[place : place + size] == self._opening:
-                found.append((place + size, row.index(self._end, place) + 1))
-        return found
+
+def answer_spans(tokenizer: Tokenizer, row: Sequence[int]) -> list[tuple[int, int]]:
+    """The spans of the answers in a conversation's ids, each including its end token."""
+    (start,), (end,) = tokenizer.encode(START).ids, tokenizer.encode(END).ids
+    opening = [start, *tokenizer.encode("assistant\n").ids]
+    size, found = len(opening), []
+    for place in range(len(row)):
+        if row[place] == start and list(row[place : place + size]) == opening:
+            found.append((place + size, row.index(end, place) + 1))
+    return found
 
 
 def _length(dialog: Dialog) -> int:

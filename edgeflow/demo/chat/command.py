@@ -13,13 +13,18 @@ from rich.table import Table
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.types import KVName
 
 
-def eval_chat_command(folder: Path | None, questions: int, seed: str, *, as_json: bool) -> int:
+def eval_chat_command(folder: Path | None, questions: int, seed: str, *, kv: KVName, as_json: bool) -> int:
     """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
-            folder or EMBEDDED_CHAT_MODEL, questions, seed, progress=lambda done: report("questions", done, questions)
+            folder or EMBEDDED_CHAT_MODEL,
+            questions,
+            seed,
+            progress=lambda done: report("questions", done, questions),
+            kv=kv,
         )
     if as_json:
         print(json.dumps(_as_json(result), indent=2))

@@ -14,7 +14,9 @@ from edgeflow.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.kernels.kv.formats import configured_format
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.types import KVName
 
 QUESTIONS: Final = 500
 NEEDED: Final = 0.98  # exact match, below which the model is not shipped
@@ -60,11 +62,12 @@ class ChatReport:
 
 
 class Answerer:
-    """A chat model that answers greedily, one request at a time."""
+    """A chat model that answers greedily, one request at a time. kv: as `chat.kv`."""
 
-    def __init__(self, model: ChatModel) -> None:
+    def __init__(self, model: ChatModel, capacity: int = CAPACITY, kv: KVName = "model") -> None:
+        kv_format = configured_format("kv", kv, model.config.attention.kv_format)
         self._model = model
-        self._engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
+        self._engine = ChatEngine(model, model.decoder.kv_slots(1, capacity, kv_format))
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         """The answer to the last message."""
@@ -101,9 +104,11 @@ def evaluate_chat(
     seed: str = HELD_OUT_SEED,
     dtype: torch.dtype = torch.float32,
     progress: Callable[[int], None] = lambda _: None,
+    kv: KVName = "model",
 ) -> ChatReport:
-    """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far."""
-    answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")))
+    """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far. kv: as
+    `chat.kv`."""
+    answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")), kv=kv)
     graded: list[Graded] = []
     for dialog in held_out_dialogs(questions, seed):
         graded += grade(answer, dialog)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgeflow.demo.chat.batches import ASIDE, Batcher, ChatBatch
 from edgeflow.demo.chat.dialogs import DialogSource
@@ -17,10 +18,10 @@ from edgeflow.demo.chat.export import write_chat_checkpoint
 from edgeflow.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.demo.chat.state import MAX_OBJECTS
 from edgeflow.demo.chat.tokenizer import train_tokenizer
-from edgeflow.demo.learning.learner import Learner
-from edgeflow.demo.learning.rates import budget_share
-from edgeflow.demo.learning.run import cpu_seconds, run_training, training_progress
 from edgeflow.engine.device import choose_device
+from edgeflow.learning.learner import Learner
+from edgeflow.learning.rates import budget_share
+from edgeflow.learning.run import cpu_seconds, run_training, training_progress
 
 FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 7_500
@@ -59,12 +60,7 @@ class ChatTrainer:
         self._batcher = Batcher(self.tokenizer)
         self._waiting: list[ChatBatch] = []
         named = dict(self.network.named_parameters())
-        hidden = [value for name, value in named.items() if ".layers." in name and value.ndim == 2]
-        others = [value for name, value in named.items() if not (".layers." in name and value.ndim == 2)]
-        matrices = torch.optim.Muon(hidden, weight_decay=0.01, adjust_lr_fn="original")
-        vectors = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-        matrices.param_groups[0]["peak"], vectors.param_groups[0]["peak"] = _MATRIX_RATE, _VECTOR_RATE
-        self.learner = Learner(named, [matrices, vectors], seed)
+        self.learner = Learner(named, optimisers_of(named), seed)
 
     def step(self) -> tuple[float, str]:
         """Train on one batch; return its loss and no note."""
@@ -88,6 +84,16 @@ class ChatTrainer:
             self._waiting = self._batcher.draw(source, POOL, self._plan.rows, self._plan.turns)
             random.Random(pool).shuffle(self._waiting)
         return self._waiting[place]
+
+
+def optimisers_of(named: Mapping[str, nn.Parameter], share: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for all else. share: of the peak learning rates."""
+    hidden = [value for name, value in named.items() if ".layers." in name and value.ndim == 2]
+    others = [value for name, value in named.items() if not (".layers." in name and value.ndim == 2)]
+    matrices = torch.optim.Muon(hidden, weight_decay=0.01, adjust_lr_fn="original")
+    vectors = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    matrices.param_groups[0]["peak"], vectors.param_groups[0]["peak"] = _MATRIX_RATE * share, _VECTOR_RATE * share
+    return [matrices, vectors]
 
 
 def answer_loss(network: ChatNetwork, batch: ChatBatch, device: torch.device) -> Tensor:

@@ -18,11 +18,11 @@ from edgeflow.demo.flow_training.losses import FlowHeads, expert_loss, flow_loss
 from edgeflow.demo.flow_training.network import FlowNetwork
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
-from edgeflow.demo.learning.learner import Learner
-from edgeflow.demo.learning.rates import Phase, budget_share, rate_share
-from edgeflow.demo.learning.run import cpu_seconds, run_training, training_progress
 from edgeflow.demo.training.losses import vision_loss
 from edgeflow.engine.device import choose_device
+from edgeflow.learning.learner import Learner
+from edgeflow.learning.rates import Phase, budget_share, rate_share
+from edgeflow.learning.run import cpu_seconds, run_training, training_progress
 
 FULL_MINUTES: Final = 45.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 72_000

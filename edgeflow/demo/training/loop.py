@@ -10,9 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.demo.learning.learner import Learner
-from edgeflow.demo.learning.rates import Phase, budget_share, rate_share
-from edgeflow.demo.learning.run import cpu_seconds, run_training, training_progress
 from edgeflow.demo.training.batches import Batch, Prompts, draw_batch, make_prompts
 from edgeflow.demo.training.data import Dataset, make_dataset
 from edgeflow.demo.training.export import write_checkpoint
@@ -20,6 +17,9 @@ from edgeflow.demo.training.losses import TrainingHeads, language_loss, vision_l
 from edgeflow.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.demo.training.tokenizer import train_tokenizer
 from edgeflow.engine.device import choose_device
+from edgeflow.learning.learner import Learner
+from edgeflow.learning.rates import Phase, budget_share, rate_share
+from edgeflow.learning.run import cpu_seconds, run_training, training_progress
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 60_000

@@ -16,6 +16,7 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
+from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, store_format, untrained_positions
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
@@ -24,16 +25,17 @@ from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, activation_bytes, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError, RequestError
-from edgeflow.ipc.chat_messages import ChatReady
+from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate.files import MemoryGate
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
 
@@ -42,7 +44,7 @@ RECORDINGS_OF_A_SHAPE = 3  # at most: rows are sampled in as many ways
 PROBE_ROWS = 64
 WORTH_TELLING = 1e-3  # of the logits of a row by itself
 # What two checkpoints must have in common for one to read what the other wrote.
-_SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope")
+_SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope", "latent")
 
 Progress = Callable[[str, int, int], None]
 
@@ -57,6 +59,8 @@ class BuiltChat:
     times: ChunkTimes
     fingerprint: str
     numbers: str
+    length: int
+    long: LongSlots | None
 
     def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
         """A chat plane over this model."""
@@ -82,7 +86,9 @@ class BuiltChat:
             family=model.name,
             model_fingerprint=self.fingerprint,
             images=model.vision is not None,
+            length=self.length,
             capacity=kv.capacity,
+            long=self.long,
             slots=[prefix.slot_id for prefix in self.prefixes],
             kv_bytes=kv.nbytes,
             step_ns=self.times.step_ns,
@@ -96,7 +102,8 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights in the configured precision, KV slots, the activations of a prompt's chunk, and recordings.
+    Weights in the configured precision, the gate, KV slots with their memories, the activations of a prompt's chunk,
+    and recordings. StartErrors for a gate that cannot serve this model.
     """
     path = config.chat_path
     if path is None:
@@ -104,14 +111,16 @@ def chat_bytes(config: ServiceConfig) -> int:
     chat = config.chat
     device = choose_device(config.device)
     dtype = choose_chat_dtype(chat.dtype, path, device)
-    text = read_published(path).text
+    text, gate = read_published(path).text, read_long(chat, path, torch.device("cpu"), dtype)
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device, chat.head) for each in paths)
-    capacity = min(chat.capacity, text.max_position_embeddings)
+    weights += gate.parameters * dtype.itemsize if gate is not None else 0
+    size = SlotSize.of(chat, text, gate)
     replays = choose_graphs(config.graphs, device, dtype)
     slots = 1 + len(chat.slots) + replays
-    kv = slots * capacity * _position_bytes(text, dtype, CONFIGURED[chat.kv])
-    recordings = RECORDINGS_OF_A_SHAPE * len(ShapeClasses.of_requests(chat.prefill_chunk, capacity).all()) * replays
+    kv = slots * size.slot_bytes(text, dtype, store_format(chat, text, gate))
+    shapes = ShapeClasses.of_requests(chat.prefill_chunk, size.positions).all()
+    recordings = RECORDINGS_OF_A_SHAPE * len(shapes) * replays * (1 + (gate is not None))
     return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype) + recordings * RECORDING_BYTES
 
 
@@ -124,7 +133,9 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     if path is None:
         return None
     device, chat = choose_device(config.device), config.chat
+    check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
+    gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)
     progress(weights.told, 1, 1)
     model = decode = load_chat_model(path, dtype, device, table=weights.table, head=weights.head)
@@ -139,6 +150,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         fingerprint(path),
         progress,
         decode=decode,
+        gate=gate,
         weights=weights.told,
         table=weights.table,
         graphs=graphs,
@@ -153,6 +165,7 @@ def build_chat(
     progress: Progress,
     *,
     decode: ChatModel | None = None,
+    gate: MemoryGate | None = None,
     weights: str = "float weights",
     table: OperatorTable | None = None,
     graphs: str = "",
@@ -160,15 +173,19 @@ def build_chat(
 ) -> BuiltChat:
     """Reserve the slots, compute the prefixes, record and time passes; ConfigError says what does not fit.
 
-    decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. weights:
-    what the model was loaded with, for a person. table: chooses its operators. graphs: replay passes; `on` refuses
-    where that cannot be.
+    decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. gate: of
+    this model, for prompts longer than a slot. weights: what the model was loaded with, for a person. table: chooses
+    its operators. graphs: replay passes; `on` refuses where that cannot be.
     """
-    capacity = min(config.capacity, model.config.max_position_embeddings)
-    prompts = [_prefix_prompt(model, slot, capacity) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts) + bool(graphs), capacity, CONFIGURED[config.kv])
+    size = SlotSize.of(config, model.config, gate)
+    limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
+    prompts = [_prefix_prompt(model, slot, size.length, limit) for slot in config.slots]
+    kv = _reserve(model, 1 + len(prompts) + bool(graphs), size, store_format(config, model.config, gate))
     chunk = config.prefill_chunk
-    engine = ChatEngine(model, kv, decode=decode, chunk=chunk, graphs=bool(graphs), table=table, record=record)
+    folding = None if gate is None else folding_of(gate.rules)
+    engine = ChatEngine(
+        model, kv, decode=decode, folding=folding, chunk=chunk, graphs=bool(graphs), table=table, record=record
+    )
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
     engine.seal()
     prefixes = []
@@ -180,15 +197,18 @@ def build_chat(
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
-    off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, capacity)))
-    numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, KV in {_name(kv.data.dtype)}"
+    off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
+    numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
+    untrained = untrained_positions(gate, config, model.config) if gate is not None else ""
     return BuiltChat(
         name=config.name,
         engine=engine,
         prefixes=tuple(prefixes),
         times=times,
         fingerprint=fingerprint,
-        numbers=", ".join(filter(None, (numbers, told))),
+        numbers=", ".join(filter(None, (numbers, told, untrained))),
+        length=size.length,
+        long=size.told(gate),
     )
 
 
@@ -237,30 +257,21 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
     return model.prompt([token % model.config.vocab_size for token in range(rows)])
 
 
-def kv_bytes(model: ChatModel, slots: int, capacity: int, kv_format: KVFormat = DENSE) -> int:
-    """Memory of so many slots in bytes."""
-    return slots * capacity * _position_bytes(model.config, model.decoder.dtype, kv_format)
-
-
-def _position_bytes(config: LlamaConfig, dtype: torch.dtype, kv_format: KVFormat) -> int:
-    """Memory of a position in all layers."""
-    return config.num_hidden_layers * kv_format.position_bytes(config.num_key_value_heads, config.head_dim, dtype)
-
-
-def _reserve(model: ChatModel, slots: int, capacity: int, kv_format: KVFormat) -> KVSlots:
-    needed, free = kv_bytes(model, slots, capacity, kv_format), free_bytes(model.device)
-    config, layers = model.config, model.config.num_hidden_layers
-    layer_bytes = _position_bytes(config, model.decoder.dtype, kv_format) // layers
+def _reserve(model: ChatModel, slots: int, size: SlotSize, kv_format: KVFormat) -> KVSlots:
+    each, free = size.slot_bytes(model.config, model.decoder.dtype, kv_format), free_bytes(model.device)
+    needed = slots * each
+    memories = f", {size.memory_bytes} of them of the memory" if size.memory_bytes else ""
+    lower = "chat.long.segment" if size.memory_bytes else "chat.capacity"
+    narrower = ", or choose chat.kv int8 or int4" if kv_format is DENSE else ""
     error = ConfigError(
-        f"chat.capacity: no memory for {slots} slots of {capacity} positions: {layers} layers x {slots} x {capacity} "
-        f"x {layer_bytes} bytes per position are {needed / 2**20:.0f} MiB, "
-        f"{free / 2**20:.0f} MiB are free; lower chat.capacity or the number of chat.slots"
-        + (", or choose chat.kv int8" if kv_format is DENSE else "")
+        f"chat.capacity: no memory for {slots} slots of {size.positions} positions: {slots} x {each} bytes in "
+        f"{model.config.num_hidden_layers} layers{memories} are {needed / 2**20:.0f} MiB, "
+        f"{free / 2**20:.0f} MiB are free; lower {lower} or the number of chat.slots{narrower}"
     )
     if needed > free:
         raise error
     try:
-        return model.decoder.kv_slots(slots, capacity, kv_format)
+        return model.decoder.kv_slots(slots, size.positions, kv_format)
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
 
@@ -269,11 +280,18 @@ def _told(error: float) -> str:
     return f", {error:.1%} of the logits' spread off" if error >= WORTH_TELLING else ""
 
 
+def _kv(kv: KVSlots) -> str:
+    """The slots' numbers, for a person."""
+    latent = "latent " if kv.format is LATENT else ""
+    named = kv.format.name in (DENSE.name, LATENT.name)
+    return f"{latent}KV in {_name(kv.data.dtype) if named else kv.format.name}"
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _prefix_prompt(model: ChatModel, slot: ChatSlot, capacity: int) -> Prompt:
+def _prefix_prompt(model: ChatModel, slot: ChatSlot, length: int, limit: str) -> Prompt:
     key = f"chat.slots {slot.id}"
     try:
         if slot.messages:
@@ -283,6 +301,6 @@ def _prefix_prompt(model: ChatModel, slot: ChatSlot, capacity: int) -> Prompt:
             prompt = model.text_prompt(slot.text)
     except RequestError as error:
         raise ConfigError(f"{key}: {error.text}") from error
-    if len(prompt) >= capacity:
-        raise ConfigError(f"{key}: has {len(prompt)} tokens, chat.capacity is {capacity}")
+    if len(prompt) >= length:
+        raise ConfigError(f"{key}: has {len(prompt)} tokens, {limit}")
     return prompt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,13 @@ from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
-from edgeflow.errors import WorkerError
+from edgeflow.errors import Internal, WorkerError
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
+from edgeflow.reasons import Reason
+from edgeflow.scheduler.folding import Folding, Route, Straight
 from edgeflow.scheduler.plan import Pass, Segment
 
 
@@ -34,16 +37,19 @@ class Source:
 
     def chunk(self, segment: Segment[int]) -> Chunk:
         """The rows of a segment of the prompt."""
-        start, stop = segment.start, segment.start + segment.length
-        return Chunk(self._rows.take(start, stop), self.prompt.positions[:, start:stop], self.prompt.shift)
+        prompt, start = self.prompt, segment.start + segment.folded
+        stop = start + segment.length
+        return Chunk(
+            self._rows.take(start, stop), prompt.positions[:, start:stop], prompt.shift, prompt.ids[start:stop]
+        )
 
 
 class ChatEngine:
     """Runs passes of a chat model over `kv`.
 
-    decode: the model of decode rows, where another computes prompts; it reads what that one wrote. graphs: replay
-    recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
-    keep_logits: as of Executor.
+    decode: the model of decode rows, where another computes prompts; it reads what that one wrote. folding: the sizes
+    of slots with memory, where `kv` has them. graphs: replay recordings; the last slot of `kv` is scratch then, and
+    chunks are of at most `chunk` rows. table, record and keep_logits: as of Executor.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class ChatEngine:
         kv: KVSlots,
         *,
         decode: ChatModel | None = None,
+        folding: Folding | None = None,
         chunk: int = 0,
         graphs: bool = False,
         table: OperatorTable | None = None,
@@ -61,9 +68,11 @@ class ChatEngine:
         self.model = model
         self.decode = decode or model
         self.kv = kv
-        self._sampling = SamplingState(kv.slots, kv.capacity + 1, model.config.vocab_size, model.device)
+        self.folding = folding
+        sampling = SamplingState(kv.slots, kv.positions + 1, model.config.vocab_size, model.device)
+        self._state, self._sampling = SlotState(kv, sampling), sampling
         options: dict[str, Any] = {
-            "state": SlotState(kv, self._sampling),
+            "state": self._state,
             "classes": ShapeClasses.of_requests(chunk, kv.capacity) if graphs else None,
             "table": table,
             "keep_logits": keep_logits,
@@ -99,7 +108,8 @@ class ChatEngine:
                 if (executor is self._prompts and each.prefills and (each.sampling is None or not any(each.samples)))
                 or (executor is self._decodes and not each.prefills)
             ]
-            executor.record_all(needed, progress)
+            gated = [replace(each, gated=(True,)) for each in needed] if self.folding is not None else []
+            executor.record_all([*needed, *gated], progress)
 
     def seal(self) -> None:
         """Record nothing from now on."""
@@ -112,10 +122,30 @@ class ChatEngine:
         for executor in self._executors:
             executor.graphs = None
 
-    def begin(self, slot: int, params: SamplingParams, prompt: Prompt) -> None:
-        """Put a request in a slot, without waiting; its prompt enters with its passes."""
+    def begin(self, slot: int, params: SamplingParams, prompt: Prompt, *, known: int = 0) -> None:
+        """Put a request in a slot, without waiting; its prompt enters with its passes.
+
+        known: rows of it that the slot holds already; without any, the memory of the slot is cleared.
+        """
         seed = secrets.randbits(63) if params.seed is None else params.seed
+        if not known:
+            self.clear(slot)
         self._sampling.begin(slot, params, prompt.ids, seed)
+
+    def clear(self, slot: int) -> None:
+        """Forget what the memory of a slot holds, before a sequence begins in it."""
+        self._prompts.clear(slot)
+
+    def route(self, folded: int = 0) -> Route:
+        """The way of a sequence through its slot, `folded` segments of which are in its memory already."""
+        return Straight() if self.folding is None else self.folding.route(folded)
+
+    @torch.inference_mode()
+    def lend(self, source: int, target: int, known: int) -> None:
+        """The first `known` rows of a slot, and its memory where it has one, enter another."""
+        self.kv.copy_rows(source, target, self.kv.capacity if self.folding else known)
+        slots = torch.tensor([source, target], device=self.model.device)
+        self._state.move(slots[:1], slots[1:])
 
     @torch.inference_mode()
     def launch(self, planned: Pass[int], sources: Mapping[int, Source], *, waits: bool = False) -> Ticket[int]:
@@ -128,9 +158,13 @@ class ChatEngine:
         return self._of(ticket.planned).sample(ticket, allowed)
 
     def collect(self, ticket: Ticket[int]) -> list[Sampled[int]]:
-        """Wait for a pass; what each of its segments gave. WorkerError where logits are not finite."""
+        """Wait for a pass; what each of its segments gave. WorkerError where logits are not finite; Internal where they
+        are of rows that read a memory, which may be at fault.
+        """
         outcomes = self._of(ticket.planned).collect(ticket)
         if not all(outcome.finite for outcome in outcomes):
+            if any(segment.gated for segment in ticket.planned.segments):
+                raise Internal("the memory of the prompt is not finite", reason=Reason.MEMORY_NOT_FINITE)
             raise WorkerError("the model's output is not finite")
         return outcomes
 

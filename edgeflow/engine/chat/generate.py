@@ -14,7 +14,6 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.executor import Sampled, Ticket
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument
-from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import Pass
@@ -40,7 +39,8 @@ def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
 class Generation:
     """One request in one slot of an engine, and its answer so far.
 
-    known: rows of the prompt whose KV lies in the slot already, fewer than all.
+    known: rows of the prompt whose KV lies in the slot already, fewer than all. folded: segments that its memory holds
+    then.
     """
 
     def __init__(
@@ -51,16 +51,25 @@ class Generation:
         slot: int = 0,
         *,
         known: int = 0,
+        folded: int = 0,
         ignore_stop: bool = False,
         constraint: Constraint | None = None,
     ) -> None:
-        tokens = most_tokens(prompt, params, engine.kv.capacity)
+        tokens = most_tokens(prompt, params, engine.kv.positions)
         stop_ids = frozenset[int]() if ignore_stop else engine.model.stop_ids
-        self.plan = RequestPlan(number=slot, slot=slot, rows=len(prompt), known=known, tokens=tokens, stop_ids=stop_ids)
+        self.plan = RequestPlan(
+            number=slot,
+            slot=slot,
+            rows=len(prompt),
+            known=known,
+            tokens=tokens,
+            stop_ids=stop_ids,
+            route=engine.route(folded),
+        )
         self.source = Source(engine.model, prompt)
         self.constraint = constraint
         self.tokens: list[int] = []
-        engine.begin(slot, params, prompt)
+        engine.begin(slot, params, prompt, known=known)
 
     @property
     def finish(self) -> Finish | None:
@@ -151,19 +160,32 @@ class FixedPrefix:
 
     def compute(self, engine: ChatEngine, chunk: int) -> Iterator[int]:
         """Fill the slot; one item per pass: the number of rows computed so far."""
-        plan, source = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt)), Source(engine.model, self.prompt)
+        plan = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt), route=engine.route())
+        source = Source(engine.model, self.prompt)
+        engine.clear(self.slot)
         while (segment := plan.next(chunk)) is not None:
             engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))
             yield plan.place
 
-    def lend(self, kv: KVSlots, prompt: Prompt, slot: int) -> int:
+    def folded(self, engine: ChatEngine) -> int:
+        """Segments in the memory of its slot."""
+        return 0 if engine.folding is None else engine.folding.segments(len(self.prompt))
+
+    def lend(self, engine: ChatEngine, prompt: Prompt, slot: int) -> int:
         """Bring what `prompt` shares with this prefix into its slot; returns how many rows are known then.
 
-        In the prefix's own slot nothing moves; there the whole prefix must be shared, as the rest is written over.
+        Rows that the KV format cannot reuse are computed again. In the prefix's own slot nothing moves; there the whole
+        prefix must be shared, as the rest is written over. In a store with memory a prefix is only copied, for its slot
+        would go on.
         """
-        known = min(self.prompt.common(prompt), len(prompt) - 1)
+        shared, folding = min(self.prompt.common(prompt), len(prompt) - 1), engine.folding
+        if folding is not None and slot == self.slot:
+            raise ValueError("a prompt that folds cannot run in the prefix's slot")
+        known = engine.kv.format.reusable(shared)
+        if folding is not None:
+            known = folding.reusable(len(self.prompt), shared, len(prompt))
         if slot != self.slot:
-            kv.copy_rows(self.slot, slot, known)
-        elif known < min(len(self.prompt), len(prompt) - 1):
+            engine.lend(self.slot, slot, known)
+        elif shared < min(len(self.prompt), len(prompt) - 1):
             raise ValueError("a prompt that leaves the prefix cannot run in the prefix's slot")
         return known

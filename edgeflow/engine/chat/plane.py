@@ -24,6 +24,7 @@ from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
+from edgeflow.scheduler.folding import Folding, FoldingRoute
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import RequestPlan, Requests
 
@@ -72,7 +73,8 @@ class ChatPlane:
         self.engine = engine
         self.times = times
         self.chunk = chunk
-        self.requests = Requests({each.fixed.slot: len(each.fixed.prompt) for each in prefixes})
+        rows = {each.fixed.slot: len(each.fixed.prompt) for each in prefixes}
+        self.requests = Requests(rows, engine.kv.format.reusable, engine.folding)
         self._name = name
         self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
         self._prefixes = {prefix.fixed.slot: prefix for prefix in prefixes}
@@ -149,9 +151,13 @@ class ChatPlane:
         return Running.of(ticket, turn_ns, begun, apart=masked is not None, prepared=with_images)
 
     def commit(self, running: Running[int]) -> PassSample | None:
-        """Wait for a pass, and publish what it gave; returns its time, None where it waited for a mask."""
+        """Wait for a pass, and publish what it gave; returns its time, None where it waited for a mask or failed."""
         planned = running.ticket.planned
-        (outcome,) = self.engine.collect(running.ticket)
+        try:
+            (outcome,) = self.engine.collect(running.ticket)
+        except RequestError as error:
+            self._fail(planned.segments[0].sequence, error)
+            return None
         tokens = self.requests.commit(planned.number, [outcome])
         found = self._waiting.get(outcome.sequence)
         if isinstance(found, _Request) and found.plan is not None:
@@ -160,7 +166,7 @@ class ChatPlane:
             self._prefix_set(found)
         if running.apart:
             return None
-        rows = sum(segment.length for segment in planned.prefills)
+        rows = sum(segment.length for segment in planned.segments if segment.stage == 0 or segment.length > 1)
         on_device = self.engine.launch_ahead > 0
         return running.sample(rows, len(planned.decodes), self._clock.now_ns(), on_device=on_device)
 
@@ -217,7 +223,7 @@ class ChatPlane:
     def _begin_prefix(self, message: SetPrefix) -> None:
         """The old prefix is gone from here on; InvalidArgument, before anything is changed, where the new one does not
         fit."""
-        slot, capacity = self._slots[message.slot], self.engine.kv.capacity
+        slot, capacity = self._slots[message.slot], self.engine.kv.positions
         prompt = self.engine.model.prompt(message.ids) if message.ids else None
         if prompt is not None and len(prompt) >= capacity:
             text = f"has {len(prompt)} tokens, the limit is {capacity - 1}"
@@ -229,6 +235,7 @@ class ChatPlane:
         else:
             self._prefixes[slot] = Prefix(message.slot, FixedPrefix(prompt, slot))
             self._sources = {message.request: Source(self.engine.model, prompt)}
+            self.engine.clear(slot)
 
     def _begin_request(self, number: int, request: _Request) -> None:
         message, model = request.message, self.engine.model
@@ -239,11 +246,14 @@ class ChatPlane:
         if request.grammar is not None:
             request.grammar.result()  # raises what refuses the schema
         params = _params(message)
-        tokens = most_tokens(prompt, params, self.engine.kv.capacity)
+        tokens = most_tokens(prompt, params, self.engine.kv.positions)
         shared = {slot: prefix.fixed.prompt.common(prompt) for slot, prefix in self._prefixes.items()}
         request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared)
         self._sources = {number: Source(model, prompt)}
-        self.engine.begin(request.plan.slot, params, prompt)
+        plan = request.plan
+        if plan.prefix_slot not in (None, plan.slot):
+            self.engine.lend(plan.prefix_slot, plan.slot, plan.known)
+        self.engine.begin(plan.slot, params, prompt, known=plan.known)
 
     def _end(self, number: int) -> None:
         self.requests.drop(number)
@@ -257,6 +267,12 @@ class ChatPlane:
         running = self.requests.running
         number = running.number if running is not None else self.requests.first
         if number is not None:
+            self._fail(number, error)
+
+    def _fail(self, number: int, error: RequestError) -> None:
+        """End a request, unless it has ended, with what is wrong."""
+        if number in self._waiting:
+            self._masked = None
             self._end(number)
             self._refuse(number, error)
 
@@ -271,7 +287,9 @@ class ChatPlane:
         self._publish(ChatToken(request.message.request, token, logprobs, [each for each, _ in top]))
 
     def _done(self, request: _Request, reason: str) -> None:
-        now_ns, plan = self._clock.now_ns(), request.plan
+        now_ns, plan, folding = self._clock.now_ns(), request.plan, self.engine.folding
+        route = plan.route if plan is not None else None
+        folds = route.folded if isinstance(route, FoldingRoute) else 0
         started_ns = request.started_ns or now_ns
         first_ns = request.first_token_ns or now_ns
         self._publish(
@@ -281,12 +299,22 @@ class ChatPlane:
                 prompt_tokens=plan.rows if plan is not None else 0,
                 answer_tokens=plan.settled if plan is not None else 0,
                 reused=plan.known if plan is not None else 0,
-                slot=self._prefixes[plan.slot].slot_id if plan is not None and plan.known else "",
+                slot=self._prefixes[plan.prefix_slot].slot_id if plan and plan.prefix_slot is not None else "",
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,
+                route=_route(plan, folding),
+                folds=folds,
+                compressed=folds * folding.segment if folding is not None else 0,
             )
         )
+
+
+def _route(plan: RequestPlan | None, folding: Folding | None) -> str:
+    """ChatDone.route of a request."""
+    if plan is None or folding is None:
+        return ""
+    return "long" if folding.segments(plan.rows) else "short"
 
 
 def _ready(waiting: _Request | SetPrefix) -> bool:

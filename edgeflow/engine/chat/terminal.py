@@ -10,13 +10,16 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, store_format
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import RequestError
-from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.chat import load_chat_model
+from edgeflow.scheduler.folding import FoldingRoute
 from edgeflow.text.text_stream import TextStream
 
 CHUNK = 256
@@ -24,24 +27,30 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones."""
+    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones.
+
+    compressed: tokens of the conversation that were folded into the memory; 0 without a gate.
+    """
 
     first_token_s: float
     tokens: int
     decode_s: float
+    compressed: int = 0
 
     def line(self) -> str:
         """Time to first token and tokens per second, for a person."""
         rate = (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
-        return f"first token after {self.first_token_s * 1e3:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens)"
+        folded = f", {self.compressed} tokens compressed" if self.compressed else ""
+        first_ms = self.first_token_s * 1e3
+        return f"first token after {first_ms:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens{folded})"
 
 
 class Conversation:
-    """A conversation; each answer is computed from all turns so far."""
+    """A conversation over one slot; each answer is computed from all turns so far."""
 
-    def __init__(self, model: ChatModel, capacity: int, params: SamplingParams, system: str = "") -> None:
-        self._model = model
-        self._engine = ChatEngine(model, model.decoder.kv_slots(1, capacity))
+    def __init__(self, engine: ChatEngine, params: SamplingParams, system: str = "") -> None:
+        self._model = engine.model
+        self._engine = engine
         self._params = params
         self._messages = [{"role": "system", "content": system}] if system else []
         self.times: AnswerTimes | None = None
@@ -67,19 +76,29 @@ class Conversation:
             yield rest
         finally:  # an answer that was stopped is part of the conversation as far as it came
             now = time.perf_counter()
-            self.times = AnswerTimes((first or now) - started, len(generation.tokens), now - (first or now))
+            times = (first or now) - started, len(generation.tokens), now - (first or now)
+            self.times = AnswerTimes(*times, self._compressed(generation))
             self._messages = [*messages, {"role": "assistant", "content": said}]
+
+    def _compressed(self, generation: Generation) -> int:
+        """Tokens in the memory of the slot."""
+        route, folding = generation.plan.route, self._engine.folding
+        return route.folded * folding.segment if folding is not None and isinstance(route, FoldingRoute) else 0
 
 
 def open_conversation(
-    path: Path, device: str, capacity: int, max_tokens: int, temperature: float | None, system: str
+    config: ChatConfig, path: Path, device: str, temperature: float | None, system: str = ""
 ) -> Conversation:
-    """Load the model; typed StartErrors. temperature: None takes the checkpoint's own."""
+    """Load the model at `path`; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
     torch.set_grad_enabled(False)
-    model = load_chat_model(path, choose_chat_dtype("auto", path, where), where)
-    params = SamplingParams.recommended(model.generation, max_tokens, temperature)
-    return Conversation(model, min(capacity, model.config.max_position_embeddings), params, system)
+    dtype = choose_chat_dtype(config.dtype, path, where)
+    gate = read_long(config, path, where, dtype)
+    model = load_chat_model(path, dtype, where)
+    params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
+    size = SlotSize.of(config, model.config, gate)
+    kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
+    return Conversation(ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None), params, system)
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:

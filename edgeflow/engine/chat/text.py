@@ -14,16 +14,19 @@ from edgeflow.models.chat import ChatModel
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of a prompt. hidden [n, E]; positions [C, n]: of RoPE, on the host; shift: as of Prompt."""
+    """Rows of a prompt. hidden [n, E]; positions [C, n]: of RoPE, on the host; shift: as of Prompt. ids: their tokens,
+    where the executor is to know them.
+    """
 
     hidden: Tensor
     positions: Tensor
     shift: int = 0
+    ids: Sequence[int] = ()
 
 
 class TextTokens:
-    """The contract of a chat model. Payload: embedded rows. Numbers, for M-RoPE only: three positions of each row, and
-    the shift.
+    """The contract of a chat model. Payload: embedded rows. Numbers: the token of each row; for M-RoPE three positions
+    of each row, and the shift.
     """
 
     def __init__(self, model: ChatModel) -> None:
@@ -37,14 +40,14 @@ class TextTokens:
         return self._model.decoder
 
     def count(self, rows: int) -> int:
-        return 3 * rows + 1 if self.components > 1 else 0
+        return 3 * rows + 1 if self.components > 1 else rows
 
     def payload_bytes(self, rows: int) -> int:
         return rows * self._row_bytes
 
     def numbers(self, prompt: Chunk, rows: int) -> Sequence[int]:
         if self.components == 1:
-            return ()
+            return prompt.ids
         padded = [[*line, *[0] * (rows - len(line))] for line in prompt.positions.expand(3, -1).tolist()]
         return [*padded[0], *padded[1], *padded[2], prompt.shift]
 

@@ -9,6 +9,7 @@ import torch
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.sections.kernel_checks import policy_shape
 from edgeflow.gpu_suite.setting import Setting
+from edgeflow.kernels.kv.formats import INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -51,7 +52,7 @@ def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
         spans = [Span(0, context - 1, 1)]
         rows = 2 * context * heads.kv
         yield cases.packed_attention(spans, heads), rows * heads.width * setting.dtype.itemsize
-        yield cases.packed_attention_int8(spans, heads), rows * (heads.width + torch.float32.itemsize)
+        yield cases.packed_attention_scaled(spans, heads, INT8), rows * (heads.width + torch.float32.itemsize)
 
 
 def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:

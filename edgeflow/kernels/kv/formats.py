@@ -1,6 +1,6 @@
 """KV formats: how slots store the keys and values of their positions.
 
-A format is a value. It allocates the tensors of a store and gives operators a typed view of each layer. The operator
+A format is a value. It names the tensors of a store and gives operators a typed view of each layer. The operator
 table finds by its name what writes it (`rope_write_kv`) and what attends over it (`packed_attention`).
 """
 
@@ -13,16 +13,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.tensors import KVShape, KVTensor
+from edgeflow.types import KVName
+
 Pair = tuple[Tensor, Tensor]
 Places = slice | Tensor
-SCALE_BYTES = 4
 
 
 class KVLayer(Protocol):
     """The slots of one layer, as the operators of a format take them."""
 
-    def read(self, slots: int | Tensor, places: Places) -> Pair:
-        """Keys and values of some places of some slots, in floats: [.., KH, D]"""
+    def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:
+        """Keys and values of some places of some slots, in floats: [.., KH, D].
+
+        rows: the position of the row that reads, one for all slots or one for each. A format may show the newest places
+        to a row as they were, and to later rows as they are kept.
+        """
         ...
 
 
@@ -32,19 +40,25 @@ class KVFormat(Protocol):
     @property
     def name(self) -> str: ...
 
-    def position_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        """Memory of one position of a slot in one layer. dtype: of the model."""
-        ...
-
-    def allocate(
-        self, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        """The tensors of a store, keys and values first. shape: (layers, 2, S, T, KH), which all of them begin with."""
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        """The tensors of a store; the first has a line for each position."""
         ...
 
     def layer(self, tensors: tuple[Tensor, ...], index: int) -> Any:
         """The view of a layer that this format's operators take: a `KVLayer`."""
         ...
+
+    def reusable(self, known: int) -> int:
+        """The number of a slot's first `known` positions that another sequence may continue behind.
+
+        The slot may have gone on since, and these positions may have been copied to another slot.
+        """
+        ...
+
+
+def slot_bytes(format: KVFormat, shape: KVShape) -> int:
+    """Memory of a slot, in all layers."""
+    return sum(each.slot_bytes(shape.capacity) for each in format.tensors(shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class DenseLayer:
     keys: Tensor
     values: Tensor
 
-    def read(self, slots: int | Tensor, places: Places) -> Pair:
+    def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
         return self.keys[slots, places], self.values[slots, places]
 
 
@@ -64,28 +78,26 @@ class DenseKV:
 
     name: str = "dense"
 
-    def position_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-        return 2 * kv_heads * head_dim * dtype.itemsize
-
-    def allocate(
-        self, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> tuple[Tensor, ...]:
-        return (torch.zeros(*shape, head_dim, dtype=dtype, device=device),)
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        return (_numbers(shape, shape.head_dim, shape.dtype),)
 
     def layer(self, tensors: tuple[Tensor, ...], index: int) -> DenseLayer:
         return DenseLayer(*tensors[0][index].unbind())
 
+    def reusable(self, known: int) -> int:
+        return known
+
 
 @dataclass(frozen=True, slots=True)
-class Int8Layer:
-    """keys, values [S, T, KH, D] int8; key_scales, value_scales [S, T, KH] float32. A number is int8 * scale."""
+class ScaledLayer:
+    """keys, values [S, T, KH, D] int8 or e4m3; key_scales, value_scales [S, T, KH] float32; number = stored * scale."""
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor
     value_scales: Tensor
 
-    def read(self, slots: int | Tensor, places: Places) -> Pair:
+    def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
         return (
             self.keys[slots, places].float() * self.key_scales[slots, places][..., None],
             self.values[slots, places].float() * self.value_scales[slots, places][..., None],
@@ -93,29 +105,65 @@ class Int8Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Int8KV:
-    """Keys and values in 8 bits, with one scale per head and position."""
+class ScaledKV:
+    """Keys and values in 8 bits, with one scale per head and position. numbers: their dtype, int8 or e4m3."""
 
-    name: str = "int8"
+    name: str
+    numbers: torch.dtype
 
-    def position_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:  # noqa: ARG002 - of any dtype
-        return 2 * kv_heads * (head_dim + SCALE_BYTES)
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        return _numbers(shape, shape.head_dim, torch.int8), _numbers(shape, 1, torch.float32)
 
-    def allocate(
-        self,
-        shape: tuple[int, ...],
-        head_dim: int,
-        dtype: torch.dtype,  # noqa: ARG002 - of any dtype
-        device: torch.device,
-    ) -> tuple[Tensor, ...]:
-        return torch.zeros(*shape, head_dim, dtype=torch.int8, device=device), torch.zeros(*shape, 1, device=device)
-
-    def layer(self, tensors: tuple[Tensor, ...], index: int) -> Int8Layer:
+    def layer(self, tensors: tuple[Tensor, ...], index: int) -> ScaledLayer:
         numbers, scales = tensors
-        return Int8Layer(*numbers[index].unbind(), *scales[index, ..., 0].unbind())
+        return ScaledLayer(*numbers[index].view(self.numbers).unbind(), *scales[index, ..., 0].unbind())
+
+    def reusable(self, known: int) -> int:
+        return known
 
 
-DENSE, INT8 = DenseKV(), Int8KV()
+@dataclass(frozen=True, slots=True)
+class LatentKV:
+    """One row per head and position in the dtype of the model, which is key and value (models/attention/latent.py).
 
-CONFIGURED: Mapping[str, KVFormat] = {"model": DENSE, "int8": INT8}
-"""Formats by their name in the configuration, `chat.kv`."""
+    Its layers are those of dense slots whose keys are their values.
+    """
+
+    name: str = "latent"
+
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        return (KVTensor(layers=shape.layers, kinds=1, heads=shape.kv_heads, width=shape.head_dim, dtype=shape.dtype),)
+
+    def layer(self, tensors: tuple[Tensor, ...], index: int) -> DenseLayer:
+        rows = tensors[0][index, 0]
+        return DenseLayer(rows, rows)
+
+    def reusable(self, known: int) -> int:
+        return known
+
+
+def _numbers(shape: KVShape, width: int, dtype: torch.dtype) -> KVTensor:
+    """So many numbers for every head of a key and a value."""
+    return KVTensor(layers=shape.layers, kinds=2, heads=shape.kv_heads, width=width, dtype=dtype)
+
+
+DENSE, LATENT = DenseKV(), LatentKV()
+INT8, FP8 = ScaledKV("int8", torch.int8), ScaledKV("fp8", torch.float8_e4m3fn)
+
+CONFIGURED: Mapping[KVName, KVFormat] = {"model": DENSE, "int8": INT8, "fp8": FP8, "int4": INT4}
+"""Formats by their name in the configuration: `chat.kv`, `policy.kv`."""
+
+
+def configured_format(key: str, name: KVName, own: KVFormat) -> KVFormat:
+    """The format of a name in the configuration, by `key`, for a model; ConfigError where it cannot store its KV.
+
+    own: the model's, which `model` stands for.
+    """
+    if name == "model":
+        return own
+    if own is not DENSE:
+        raise ConfigError(
+            f"{key}: {name} is for keys and values of heads, the slots of this model hold one {own.name} row per "
+            "position for both: set it to model"
+        )
+    return CONFIGURED[name]

@@ -36,7 +36,9 @@ class PackedLayout:
     prompt that is not its last has none, a span of drafts all of them.
     samples: how many of the last rows of each span these are, on the host; None: one. It is read with `places` only.
     places: the spans themselves; None where only the device knows them (passes of one shape that replay one graph).
+    live [L_Q]: bool, False for rows that only pad their span; None where no row does.
     sees: what the rows see; None where each sees all up to itself. kinds: the same by kind of layer, where they differ.
+    gated: for each span whether its rows read the memory of their slot (kernels/kv/memory.py); empty where none does.
     No row sees beyond what the pass and those before it have written in its slot.
     """
 
@@ -48,8 +50,10 @@ class PackedLayout:
     sampled_rows: Tensor
     samples: tuple[int, ...] | None = None
     places: tuple[Span, ...] | None = None
+    live: Tensor | None = None
     sees: Sees | None = None
     kinds: Mapping[str, Sees | None] = field(default_factory=dict)
+    gated: tuple[bool, ...] = ()
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
@@ -125,6 +129,7 @@ class PackedLayout:
             places=self._sampled_places(),
             sees=self.sees and self.sees.of_rows(sampled),
             kinds={kind: sees and sees.of_rows(sampled) for kind, sees in self.kinds.items()},
+            gated=self._sampled_gated(),
         )
         return alone.sharing(self, "sampled rows")
 
@@ -137,6 +142,11 @@ class PackedLayout:
             for span, count in zip(self.places, _counts(self.places, self.samples), strict=True)
             for place in range(span.start + span.length - count, span.start + span.length)
         )
+
+    def _sampled_gated(self) -> tuple[bool, ...]:
+        """`gated` of the sampled rows."""
+        counts = [min(1, length) for length in self.lengths] if self.samples is None else self.samples
+        return tuple(gated for gated, count in zip(self.gated, counts, strict=False) for _ in range(count))
 
     def sharing(self, whole: PackedLayout, part: Hashable) -> PackedLayout:
         """This layout, with the values that earlier layouts of this part of `whole` cached.

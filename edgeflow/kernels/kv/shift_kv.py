@@ -1,6 +1,7 @@
 """INPLACESHIFTKV (ActionFlow section 3.3): the first `length` rows of a slot enter another, in every layer.
 
-data [layers, 2, S, T, KH, D], changed in place; rows of the target at and beyond `length` stay as they are.
+data: a tensor of a store [layers, kinds, S, T, KH, D], changed in place; rows of the target at and beyond `length` stay
+as they are. Where a row stands for several positions, lengths count rows (`KVTensor.line_moves`).
 A chain is several moves, one after the other: moves [M, 3] int64 on the device of data: source, target, length.
 """
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
-from edgeflow.kernels.kv.shift_kv import ShiftKV, strided
+from edgeflow.kernels.kv.memory import MemoryKV
+from edgeflow.kernels.kv.shift_kv import ShiftKV, ShiftKVChain, strided
+from edgeflow.kernels.kv.tensors import KVShape
 
 Kept = TypeVar("Kept")
 PAGE_ROWS = 16  # rows of the longest page that a slot divides into
@@ -22,8 +25,8 @@ def rounded_capacity(positions: int) -> int:
 class KVSlots:
     """S slots of T positions in every layer, stored in a format.
 
-    dtype: what the model computes in. tensors: what the format allocates. data [layers, 2, S, T, KH, D]: the first of
-    them, keys and values as they are stored.
+    dtype: what the model computes in. tensors: those of the format, [layers, kinds, S, lines, heads, width] each.
+    data: the first of them, which has a line for each position: [layers, 2, S, T, KH, D], keys and values, if dense.
     """
 
     def __init__(
@@ -41,7 +44,11 @@ class KVSlots:
     ) -> None:
         self.dtype = dtype
         self.format = format
-        self.tensors = format.allocate((layers, 2, slots, capacity, kv_heads), head_dim, dtype, device)
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
+        shape = KVShape(layers=layers, capacity=capacity, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        self._kinds = format.tensors(shape)
+        self.tensors = tuple(each.allocate(slots, capacity, device) for each in self._kinds)
         self.data = self.tensors[0]
         self._shift = shift
         self._kept: dict[str, Any] = {}
@@ -57,6 +64,11 @@ class KVSlots:
         return self.data.shape[3]
 
     @property
+    def positions(self) -> int:
+        """The longest sequence of a slot: T, or more where a format folds what leaves its places into a memory."""
+        return self.format.positions if isinstance(self.format, MemoryKV) else self.capacity
+
+    @property
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.tensors)
 
@@ -65,9 +77,19 @@ class KVSlots:
         return self._layers[index]
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
-        """The first `length` rows of a slot enter another, in every layer."""
-        for each in self.tensors:
-            self._shift(each, source, target, length)
+        """The first `length` rows of a slot enter another, in every layer.
+
+        A sequence may continue behind them at `format.reusable(length)`, or at `length` where the source ends there.
+        """
+        for kind, tensor in zip(self._kinds, self.tensors, strict=True):
+            if kind.moved:
+                self._shift(tensor, source, target, kind.lines(length))
+
+    def move_rows(self, shift: ShiftKVChain, moves: Tensor) -> None:
+        """The moves of a pass, one after the other. moves [M, 3] int64 on the device: source, target, length."""
+        for kind, tensor in zip(self._kinds, self.tensors, strict=True):
+            if kind.moved:
+                shift(tensor, kind.line_moves(moves))
 
     def kept(self, name: str, make: Callable[[KVSlots], Kept]) -> Kept:
         """A value that an operator caches across passes over this store, such as a workspace; made at first use."""

@@ -9,8 +9,8 @@ import torch
 
 from edgeflow.kernels import (
     greedy,
-    int8_kv,
     layer_norm,
+    memory,
     packed_attention,
     rms_norm,
     rope_write_kv,
@@ -20,10 +20,16 @@ from edgeflow.kernels import (
 )
 from edgeflow.kernels.kv import shift_kv
 from edgeflow.kernels.table.dimensions import KINDS
-from edgeflow.kernels.table.implementations import REFERENCE, Implementation, of_flashinfer, triton_kernel
+from edgeflow.kernels.table.implementations import (
+    ATTENTION_TILES,
+    REFERENCE,
+    Implementation,
+    of_flashinfer,
+    triton_kernel,
+)
+from edgeflow.kernels.table.latent_kv import LATENT_KV
 from edgeflow.kernels.table.linears import LINEARS
-
-_TILES = {"block_m": (64, 32, 128), "block_n": (64, 32), "num_warps": (0, 4, 8), "num_stages": (2, 3)}
+from edgeflow.kernels.table.narrow_kv import NARROW_KV
 
 BUILT_IN = (
     Implementation(op_name="rms_norm", impl_id=REFERENCE, function=rms_norm.reference),
@@ -41,15 +47,16 @@ BUILT_IN = (
     Implementation(op_name="rope_write_kv", impl_id="indexed", kv="dense", function=rope_write_kv.indexed),
     triton_kernel("rope_write_kv", "rope_write_kv", {"d": 512}, kv="dense", block_h=(16, 8, 32)),
     of_flashinfer("rope_write_kv", "rows:rope_write_kv", {"d": 64}, kv="dense"),
-    Implementation(op_name="rope_write_kv", impl_id=REFERENCE, kv="int8", function=int8_kv.write),
-    Implementation(op_name="rope_write_kv", impl_id="indexed", kv="int8", function=int8_kv.write_indexed),
-    triton_kernel("rope_write_kv", "rope_write_kv", {"d": 512}, kv="int8", block_h=(16, 8, 32)),
     Implementation(
         op_name="packed_attention", impl_id=REFERENCE, function=packed_attention.reference, replayable=False
     ),
     Implementation(op_name="packed_attention", impl_id="masked", function=packed_attention.masked),
     Implementation(
-        op_name="packed_attention", impl_id="naive_gather", function=packed_attention.naive_gather, replayable=False
+        op_name="packed_attention",
+        impl_id="naive_gather",
+        kv="dense",
+        function=packed_attention.naive_gather,
+        replayable=False,
     ),
     Implementation(
         op_name="packed_attention",
@@ -59,18 +66,14 @@ BUILT_IN = (
         choices={"tile": (slots_in_place.TILE, 0, 128)},
         replayable=False,
     ),
-    Implementation(
-        op_name="packed_attention",
-        impl_id="widened",
-        kv="int8",
-        function=int8_kv.attention_widened,
-        replayable=False,
-    ),
-    *(
-        triton_kernel(
-            "packed_attention", "packed_attention", {"d": 256}, kv=kv, **_TILES, splits=(0, 1, 4), apart=(0, 1)
-        )
-        for kv in ("dense", "int8")
+    triton_kernel(
+        "packed_attention",
+        "packed_attention",
+        {"d": 256},
+        kv="dense",
+        **ATTENTION_TILES,
+        splits=(0, 1, 4),
+        apart=(0, 1),
     ),
     of_flashinfer(
         "packed_attention",
@@ -96,7 +99,11 @@ BUILT_IN = (
         devices=frozenset({"cpu"}),
         dtypes=frozenset({torch.bfloat16}),
     ),
-    triton_kernel("varlen_attention", "varlen_attention", {"d": 256}, kv="", **_TILES),
+    triton_kernel("varlen_attention", "varlen_attention", {"d": 256}, kv="", **ATTENTION_TILES),
+    Implementation(op_name="read_memory", impl_id=REFERENCE, function=memory.read_reference, replayable=False),
+    Implementation(op_name="read_memory", impl_id="batched", function=memory.read_batched),
+    Implementation(op_name="fold_memory", impl_id=REFERENCE, function=memory.fold_reference),
+    Implementation(op_name="fold_memory", impl_id="batched", function=memory.fold_batched),
     Implementation(op_name="swiglu", impl_id=REFERENCE, function=swiglu.reference),
     Implementation(op_name="swiglu", impl_id="fused", function=swiglu.fused),
     triton_kernel("swiglu", "swiglu", {}, block=(1024, 512, 2048)),
@@ -111,8 +118,13 @@ BUILT_IN = (
     Implementation(op_name="greedy", impl_id=REFERENCE, function=greedy.reference),
     Implementation(op_name="greedy", impl_id="reduced", function=greedy.reduced),
     triton_kernel("greedy", "greedy", {}, block=(4096, 2048, 8192)),
+    *NARROW_KV,
+    *LATENT_KV,
     *LINEARS,
 )
+
+BY_TORCH = ("shift_kv", "varlen_attention", "linear", "read_memory", "fold_memory")
+"""Operators that torch's own functions serve on CUDA."""
 
 DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
     "": {
@@ -123,13 +135,15 @@ DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "packed_attention": ("slots_in_place", "widened"),
         "varlen_attention": "sdpa",
         "swiglu": "fused",
+        "read_memory": "batched",
+        "fold_memory": "batched",
         "shift_kv": "strided",
         "shift_kv_chain": "strided",
         "greedy": "reduced",
         "linear": "gemm",
     },
     "cpu": {"linear": "packed", "varlen_attention": "products"},
-    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in ("shift_kv", "varlen_attention", "linear")},
+    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in BY_TORCH},
 }
 """impl_id by hardware profile ("" is any) and operator; several where each serves other KV formats.
 

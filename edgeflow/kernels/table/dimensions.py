@@ -11,7 +11,7 @@ from collections.abc import Mapping
 STAGES = ("prefill", "decode", "packed")
 """A pass of longer spans alone, of single rows alone, of both."""
 
-KV_FORMATS = ("dense", "int8")
+KV_FORMATS = ("dense", "int8", "fp8", "int4", "latent")
 """Names of the KV formats (kernels/kv/formats.py). A lookup that names none is for the first."""
 
 OVER_KV = ("rope_write_kv", "packed_attention")
@@ -27,6 +27,8 @@ KINDS = {
     "shift_kv_chain": "kv_cache",
     "packed_attention": "attention",
     "varlen_attention": "attention",
+    "read_memory": "attention",
+    "fold_memory": "kv_cache",
     "greedy": "sampling",
     "linear": "linear",
 }
@@ -42,14 +44,17 @@ ROLES = {
     "shift_kv_chain": ("ring",),
     "packed_attention": ("self_attention",),
     "varlen_attention": ("full", "window"),
+    "read_memory": ("self_attention",),
+    "fold_memory": ("segment",),
     "greedy": ("sampling",),
-    "linear": ("qkv", "output", "gate_up", "down", "head"),
+    "linear": ("qkv", "query", "output", "gate_up", "down", "head"),
 }
 """layer_roles of each operator. Where there is one, a lookup need not name it."""
 
 ROLE_ALIASES = {
     "fused_qkv": "qkv",
     "qkv_proj": "qkv",
+    "q_b_proj": "query",
     "o_proj": "output",
     "oproj": "output",
     "fused_gate_up": "gate_up",

@@ -149,6 +149,8 @@ def unusable(library: str) -> str:
     return ""
 
 
+ATTENTION_TILES = {"block_m": (64, 32, 128), "block_n": (64, 32), "num_warps": (0, 4, 8), "num_stages": (2, 3)}
+"""Choices of the kernels of attention."""
 FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes of rows that the kernels take, where an entry does not say otherwise."""
 
@@ -156,9 +158,9 @@ FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 def triton_kernel(
     op_name: str, file: str, limits: Mapping[str, int], *, kv: str = "", **choices: tuple[int, ...]
 ) -> Implementation:
-    """A kernel of kernels/triton/<file>.py, named as its operator and a KV format other than dense. Attention in
-    float32 spills its registers."""
-    where = f"edgeflow.kernels.triton.{file}:{op_name}" + (f"_{kv}" if kv not in ("", "dense") else "")
+    """A kernel of kernels/triton/<file>.py. file: with its name behind a colon, where that is not its operator's.
+    Attention in float32 spills its registers."""
+    where = f"edgeflow.kernels.triton.{file}" + ("" if ":" in file else f":{op_name}")
     dtypes = FLOAT_DTYPES - {torch.float32} if KINDS[op_name] == "attention" else FLOAT_DTYPES
     return Implementation(
         op_name=op_name,

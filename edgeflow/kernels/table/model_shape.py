@@ -39,12 +39,23 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRows:
+    """Rows that a model with latent KV norms and rotates: R numbers of a latent, r that are rotated, and the numbers
+    between the two projections of queries, 0 where there is one."""
+
+    rank: int
+    rotary: int
+    query_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
 
     rows: rows of a prefill; stages: K, action tokens per frame; group: G of projections in 4 bits, 0 of floats.
     step_rows: rows of a denoising step, of which a frame has K - 1; 0 where answers are tokens. products: of the
-    model; empty for those of a Llama of these sizes, with projections in one format and a head of floats.
+    model; empty for those of a Llama of these sizes, with projections in one format and a head of floats. latent: of a
+    model with latent KV, whose kv_heads and head_dim are those of its slots; None where slots hold keys and values.
     """
 
     family: str = "llama"
@@ -59,14 +70,15 @@ class ModelShape:
     group: int = 0
     step_rows: int = 0
     products: tuple[Product, ...] = ()
+    latent: LatentRows | None = None
 
     def __post_init__(self) -> None:
-        others = ("family", "group", "step_rows", "products")
+        others = ("family", "group", "step_rows", "products", "latent")
         for name in (each.name for each in fields(self) if each.name not in others):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
                 raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
-        if self.heads % self.kv_heads or self.head_dim % 2:
+        if self.heads % self.kv_heads or (self.head_dim % 2 and self.latent is None):
             raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
 
     @property

@@ -23,7 +23,7 @@ from edgeflow import __version__
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.model_shape import ModelShape, Product
+from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 from edgeflow.kernels.weights import FLOAT
 
@@ -129,6 +129,7 @@ class Shape(_Strict):
     group: int = 0
     step_rows: int = 0
     products: tuple[Product, ...] = ()
+    latent: LatentRows | None = None
 
     @property
     def model(self) -> ModelShape:

@@ -1,8 +1,9 @@
 """Shape signatures: the sizes of a call as text, `m=512|e=4096`, by which entries of the table tell calls apart.
 
 m: rows (of varlen_attention, of the longest sequence), n: outputs of a linear, or sequences, e: hidden size, or inputs
-of a linear, f: intermediate size, v: vocabulary, t: positions of a slot, h: heads, kv: KV heads, d: head width. m and t
-change from call to call and count as the next power of two. kernels/table/dimensions.py has the long names.
+of a linear, f: intermediate size, v: vocabulary, t: positions of a slot, h: heads, kv: KV heads, d: head width (of
+rope_write_kv, its rotated part). m and t change from call to call and count as the next power of two.
+kernels/table/dimensions.py has the long names.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.memory import MemoryLayer
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.rope_write_kv import RowPlaces
 from edgeflow.kernels.table.dimensions import signature
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import Weight
@@ -46,14 +49,13 @@ def _shift(data: Tensor, *_: Any) -> Signed:
     return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
 
 
-def _rope(qkv: Tensor, heads: int, kv_heads: int, *_: Any) -> Signed:
-    width = qkv.shape[1] // (heads + 2 * kv_heads)
-    return "", signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=width)
+def _rope(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, *_: Any) -> Signed:
+    return "", signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=rows.cos.shape[-1])
 
 
 def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
-    kv_heads, width = kv.data.shape[-2:]
-    return stage_of(layout.lengths), signature(m=len(layout.row_slot), t=layout.reach, kv=kv_heads, d=width)
+    sizes = signature(m=len(layout.row_slot), t=layout.reach, kv=kv.kv_heads, d=kv.head_dim)
+    return stage_of(layout.lengths), sizes
 
 
 def _linear(weight: Weight, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
@@ -62,6 +64,15 @@ def _linear(weight: Weight, bias: Tensor | None, rows: int) -> Signed:  # noqa: 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Signed:  # noqa: ARG001
     return "", signature(m=sequences.longest, n=len(sequences.lengths), h=q.shape[1], d=q.shape[2])
+
+
+def _read_memory(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: PackedLayout) -> Signed:  # noqa: ARG001
+    rows, heads, width = q.shape
+    return stage_of(layout.lengths), signature(m=rows, h=heads, kv=layer.norms.shape[1], d=width)
+
+
+def _fold_memory(layer: MemoryLayer, slot: int, first: int, stop: int) -> Signed:  # noqa: ARG001
+    return "", signature(m=stop - first, kv=layer.norms.shape[1], d=layer.norms.shape[2])
 
 
 SIGNATURES: dict[str, Callable[..., Signed]] = {
@@ -76,5 +87,7 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "rope_write_kv": _rope,
     "packed_attention": _attention,
     "varlen_attention": _varlen,
+    "read_memory": _read_memory,
+    "fold_memory": _fold_memory,
 }
 """The function that signs a call of each operator by its arguments; of `linear` also by the rows it is made for."""

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.awq import AWQ, AwqWeight
-from edgeflow.kernels.int8_kv import quantised
-from edgeflow.kernels.kv.formats import DENSE, INT8, DenseLayer, KVFormat
+from edgeflow.kernels.kv.formats import DENSE, DenseLayer, KVFormat, ScaledKV
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.table.shapes import SIGNATURES, Signed
 from edgeflow.kernels.trials.timing import ring_size
@@ -223,7 +223,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
     """sections: M-RoPE, three components of a position that differ."""
 
     def build(make: Numbers) -> Problem:
-        capacity, rows = _places(make, spans, heads, sections)
+        capacity, rows = places(make, spans, heads, sections)
         shape = 1 + max(span.slot for span in spans), capacity, heads.kv, heads.width
         qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
         layer = DenseLayer(make.poison(*shape), make.poison(*shape))
@@ -234,31 +234,32 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
     return Case(op_name="rope_write_kv", build=build, kv=DENSE.name)
 
 
-def rope_write_kv_int8(spans: Sequence[Span], heads: Heads) -> Case:
+def rope_write_kv_scaled(spans: Sequence[Span], heads: Heads, kv_format: ScaledKV) -> Case:
     """The values read back are compared; one row is all zeros."""
 
     def build(make: Numbers) -> Problem:
-        capacity, rows = _places(make, spans, heads, False)
-        shape = 1, 2, 1 + max(span.slot for span in spans), capacity, heads.kv
+        capacity, rows = places(make, spans, heads, False)
         qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
         qkv[0] = 0
-        tensors = INT8.allocate(shape, heads.width, make.dtype, make.device)
-        layer = INT8.layer(tensors, 0)
+        kv = empty_slots(
+            make, heads, kv_format, slots=1 + max(span.slot for span in spans), capacity=capacity, layers=1
+        )
+        layer = kv.layer(0)
 
         def outputs(q: Tensor) -> Outputs:
-            widened = torch.mul(*tensors)[0]
-            return q, widened[0], widened[1], layer.key_scales, layer.value_scales
+            keys, values = layer.read(slice(None), slice(None), 0)
+            return q, keys, values, layer.key_scales, layer.value_scales
 
-        return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=tensors[0].nbytes)
+        return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=kv.data.nbytes)
 
-    return Case(op_name="rope_write_kv", build=build, kv=INT8.name)
+    return Case(op_name="rope_write_kv", build=build, kv=kv_format.name)
 
 
 def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None) -> Case:
     """sees: what the rows of each span see."""
 
     def build(make: Numbers) -> Problem:
-        layout, kv = _filled(make, spans, heads, layers, sees)
+        layout, kv = filled(make, spans, heads, layers, sees)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
 
         def outputs(attend: Any) -> Outputs:
@@ -269,19 +270,21 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees:
     return Case(op_name="packed_attention", build=build, kv=DENSE.name, causal=sees is None)
 
 
-def packed_attention_int8(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> Case:
+def packed_attention_scaled(
+    spans: Sequence[Span], heads: Heads, kv_format: ScaledKV, sees: Sequence[Sees] | None = None
+) -> Case:
     """The scales of rows that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
-        layout, wide = _filled(make, spans, heads, 1, sees)
+        layout, wide = filled(make, spans, heads, 1, sees)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
-        kv = _slots(make, heads, INT8, slots=wide.slots, capacity=wide.capacity, layers=1)
-        numbers, scales = quantised(wide.data.nan_to_num(7.0))
-        kv.data.copy_(numbers)
+        kv = empty_slots(make, heads, kv_format, slots=wide.slots, capacity=wide.capacity, layers=1)
+        numbers, scales = quantised(wide.data.nan_to_num(7.0), kv_format.numbers)
+        kv.data.copy_(numbers.view(torch.int8))
         kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case(op_name="packed_attention", build=build, kv=INT8.name, causal=sees is None)
+    return Case(op_name="packed_attention", build=build, kv=kv_format.name, causal=sees is None)
 
 
 def linear(
@@ -321,7 +324,7 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
     return Case(op_name="varlen_attention", build=build)
 
 
-def _places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -> tuple[int, RowPlaces]:
+def places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -> tuple[int, RowPlaces]:
     """A slot's capacity, and the rotations and places of the rows of a pass."""
     capacity = max(span.start + span.length for span in spans) + 1
     plain = PackedLayout.of(spans, make.device)
@@ -335,16 +338,16 @@ def _places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) 
         table = RotaryTable(table.cos, table.sin, (half - 2 * (half // 3), half // 3, half // 3))
     rows = table.places(layout, capacity)
     cos, sin, minus_sin = (each.to(make.dtype) for each in (rows.cos, rows.sin, rows.minus_sin))
-    return capacity, RowPlaces(cos, sin, minus_sin, rows.flat)
+    return capacity, replace(rows, cos=cos, sin=sin, minus_sin=minus_sin)
 
 
-def _filled(
+def filled(
     make: Numbers, spans: Sequence[Span], heads: Heads, layers: int, sees: Sequence[Sees] | None
 ) -> tuple[PackedLayout, KVSlots]:
     """Slots with numbers up to the last place that rows see, NaN everywhere else."""
     slots = 1 + max(span.slot for span in spans)
     capacity = max(span.start + span.length for span in spans) + 3
-    kv = _slots(make, heads, DENSE, slots=slots, capacity=capacity, layers=layers)
+    kv = empty_slots(make, heads, DENSE, slots=slots, capacity=capacity, layers=layers)
     kv.data.fill_(torch.nan)
     layout = PackedLayout.of(spans, make.device, sees=sees)
     looked_at = PackedLayout.of(spans, torch.device("cpu"), sees=sees)
@@ -354,7 +357,7 @@ def _filled(
     return layout, kv
 
 
-def _slots(make: Numbers, heads: Heads, kv_format: KVFormat, *, slots: int, capacity: int, layers: int) -> KVSlots:
+def empty_slots(make: Numbers, heads: Heads, kv_format: KVFormat, *, slots: int, capacity: int, layers: int) -> KVSlots:
     return KVSlots(
         layers=layers,
         slots=slots,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from edgeflow.kernels.kv.formats import FP8, INT8, ScaledKV
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import (
     Sees,
@@ -18,7 +19,7 @@ from edgeflow.kernels.kv.sees import (
     tree_of_drafts,
     window,
 )
-from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials import cases, int4_cases, latent_cases, memory_cases
 from edgeflow.kernels.trials.cases import Case, Heads
 from edgeflow.kernels.weights import FLOAT
 
@@ -108,9 +109,11 @@ def _linear_int8() -> list[Case]:
     return [cases.linear(*shape, format="int8", bias=not shape[0] % 2) for shape in shapes]
 
 
-def _rope_int8() -> list[Case]:
+def _rope_scaled(kv_format: ScaledKV) -> list[Case]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
-    return [cases.rope_write_kv_int8(spans, each) for spans, each in zip(_rope_spans(), heads, strict=True)]
+    return [
+        cases.rope_write_kv_scaled(spans, each, kv_format) for spans, each in zip(_rope_spans(), heads, strict=True)
+    ]
 
 
 def _edges() -> list[list[Span]]:
@@ -169,11 +172,58 @@ def _packed_attention() -> list[Case]:
     return [*named, *small, *drawn, *seen]
 
 
-def _packed_attention_int8() -> list[Case]:
+def _packed_attention_scaled(kv_format: ScaledKV) -> list[Case]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
-    plain = [cases.packed_attention_int8(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
-    seen = [cases.packed_attention_int8(spans, heads[i % 3], sees) for i, (spans, sees) in enumerate(_sights())]
+    plain = [cases.packed_attention_scaled(spans, heads[i % 3], kv_format) for i, spans in enumerate(_edges())]
+    seen = [
+        cases.packed_attention_scaled(spans, heads[index % 3], kv_format, sees)
+        for index, (spans, sees) in enumerate(_sights())
+    ]
     return [*plain, *seen]
+
+
+def _read_memory() -> list[Case]:
+    """One row to more than a block, groups of one head and of several, an MLP per layer and per head."""
+    heads = [Heads(4, 4, 16), Heads(6, 2, 64), Heads(14, 2, 64), Heads(3, 1, 128)]
+    lengths: Sequence[list[int]] = ([1], [5, 3, 65], [1, 1, 1], [64, 2])
+    plain = [memory_cases.read_memory(each, head, hidden=24) for each, head in zip(lengths, heads, strict=True)]
+    return [*plain, memory_cases.read_memory([7, 2], heads[1], hidden=40, by_head=True)]
+
+
+def _fold_memory() -> list[Case]:
+    heads = [Heads(4, 4, 16), Heads(6, 2, 64), Heads(3, 1, 128)]
+    plain = [memory_cases.fold_memory(places, head) for places, head in zip((1, 65, 300), heads, strict=True)]
+    return [*plain, memory_cases.fold_memory(9, heads[1], "relu")]
+
+
+def _rope_latent() -> list[Case]:
+    sizes = [(Heads(4, 1, 24), 8), (Heads(7, 1, 81), 16), (Heads(16, 1, 576), 64)]
+    return [latent_cases.rope_write_kv(spans, *each) for spans, each in zip(_rope_spans(), sizes, strict=True)]
+
+
+def _packed_attention_latent() -> list[Case]:
+    heads = [Heads(4, 1, 24), Heads(7, 1, 81), Heads(16, 1, 576)]
+    plain = [latent_cases.packed_attention(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
+    seen = [latent_cases.packed_attention(spans, heads[i % 2], sees) for i, (spans, sees) in enumerate(_sights())]
+    return [*plain, *seen]
+
+
+def _rope_int4() -> list[Case]:
+    """Groups that begin before a pass, that end in it, and both; longer than what stays exact."""
+    spans = [
+        [Span(0, 0, 1)],
+        [Span(1, 31, 1), Span(0, 40, 1), Span(2, 63, 1)],
+        [Span(0, 0, 70), Span(1, 31, 2)],
+        [Span(2, 20, 90), Span(0, 5, 7), Span(1, 64, 32)],
+    ]
+    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128), Heads(2, 2, 96)]
+    return [int4_cases.rope_write_kv(*each) for each in zip(spans, heads, strict=True)]
+
+
+def _packed_attention_int4() -> list[Case]:
+    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
+    spans = [*_edges(), [Span(0, 30, 4), Span(2, 31, 1), Span(1, 32, 1), Span(3, 0, 33)], [Span(0, 10, 100)]]
+    return [int4_cases.packed_attention(each, heads[index % 3]) for index, each in enumerate(spans)]
 
 
 def _drawn(seed: int) -> list[Span]:
@@ -199,7 +249,15 @@ _PROOFS: Proofs = {
     "linear": _linear,
     "shift_kv": _shift_kv,
     "shift_kv_chain": _shift_kv_chain,
-    "rope_write_kv": lambda: [*_rope(), *_rope_int8()],
-    "packed_attention": lambda: [*_packed_attention(), *_packed_attention_int8()],
+    "rope_write_kv": lambda: [*_rope(), *_rope_scaled(INT8), *_rope_scaled(FP8), *_rope_int4(), *_rope_latent()],
+    "packed_attention": lambda: [
+        *_packed_attention(),
+        *_packed_attention_scaled(INT8),
+        *_packed_attention_scaled(FP8),
+        *_packed_attention_int4(),
+        *_packed_attention_latent(),
+    ],
     "varlen_attention": _varlen_attention,
+    "read_memory": _read_memory,
+    "fold_memory": _fold_memory,
 }

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials import cases, int4_cases, latent_cases
 from edgeflow.kernels.trials.cases import Case, Heads
 
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
@@ -122,7 +123,7 @@ def _token_cases(shape: ModelShape) -> list[Staged]:
 def _priority(staged: Staged) -> int:
     stage, case = staged
     kind = KINDS[case.op_name]
-    if case.kv not in ("", "dense"):
+    if case.kv not in ("", "dense", "latent"):
         return 4
     if kind in ATTENTION:
         return 2 if stage == "decode" else 0
@@ -133,25 +134,65 @@ def _priority(staged: Staged) -> int:
 
 def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
     """The calls of one pass, those of a layer once."""
-    heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
     rows = sum(span.length for span in spans)
-    head_norms = [cases.head_norm(rows, heads, role=role) for role in ("query", "key") if shape.family in HEAD_NORMS]
     return [
-        cases.packed_attention(spans, heads),
-        cases.rope_write_kv(spans, heads),
+        _attention_case(shape, spans),
+        _write_case(shape, spans),
         *linear_cases(shape, rows),
         *_head_cases(shape, len(spans)),
         cases.rms_norm(rows, shape.hidden, role="input"),
         cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
         cases.add_rms_norm(rows, shape.hidden, role="input"),
-        *head_norms,
+        *_norm_cases(shape, rows),
         cases.rms_norm(len(spans), shape.hidden, role="final"),
         cases.swiglu(rows, shape.inner),
         cases.greedy(len(spans), shape.vocabulary),
         *_shift_cases(shape, spans),
-        cases.rope_write_kv_int8(spans, heads),
-        cases.packed_attention_int8(spans, heads),
+        *_narrow_writes(shape, spans),
+        *_narrow_attention(shape, spans),
     ]
+
+
+def _narrow_writes(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """Writes into KV of fewer bits than the model's own."""
+    if shape.latent is not None:
+        return []
+    scaled = [cases.rope_write_kv_scaled(spans, _heads(shape), each) for each in (INT8, FP8)]
+    return [*scaled, int4_cases.rope_write_kv(spans, _heads(shape))]
+
+
+def _narrow_attention(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """Attention over KV of fewer bits than the model's own."""
+    if shape.latent is not None:
+        return []
+    scaled = [cases.packed_attention_scaled(spans, _heads(shape), each) for each in (INT8, FP8)]
+    return [*scaled, int4_cases.packed_attention(spans, _heads(shape))]
+
+
+def _heads(shape: ModelShape) -> Heads:
+    return Heads(shape.heads, shape.kv_heads, shape.head_dim)
+
+
+def _attention_case(shape: ModelShape, spans: list[Span]) -> Case:
+    """Over slots in the model's own format."""
+    attention = cases.packed_attention if shape.latent is None else latent_cases.packed_attention
+    return attention(spans, _heads(shape))
+
+
+def _write_case(shape: ModelShape, spans: list[Span]) -> Case:
+    """Into slots in the model's own format."""
+    if shape.latent is None:
+        return cases.rope_write_kv(spans, _heads(shape))
+    return latent_cases.rope_write_kv(spans, _heads(shape), shape.latent.rotary)
+
+
+def _norm_cases(shape: ModelShape, rows: int) -> list[Case]:
+    """The norms of queries and keys, or of what they are projected from."""
+    if shape.latent is not None:
+        widths = {"key": shape.latent.rank, "query": shape.latent.query_rank}
+        return [cases.rms_norm(rows, width, role=role) for role, width in widths.items() if width]
+    roles = ("query", "key") if shape.family in HEAD_NORMS else ()
+    return [cases.head_norm(rows, _heads(shape), role=role) for role in roles]
 
 
 def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[Staged]:
@@ -159,11 +200,11 @@ def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[
     pass. Where every span is one row, the last layer makes the calls of the others."""
     if all(span.length == 1 for span in spans):
         return []
-    heads, rows = Heads(shape.heads, shape.kv_heads, shape.head_dim), len(spans)
+    rows = len(spans)
     last = [Span(span.slot, span.start + span.length - 1, 1) for span in spans]
-    attention = [cases.packed_attention(last, heads), cases.packed_attention_int8(last, heads)]
+    attention = [_attention_case(shape, last), *_narrow_attention(shape, last)]
     others = [
-        *(case for case in linear_cases(shape, rows) if case.layer_role != "qkv"),
+        *(case for case in linear_cases(shape, rows) if case.layer_role not in ("qkv", "query")),
         cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
         cases.swiglu(rows, shape.inner),
     ]

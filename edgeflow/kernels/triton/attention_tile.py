@@ -18,8 +18,8 @@ def attend_tile(
 
     Returns weighted values [BLOCK_M, BLOCK_D], largest score [BLOCK_M] and sum of weights [BLOCK_M], all float32.
     q [BLOCK_M, BLOCK_D], zero beyond D; position [BLOCK_M]: the last key that each query sees. keys, values: pointers
-    to key 0 of the head, keys `stride` numbers apart; key_scales, value_scales likewise, for int8 (QUANTISED). scale
-    includes log2(e), so that exp2 serves. WIDE: products in float32.
+    to key 0 of the head, keys `stride` numbers apart; key_scales, value_scales likewise, where numbers have scales
+    (QUANTISED). scale includes log2(e), so that exp2 serves. WIDE: products in float32.
     """
     largest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)

@@ -14,7 +14,7 @@ from edgeflow.kernels.weights import Fp8Weight
 
 
 @triton.jit
-def _to_nearest(value):
+def to_nearest(value):
     """float32 to the nearest number of e4m3, ties to even, still in float32: the interpreter's own cast rounds wrongly.
 
     Three bits of mantissa are kept; below 2^-6 multiples of 2^-9, which adding and taking away 1.5 * 2^14 leaves.
@@ -35,7 +35,7 @@ def _quantise_row(x, out, scales, stride, E, BLOCK: tl.constexpr, NEAREST: tl.co
     scale = tl.max(tl.abs(value), 0) / 448.0
     value = value / tl.where(scale == 0.0, 1.0, scale)
     if NEAREST:
-        value = _to_nearest(value)
+        value = to_nearest(value)
     tl.store(out + row * E + column, value.to(out.dtype.element_ty), mask=kept)
     tl.store(scales + row, scale)
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseLayer, Int8Layer, Pair
+from edgeflow.kernels.kv.formats import DenseLayer, Pair, ScaledLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
@@ -191,11 +191,14 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
     return attend
 
 
-def packed_attention_int8(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
-    """Attention over int8 slots and their scales; products in the dtype of the queries. tuning: fields of `Tuning`."""
+def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
+    """Attention over slots of int8 or e4m3 and their scales; products in the dtype of the queries.
+
+    tuning: fields of `Tuning`.
+    """
     run = _Launch(layout, Tuning(**tuning))
 
-    def attend(q: Tensor, layer: Int8Layer) -> Tensor:
+    def attend(q: Tensor, layer: ScaledLayer) -> Tensor:
         return run(q, (layer.keys, layer.values), (layer.key_scales, layer.value_scales))
 
     return attend

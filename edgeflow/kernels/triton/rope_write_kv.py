@@ -11,16 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseLayer, Int8Layer, Pair
+from edgeflow.kernels.kv.formats import DenseLayer, Pair, ScaledLayer
 from edgeflow.kernels.rope_write_kv import RowPlaces
-from edgeflow.kernels.triton.launch import cdiv, power_of_two
+from edgeflow.kernels.triton.fp8 import to_nearest
+from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, power_of_two
+
+AS_IT_IS, WHOLE, E4M3, E4M3_ROUNDED = 0, 1, 2, 3
+"""How keys and values are stored: in the dtype of the slots; with scales, as int8 or e4m3; as e4m3 that is rounded
+before the cast."""
 
 
 @triton.jit
 def _turn(
     qkv, cos, sin, flat, q_out, k_slots, v_slots, k_scales, v_scales,
     H: tl.constexpr, KH: tl.constexpr, HALF: tl.constexpr,
-    QUANTISED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    FORM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
     D: tl.constexpr = 2 * HALF
     row = tl.program_id(0).to(tl.int64)
@@ -46,12 +51,18 @@ def _turn(
     place = tl.load(flat + row)
     is_key = (head >= H) & (head < H + KH)
     is_value = (head >= H + KH) & (head < H + 2 * KH)
-    if QUANTISED:
+    if FORM:
         largest = tl.maximum(tl.max(tl.abs(turned_a), 1), tl.max(tl.abs(turned_b), 1))
-        scale = largest / 127.0
+        scale = largest / (127.0 if FORM == 1 else 448.0)
         safe = tl.where(scale == 0.0, 1.0, scale)
-        turned_a = tl.floor(turned_a / safe[:, None] + 0.5)
-        turned_b = tl.floor(turned_b / safe[:, None] + 0.5)
+        turned_a = turned_a / safe[:, None]
+        turned_b = turned_b / safe[:, None]
+        if FORM == 1:
+            turned_a = tl.floor(turned_a + 0.5)
+            turned_b = tl.floor(turned_b + 0.5)
+        if FORM == 3:
+            turned_a = to_nearest(turned_a)
+            turned_b = to_nearest(turned_b)
         tl.store(k_scales + place * KH + head - H, scale, mask=is_key)
         tl.store(v_scales + place * KH + head - H - KH, scale, mask=is_value)
     keys = k_slots + place * KH * D + (head - H)[:, None] * D
@@ -71,10 +82,10 @@ def rope_write_kv(
     return _launch(qkv, heads, kv_heads, rows, slots=(layer.keys, layer.values), scales=None, block_h=block_h)
 
 
-def rope_write_kv_int8(
-    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int8Layer, *, block_h: int = 16
+def rope_write_kv_scaled(
+    qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: ScaledLayer, *, block_h: int = 16
 ) -> Tensor:
-    """Half-split pairs into int8 slots."""
+    """Half-split pairs into slots of int8 or e4m3."""
     scales = layer.key_scales, layer.value_scales
     return _launch(qkv, heads, kv_heads, rows, slots=(layer.keys, layer.values), scales=scales, block_h=block_h)
 
@@ -95,6 +106,14 @@ def _launch(
         block_h = min(block_h, power_of_two(heads + 2 * kv_heads))
         _turn[(count, cdiv(heads + 2 * kv_heads, block_h))](
             qkv, rows.cos, rows.sin, rows.flat, q, *slots, *(scales or slots), heads, kv_heads, width // 2,
-            scales is not None, block_h, power_of_two(width // 2), num_warps=4,
+            _form(slots[0], scales), block_h, power_of_two(width // 2), num_warps=4,
         )  # fmt: skip
     return q
+
+
+def _form(slots: Tensor, scales: Pair | None) -> int:
+    if scales is None:
+        return AS_IT_IS
+    if not slots.is_floating_point():
+        return WHOLE
+    return E4M3_ROUNDED if INTERPRETED else E4M3

@@ -18,7 +18,8 @@ BLOCK = 2048
 
 @triton.jit(do_not_specialize=["count"])  # one kernel for any number of moves: no compilation within a pass
 def _carry(data, moves, count, slot_size, row_size, plane_size, BLOCK: tl.constexpr):
-    """Grid [layers * 2, blocks of a slot]. data [layers, 2, S, T, KH, D]; moves [count, 3] int64; sizes in numbers."""
+    """Grid [layers * kinds, blocks of a slot]. data [layers, kinds, S, T, KH, D]; moves [count, 3] int64; sizes in
+    numbers."""
     plane = data + tl.program_id(0).to(tl.int64) * plane_size
     place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], within a slot
     for index in range(0, count):
@@ -33,7 +34,7 @@ def _carry(data, moves, count, slot_size, row_size, plane_size, BLOCK: tl.conste
 
 
 def shift_kv_chain(data: Tensor, moves: Tensor) -> None:
-    """data [layers, 2, S, T, KH, D], contiguous; moves [M, 3] int64 on its device: source, target, length."""
+    """data [layers, kinds, S, T, KH, D], contiguous; moves [M, 3] int64 on its device: source, target, length."""
     layers, kinds, _, capacity, kv_heads, width = data.shape
     row_size = kv_heads * width
     slot_size = capacity * row_size

@@ -44,7 +44,6 @@ class PublishedACT:
             decoder=0,
             other=sum(map(math.prod, used)),
             slots=0,
-            position_bytes=0,
             positions=0,
             row_bytes=0,
             frame_bytes=frame_numbers(self._config, stem) * dtype.itemsize,

@@ -10,7 +10,7 @@ import torch
 
 from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.policy import Footprint
-from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.flow.config import FlowConfig
 
@@ -92,7 +92,7 @@ def footprint(
         quantised=weights.quantised,
         slots=sizes.steps + 1,
         step_rows=sizes.step_rows,
-        position_bytes=stacks.layers * DENSE.position_bytes(stacks.kv_heads, stacks.head_dim, dtype),
+        kv=KVShape(layers=stacks.layers, capacity=0, kv_heads=stacks.kv_heads, head_dim=stacks.head_dim, dtype=dtype),
         positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
         row_bytes=(4 * stacks.width + 2 * widths + 3 * stacks.inner) * dtype.itemsize,
         frame_bytes=(cameras * (3 * flow.side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers)

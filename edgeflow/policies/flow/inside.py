@@ -117,7 +117,7 @@ def _keys_and_values(recording: Recording, frames: list[Inside], pad: Tensor) ->
         found = wanted.clone()
         for each, valid, inside in zip(found, pad, frames, strict=True):
             if int(layer) < len(inside.kv.data):
-                pair = inside.kv.layer(int(layer)).read(0, slice(int(valid.sum())))
+                pair = inside.kv.layer(int(layer)).read(0, slice(int(valid.sum())), 0)
                 each[:, valid] = pair[prefix == VALUES].cpu().transpose(0, 1)
                 yield name, found
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, Verification, check_kind
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.types import KVName
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -23,8 +24,11 @@ def _detect(files: Files) -> bool:
 
 
 def _check(directory: Path, settings: Settings) -> None:
-    if settings:
-        raise ConfigError(f"policy.{min(settings)}: this family, openvla, has no such setting")
+    others = settings.keys() - {"kv"}
+    if others:
+        raise ConfigError(f"policy.{min(others)}: this family, openvla, has no such setting; it has kv")
+    if _kv(settings) not in get_args(KVName):
+        raise ConfigError(f"policy.kv: must be one of {', '.join(get_args(KVName))}, got {settings['kv']!r}")
     check_kind(read_json(directory / "config.json"), "model_type", "openvla", family="openvla")
     extra = min((path for stem in OFT_STEMS for path in directory.glob(f"{stem}*.pt")), default=None)
     if extra is not None:
@@ -37,11 +41,18 @@ def _check(directory: Path, settings: Settings) -> None:
             raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
 
 
+def _kv(settings: Settings) -> KVName:
+    """The KV format by name, unchecked."""
+    name: KVName = settings.get("kv", "model")
+    return name
+
+
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
+    from edgeflow.kernels.kv.formats import CONFIGURED
     from edgeflow.policies.openvla.published import PublishedOpenVLA
 
     _check(directory, settings)
-    return PublishedOpenVLA(directory, center_crop=options.center_crop)
+    return PublishedOpenVLA(directory, center_crop=options.center_crop, kv_format=CONFIGURED[_kv(settings)])
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
@@ -57,5 +68,12 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
 
 
 OPENVLA = Family(
-    name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+    name="openvla",
+    modes=TOKEN_MODES,
+    detect=_detect,
+    check=_check,
+    load=_load,
+    prepare=_prepare,
+    verify=_verify,
+    formats=True,
 )

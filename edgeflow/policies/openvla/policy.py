@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.policy import PreparedFrame, Vectors
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
@@ -45,9 +46,11 @@ class OpenVLAPolicy:
         *,
         table: OperatorTable | None = None,
         preprocess_on_device: bool = False,
+        kv_format: KVFormat = DENSE,
         **decoder_options: Any,
     ) -> None:
         self.config = config
+        self.kv_format = kv_format
         self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
         self.vision = Vision(config, weights, table)
         self.towers, self.image_tokens = self.vision.towers, self.vision.image_tokens
@@ -56,7 +59,7 @@ class OpenVLAPolicy:
         self._ids = lru_cache(maxsize=PROMPTS)(prompter.ids)
         self._preprocessor = EitherPreprocessor(config.image, weights.device if preprocess_on_device else None)
         self._actions = ActionDecoder(config)
-        self._device = weights.device
+        self.device = weights.device
         self.K = config.action_width
         self.first_guess = self._actions.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
@@ -118,7 +121,7 @@ class OpenVLAPolicy:
 
     def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
         """`embed_rows` for prompts on the host."""
-        return self.embed_rows(pixel_values, [on_device(prompt, self._device) for prompt in ids])
+        return self.embed_rows(pixel_values, [on_device(prompt, self.device) for prompt in ids])
 
     def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """[K], in -1 .. 1"""

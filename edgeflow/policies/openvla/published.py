@@ -8,7 +8,9 @@ import torch
 
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.engine.table import check_kv
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -17,9 +19,10 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 class PublishedOpenVLA:
     """A checkpoint whose configuration has been read (engine/policy.Published)."""
 
-    def __init__(self, directory: Path, *, center_crop: bool) -> None:
+    def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE) -> None:
         self._directory = directory
         self._center_crop = center_crop
+        self._kv_format = kv_format
         self._config = load_config(directory, center_crop=center_crop)
 
     @property
@@ -30,24 +33,33 @@ class PublishedOpenVLA:
         """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
         numbers, text = read_footprint(self._directory, self._config), self._config.text
         stages = self._config.action_width
+        kv = KVShape(
+            layers=text.num_hidden_layers,
+            capacity=0,
+            kv_heads=text.num_key_value_heads,
+            head_dim=text.head_dim,
+            dtype=dtype,
+        )
         return Footprint(
             decoder=numbers.decoder,
             other=numbers.vision,
             quantised=numbers.quantised,
             slots=stages,
-            position_bytes=text.num_hidden_layers
-            * DENSE.position_bytes(text.num_key_value_heads, text.head_dim, dtype),
+            kv=kv,
+            kv_format=self._kv_format,
             positions=numbers.image_tokens + stages,
             row_bytes=activation_bytes(text, 1, dtype),
             graphs=True,
         )
 
     def load(self, placement: Placement) -> OpenVLAPolicy:
+        check_kv(self._kv_format, placement.device, section="policy.")
         return OpenVLAPolicy.load(
             self._directory,
             placement.dtype,
             placement.device,
             center_crop=self._center_crop,
+            kv_format=self._kv_format,
             table=placement.table,
             preprocess_on_device=placement.preprocess_on_device,
         )

@@ -21,7 +21,9 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.policies.family import Progress, Verification
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES
@@ -31,12 +33,15 @@ from edgeflow.policies.openvla.recorded import Case, read_bundle
 from edgeflow.recorded.comparison import (
     FEATURE_TOLERANCE,
     FP8_BOUNDS,
+    KV_BOUNDS,
     PIXEL_TOLERANCE,
     CheckResult,
     compare,
     logit_errors,
     mismatches,
+    mismatches_but_ties,
 )
+from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
@@ -44,6 +49,8 @@ CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+DEPTH, TEXT_ROWS = 3, 128  # where KV formats are measured: ticks per frame, and the text of a slot as served by default
+SERIALLY = "tokens, against serial"
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
 
@@ -63,6 +70,8 @@ def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]
     """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
     if asked.weights != "float":
         return _weights_cost(directory, asked.weights, asked.device)
+    if asked.kv != "model":
+        return _kv_cost(directory, CONFIGURED[asked.kv], asked)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     return [
         (mode.value, result)
@@ -77,19 +86,44 @@ def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[t
     exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
     results: list[tuple[str, CheckResult]] = []
     for case in (_prepared(case, exact) for case in read_bundle(directory)):
-        wanted, found = (_forced(case, policy, device) for policy in (exact, other))
+        wanted, found = (_forced(case, policy) for policy in (exact, other))
         results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
     return results
 
 
+def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[tuple[str, CheckResult]]:
+    """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory."""
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
+    cases, told = [_prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
+    results: list[tuple[str, CheckResult]] = []
+    for case in cases:
+        wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
+        results += [(told, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
+    capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
+    exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
+    results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
+    alone = [decodings[0] for decodings in _decode(cases, policy, Mode.SERIAL, table, kv_format=kv_format)]
+    for mode in asked.modes or (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE):
+        for shift in Shift:
+            asked.progress(f"{mode.value}, {shift.value}", 0, 1)
+            decoded = _decode(cases, policy, mode, table, kv_format=kv_format, shift=shift)
+            for case, serial, decodings in zip(cases, alone, decoded, strict=True):
+                ids = serial.sampled.token_ids
+                off = max(mismatches_but_ties(each.sampled.token_ids, ids, serial.logits) for each in decodings)
+                results.append((f"{mode.value}, {shift.value}", CheckResult(case.name, SERIALLY, off, 0)))
+    return results
+
+
 @torch.inference_mode()
-def _forced(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Tensor:
+def _forced(case: _Case, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
     """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
+    device = policy.device
     (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
     before = torch.tensor(case.recorded.action_token_ids[:-1], device=device)
     hidden = torch.cat([rows, policy.decoder.embed(before)])
     layout = PackedLayout.of([Span(0, 0, len(hidden))], device)
-    hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden)))
+    hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden), kv_format))
     return policy.decoder.logits(hidden[len(rows) - 1 :], "prefill")
 
 
@@ -161,16 +195,23 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
-def _decode(cases: list[_Case], policy: OpenVLAPolicy, mode: Mode, table: OperatorTable | None) -> list[list[Decoded]]:
+def _decode(
+    cases: list[_Case],
+    policy: OpenVLAPolicy,
+    mode: Mode,
+    table: OperatorTable | None,
+    kv_format: KVFormat = DENSE,
+    shift: Shift = Shift.ROTATE,
+) -> list[list[Decoded]]:
     """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case.
 
     Where frames draft, they follow each other at once, so that some are overtaken, and then one by one.
     """
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
-    engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table)
+    engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table, kv_format=kv_format)
     rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
-    run = OfflineRun(engine, Scheduler(limits_for(policy.K)), [mode])
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [mode], depth=DEPTH)
     frames = [case.frame for case in cases]
     if mode is Mode.SPECULATIVE:
         alone = [(policy.K, frame) for frame in frames]

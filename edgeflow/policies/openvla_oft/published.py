@@ -8,7 +8,8 @@ import torch
 
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.kv.formats import DENSE, slot_bytes
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import load_config
@@ -44,7 +45,8 @@ class PublishedOpenVLAOFT:
         """Rows with their keys and values, which live as long as a pass: no session keeps slots."""
         text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
         found = read_footprint(self._directory, self._config)
-        heads = text.num_key_value_heads, text.head_dim
+        layers, heads = text.num_hidden_layers, text.num_key_value_heads
+        position = KVShape(layers=layers, capacity=1, kv_heads=heads, head_dim=text.head_dim, dtype=dtype)
         extra = head_numbers(settings.dims, text.hidden_size) if files.head else 0
         extra += proprio_numbers(settings.proprio, text.hidden_size) if files.proprio else 0
         return Footprint(
@@ -52,9 +54,8 @@ class PublishedOpenVLAOFT:
             other=found.vision + extra,
             quantised=found.quantised,
             slots=0,
-            position_bytes=0,
             positions=fixed_rows(settings, found.image_tokens),
-            row_bytes=activation_bytes(text, 1, dtype) + text.num_hidden_layers * DENSE.position_bytes(*heads, dtype),
+            row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, position),
         )
 
     def load(self, placement: Placement) -> OpenVLAOFTPolicy:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.chat import STEMS, PublishedChat, read_published
+from edgeflow.models.chat import STEMS, PublishedChat, read_with_heads
 from edgeflow.models.checkpoint import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Weights
 from edgeflow.quantize.files.grouping import Grouping, grouping
 from edgeflow.quantize.search.decoder import Decoder
@@ -50,7 +50,7 @@ def open_chat_source(folder: Path, group: int | None = None) -> Source:
     """
     config = read_json(folder / CONFIG_FILE)
     refuse_quantised(folder, config)
-    published = read_published(folder)
+    published = read_with_heads(folder, "quantize")
     weights = Weights(folder, torch.float32, torch.device("cpu"))
     found = grouping(published.text, group)
     return Source(

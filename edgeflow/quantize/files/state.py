@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.quantize.files.safetensors_file import write_tensors
+from edgeflow.models.checkpoint import write_tensors
 from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.text.checkpoint_json import read_json
 

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.model_paths import HUB_FILES
-from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE
+from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE, write_tensors
 from edgeflow.models.quantization import BITS, VERSION
 from edgeflow.quantize.files.quantised import Storing, gemm_tensors, in_float16
-from edgeflow.quantize.files.safetensors_file import write_tensors
 from edgeflow.quantize.files.source import Source, weights_files
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import padded

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
-from edgeflow.quantize.files.safetensors_file import write_tensors
+from edgeflow.models.checkpoint import write_tensors
 from edgeflow.types import Image, Observation
 
 FRAMES = 128

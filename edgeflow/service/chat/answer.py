@@ -48,8 +48,8 @@ def start_message(
     asked = body.length or min(usual, most)
     if asked > most:
         raise InvalidArgument(f"{asked} exceeds the limit of {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
-    if len(prompt.ids) > ready.capacity:
-        text = f"has {len(prompt.ids)} tokens; a slot holds at most {ready.capacity}"
+    if len(prompt.ids) > ready.length:
+        text = f"has {len(prompt.ids)} tokens; the limit is {ready.length}, prompt and answer together"
         raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
@@ -120,10 +120,14 @@ class Answering:
         self._metrics.tokens.labels("prompt").inc(done.prompt_tokens)
         self._metrics.tokens.labels("prefix_reused").inc(done.reused)
         self._metrics.tokens.labels("answer").inc(done.answer_tokens)
+        self._metrics.tokens.labels("compressed").inc(done.compressed)
 
 
 def usage(dones: list[ChatDone]) -> dict[str, Any]:
-    """Token counts in OpenAI's format, with queue, prefill and decode times."""
+    """Token counts in OpenAI's format; queue, prefill and decode times; the prompt's route, and what was folded.
+
+    Counts and times are sums over the choices, except those of the prompt.
+    """
     prompt, answer = dones[0].prompt_tokens, sum(done.answer_tokens for done in dones)
     return {
         "prompt_tokens": prompt,
@@ -136,6 +140,9 @@ def usage(dones: list[ChatDone]) -> dict[str, Any]:
             "decode_ms": round(sum(done.decode_ns for done in dones) / 1e6, 3),
             "prefix_tokens_reused": dones[0].reused,
             "slot": dones[0].slot,
+            "route": dones[0].route,
+            "compressed_tokens": sum(done.compressed for done in dones),
+            "folds": sum(done.folds for done in dones),
         },
     }
 

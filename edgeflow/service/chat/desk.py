@@ -19,6 +19,7 @@ from edgeflow.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,
     EdgeflowError,
+    Internal,
     RequestError,
     ResourceExhausted,
     Unauthenticated,
@@ -101,12 +102,16 @@ class ChatDesk:
         self.ready = ready
         slots = 1 + len(ready.slots)
         memory = {"slots": slots, "slot_bytes": ready.kv_bytes // slots, "kv_bytes": ready.kv_bytes}
-        named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers, "capacity": ready.capacity}
-        self._log.event("chat_ready", **named, **memory)
+        named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers}
+        limits = {"length": ready.length, "capacity": ready.capacity}
+        self._log.event("chat_ready", **named, **limits, **memory)
         for slot, ids in self._changed.items():  # a new worker starts with the configuration's
             self._port.send(SetPrefix(self._number(), slot, list(ids)))
 
     def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None:
+        if isinstance(message, ChatRefused) and message.code == Internal.code:  # nothing that the client can mend
+            self._metrics.refused.labels(message.reason).inc()
+            self._log.event("chat_failed", reason=message.reason)
         answer: Answer | EdgeflowError | PrefixSet = (
             message if not isinstance(message, ChatRefused) else _error(message)
         )

@@ -35,10 +35,10 @@ def prefix_routes(front: ChatFront) -> list[Route]:
             text = _declared(front, slot)
             changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
             ids = await asyncio.to_thread(text.prefix_ids, changed)
-        capacity = front.desk.check().capacity
-        if len(ids) >= capacity:
+        length = front.desk.check().length
+        if len(ids) >= length:
             field = "messages" if body.messages else "text"
-            why = f"has {len(ids)} tokens; the limit is {capacity - 1}"
+            why = f"has {len(ids)} tokens; the limit is {length - 1}"
             raise InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
         return await _changed(front, slot, changed, ids)
 

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import EdgeflowError, Unavailable
-from edgeflow.ipc.chat_messages import ChatDone, ChatStart
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
@@ -76,7 +76,8 @@ class ChatFront:
         if self.text is None or ready is None:
             return []
         shared = {"object": "model", "owned_by": "edgeflow", "fingerprint": ready.model_fingerprint}
-        return [{"id": name, **shared, "max_model_len": ready.capacity} for name in self.text.names()]
+        limits = {"max_model_len": ready.length, **_long_limits(ready)}
+        return [{"id": name, **shared, **limits} for name in self.text.names()]
 
     def loaded(self) -> ChatText:
         """The tokenizer and templates; Unavailable without a chat model."""
@@ -106,6 +107,17 @@ class ChatFront:
         return answering.pieces(of_choice(asked.message, index), body.stops, reader, turn)
 
 
+def _long_limits(ready: ChatReady) -> dict[str, Any]:
+    """The limits of slots with a memory, for /v1/models; empty without a gate. from_tokens: the shortest prompt that is
+    folded.
+    """
+    long = ready.long
+    if long is None:
+        return {}
+    sizes = {"sink": long.sink, "window": long.window, "segment": long.segment}
+    return {"long": {"from_tokens": long.threshold, **sizes, "slot_positions": ready.capacity}}
+
+
 def chat_routes(front: ChatFront) -> list[Route]:
     """The routes."""
 
@@ -127,7 +139,7 @@ def chat_routes(front: ChatFront) -> list[Route]:
             else:
                 ids = await asyncio.to_thread(text.encode, body.prompt or "")
         ready = front.desk.ready
-        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.capacity if ready else None})
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.length if ready else None})
 
     found = {"/v1/chat/completions": chat_completions, "/v1/completions": completions, "/tokenize": tokenize}
     return [Route(path, handler, methods=["POST"]) for path, handler in found.items()]

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from edgeflow.ipc.chat_messages import ChatReady
 
+MIB = 1 << 20
+
 
 def chat_summary(ready: ChatReady) -> str:
-    """The model and the memory of its slots."""
+    """The model, the memory of its slots, and the longest prompt."""
     slots = 1 + len(ready.slots)
-    whole_mib = ready.kv_bytes / 2**20
-    size = f"{slots} slots of {ready.capacity} positions, {whole_mib / slots:.1f} MiB each, {whole_mib:.1f} in all"
-    return f"{ready.model} ({ready.family}; {ready.numbers}), {size}"
+    memory = f" with a memory of {_size(ready.long.memory_bytes)}" if ready.long is not None else ""
+    each, whole = _size(ready.kv_bytes // slots), _size(ready.kv_bytes)
+    size = f"{slots} slots of {ready.capacity} positions{memory}, {each} each, {whole} in all"
+    return f"{ready.model} ({ready.family}; {ready.numbers}), {size}{_length(ready)}"
+
+
+def _length(ready: ChatReady) -> str:
+    """The range of prompts that slots with a memory serve at the same size."""
+    if ready.long is None:
+        return ""
+    return f", for prompts of any length up to {ready.length} tokens; from {ready.long.threshold} on they are folded"
+
+
+def _size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size >= MIB else f"{size / 1024:.1f} KiB"

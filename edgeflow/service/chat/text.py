@@ -27,6 +27,7 @@ from edgeflow.text.tokenizer import TextTokenizer
 
 MAX_IMAGES = 4
 CHARACTERS_PER_TOKEN = 32  # bound for a text that may fit; prose has about four
+MAX_CHARACTERS = 1 << 20  # of any prompt: tokenising takes a second or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ChatText:
         self._slots: dict[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits
-        self._most = config.capacity * CHARACTERS_PER_TOKEN
+        self._most_tokens = config.most_tokens
 
     def names(self) -> list[str]:
         """The names of the model: its own, and name:slot for each slot."""
@@ -77,8 +78,8 @@ class ChatText:
     def prefix_ids(self, slot: ChatSlot) -> list[int]:
         """The tokens of a fixed prefix."""
         if slot.text:
-            return self.encode(slot.text)
-        return self._render([message.model_dump() for message in slot.messages], answer=False)
+            return self._encode(slot.text, special=True, field="text")
+        return self._render([message.model_dump() for message in slot.messages], answer=False, field="messages")
 
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
         """The prompt of a slot's own messages followed by the request's, through the checkpoint's template."""
@@ -110,6 +111,7 @@ class ChatText:
         begun: str = "",
         *,
         answer: bool = True,
+        field: str = "prompt",
     ) -> list[int]:
         """The token ids of messages, in which special tokens are plain text. begun: the beginning of the answer."""
         template = self._templated()
@@ -119,8 +121,8 @@ class ChatText:
         offered = marks.hide([tool.model_dump(exclude_none=True) for tool in tools]) or None
         text = template(marks.hide(messages), answer=answer, tools=offered) + begun
         if not marks.any:
-            return self._encode(text, special=False)
-        self._check_length(len(marks.show(text)))
+            return self._encode(text, special=False, field=field)
+        self._check_fits(marks.show(text), field)
         return self.tokenizer.encode_rendered(text, marks)
 
     def _templated(self) -> ChatTemplate:
@@ -128,19 +130,25 @@ class ChatText:
             raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
         return self._template
 
-    def _encode(self, text: str, *, special: bool) -> list[int]:
-        """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time."""
-        self._check_length(len(text))
+    def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
+        """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time and memory."""
+        self._check_fits(text, field)
         return self.tokenizer.encode(text, special=special)
 
-    def _check_length(self, characters: int) -> None:
-        if characters > self._most:
-            why = f"{characters} characters exceed the {self._most} that can fit a slot of this size"
-            raise InvalidArgument(why, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+    def _check_fits(self, text: str, field: str) -> None:
+        self._check_length(len(text), field)
+        if self.tokenizer.far_exceeds(text, self._most_tokens):
+            limit = f"the limit is {self._most_tokens}, prompt and answer together"
+            raise _too_long(f"has more tokens than fit; {limit}", field)
+
+    def _check_length(self, characters: int, field: str) -> None:
+        most = min(self._most_tokens * CHARACTERS_PER_TOKEN, MAX_CHARACTERS)
+        if characters > most:
+            raise _too_long(f"has {characters} characters; the limit is {most}, for {self._most_tokens} tokens", field)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
         """Messages as templates know them, and their pictures."""
-        self._check_length(sum(map(_characters, messages)))
+        self._check_length(sum(map(_characters, messages)), "prompt")
         pictures: list[NDArray[np.uint8]] = []
         plain = []
         for index, message in enumerate(messages):
@@ -168,6 +176,10 @@ class ChatText:
                 reason=Reason.IMAGES_TOO_LARGE,
             )
         return {"type": "image"}
+
+
+def _too_long(why: str, field: str) -> InvalidArgument:
+    return InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
 
 
 def _characters(message: Message) -> int:

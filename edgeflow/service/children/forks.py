@@ -20,7 +20,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.starts import StartLimits
 
 ENTRY = "edgeflow.service.children.fork_server"
-ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}  # a process that forks has one thread
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # a process that forks has one thread
 FIRST_LOAD_S = 30.0
 ANSWER_S = 1.0  # once it has loaded
 WITH_SERVER = "ended with the fork server"

@@ -12,7 +12,9 @@ class ChatMetrics(ProcessMetrics):
         super().__init__()
         self.running = self._gauge("chat_requests_running", "Requests being answered")
         self.waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
-        self.refused = self._counter("chat_refused", "Requests refused because the queue was full or slow", "reason")
+        self.refused = self._counter(
+            "chat_refused", "Requests refused by a full or slow queue, or failed in the worker", "reason"
+        )
         self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
         self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
         self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")

@@ -10,12 +10,12 @@ from edgeflow.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
 from edgeflow.demo.flow_training.size import FlowSize
 from edgeflow.demo.flow_training.tokenizer import train_tokenizer
-from edgeflow.demo.learning.rates import rate_share
 from edgeflow.demo.training.data import CHUNK
 from edgeflow.demo.world.layout import COLOURS, HANDLES
 from edgeflow.demo.world.sim import RobotSim
 from edgeflow.demo.world.task import Outcome
 from edgeflow.errors import ConfigError
+from edgeflow.learning.rates import rate_share
 from tests.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of
 from tests.demo.flow_training.sampling import FlowSampler

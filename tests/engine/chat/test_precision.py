@@ -13,10 +13,11 @@ from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
-from edgeflow.engine.chat.build import build_chat, kv_bytes, load_chat
+from edgeflow.engine.chat.build import build_chat, load_chat
+from edgeflow.engine.chat.long import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -28,6 +29,7 @@ from edgeflow.verify.chat_modes import Asked, Ways
 from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")
+LONG = "the arm is at rest, the cup is red, and the door to the left of it is closed. where is the cup?"
 TEXTS = ["the arm is at rest", "the cup is red. what is red?", "a"]
 
 
@@ -48,33 +50,38 @@ def test_int8_kv_is_served_and_its_memory_is_told(model):
     """A head of one position: D numbers and a scale in place of D numbers of 4 bytes."""
     both = {kv: build(model, kv=kv, slots=[{"id": "rest", "text": TEXTS[0]}]) for kv in ("model", "int8")}
     heads = model.config.num_hidden_layers * 2 * 2 * 96 * model.config.num_key_value_heads
-    width = model.config.head_dim
-    assert both["int8"].ready().kv_bytes == heads * (width + 4) == kv_bytes(model, 2, 96, INT8)
-    assert both["model"].ready().kv_bytes == heads * 4 * width == kv_bytes(model, 2, 96)
+    width, size = model.config.head_dim, SlotSize.of(chat(), model.config, None)
+    taken = {kv: 2 * size.slot_bytes(model.config, torch.float32, CONFIGURED[kv]) for kv in both}
+    assert both["int8"].ready().kv_bytes == heads * (width + 4) == taken["int8"]
+    assert both["model"].ready().kv_bytes == heads * 4 * width == taken["model"]
     assert both["int8"].ready().numbers == "float32, float weights, KV in int8"
     assert both["model"].ready().numbers == "float32, float weights, KV in float32"
 
 
 def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
-    with pytest.raises(ConfigError, match=r"x 96 x 48 bytes per position are 0 MiB, 0 MiB are free"):
+    with pytest.raises(
+        ConfigError, match=r"1 slots of 96 positions: 1 x 13824 bytes in 3 layers are 0 MiB, 0 MiB are free"
+    ):
         build(model, kv="int8")
     with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
         build(model)
 
 
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
-def test_int8_kv_gives_one_answer_in_every_way(model, way):
-    ways = Ways(model, INT8).all()
-    asked = [Asked(model.text_prompt(text), 12) for text in TEXTS]
+@pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
+def test_kv_of_fewer_bits_gives_one_answer_in_every_way(model, kv, way):
+    ways = Ways(model, CONFIGURED[kv]).all()
+    asked = [Asked(model.text_prompt(text), 12) for text in (*TEXTS, LONG)]
     assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
 
 
-def test_int8_kv_is_close_to_the_models_own(model):
-    asked = [Asked(model.text_prompt(text), 1) for text in TEXTS[:2]]
-    exact, eight = (Ways(model, each).all()["alone"](asked) for each in (DENSE, INT8))
-    for (_, (wanted,)), (_, (found,)) in zip(exact, eight, strict=True):
-        assert 0 < (found - wanted).abs().mean() / wanted.std() < 0.05
+@pytest.mark.parametrize(("kv", "most"), [("int8", 0.05), ("fp8", 0.1), ("int4", 0.3)])
+def test_kv_of_fewer_bits_is_close_to_the_models_own(model, kv, most):
+    asked = [Asked(model.text_prompt(text), 1) for text in (LONG, LONG[3:])]
+    exact, found = (Ways(model, CONFIGURED[each]).all()["alone"](asked) for each in ("model", kv))
+    for (_, (wanted,)), (_, (other,)) in zip(exact, found, strict=True):
+        assert most / 100 < (other - wanted).abs().mean() / wanted.std() < most
 
 
 def test_weights_that_are_named_serve(chat_directory):

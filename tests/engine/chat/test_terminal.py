@@ -13,13 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeflow.config_sections import ChatConfig, LongConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.terminal import AnswerTimes, Conversation, converse, open_conversation
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import CheckpointError
-from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.memory_gate.files import write_gate
+from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.models.memory_gate.streaming import StreamingTwin
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.chat.test_long import random_gate
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -31,7 +36,8 @@ def model(chat_directory) -> ChatModel:
 
 
 def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> Conversation:
-    return Conversation(model, capacity, SamplingParams(max_tokens=max_tokens), system)
+    engine = ChatEngine(model, model.decoder.kv_slots(1, capacity))
+    return Conversation(engine, SamplingParams(max_tokens=max_tokens), system)
 
 
 def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[str]:
@@ -105,12 +111,32 @@ def test_ctrl_c_at_the_prompt_leaves(model: ChatModel):
 
 def test_the_line_of_an_answer():
     assert AnswerTimes(0.0123, 11, 2.0).line() == "first token after 12 ms, then 5.0 tokens/s (11 tokens)"
+    assert AnswerTimes(0.0123, 11, 2.0, 90).line().endswith("(11 tokens, 90 tokens compressed)")
     assert AnswerTimes(0.5, 1, 0.0).line() == "first token after 500 ms, then 0.0 tokens/s (1 tokens)"
 
 
 def test_a_directory_without_a_model_is_told(tmp_path: Path):
     with pytest.raises(CheckpointError):
-        open_conversation(tmp_path, "cpu", 64, 4, None, "")
+        open_conversation(ChatConfig(model=str(tmp_path)), tmp_path, "cpu", None)
+
+
+def test_a_conversation_goes_on_beyond_a_slot_with_a_gate(tmp_path: Path):
+    write_chat_checkpoint(tmp_path, "qwen2")
+    text = read_published(tmp_path).text
+    write_gate(tmp_path, random_gate(text))
+    long = LongConfig(gate="gate.json", length=400)
+    config = ChatConfig(model=str(tmp_path), dtype="float32", capacity=32, max_tokens=6, long=long)
+    chat = open_conversation(config, tmp_path, "cpu", 0.0)
+    written = "".join(talk(chat, "hello " * 20, "and then?", "x" * 400))
+    assert written.count("(6 tokens, ") == 2 and "at most 400" in written
+    twin = StreamingTwin(PlainBase.read(tmp_path, torch.float32, CPU), random_gate(text))
+    model = load_chat_model(tmp_path, torch.float32, CPU)
+    prompt = model.chat_prompt(model.render([{"role": "user", "content": ("hello " * 20).strip()}]))
+    tokens = [int(twin.prefill(prompt.ids).logits.argmax())]
+    for _ in range(5):
+        tokens.append(int(twin.step(tokens[-1]).logits.argmax()))
+    assert written.startswith(model.tokenizer.decode(tokens))
+    assert f"(6 tokens, {10 * twin.folded} tokens compressed)" in written
 
 
 def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_path: Path):

@@ -99,7 +99,7 @@ def all_but_one(layout: PackedLayout, rows: list[int]) -> Any:
     seen[rows, 5] = False
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
-        read = layer.read(layout.row_slot, slice(layout.reach))
+        read = layer.read(layout.row_slot, slice(layout.reach), layout.row_position)
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
         return F.scaled_dot_product_attention(grouped, k, v, attn_mask=seen[:, None, None]).reshape(q.shape)

@@ -47,6 +47,8 @@ READY_HERE = ChatReady(**{name: getattr(READY, name) for name in READY.__slots__
 class Alone:
     """A chat front whose control, gateway and worker are the test. silent: the worker answers nothing."""
 
+    ready = READY_HERE
+
     def __init__(self, loaded: Loaded, folder: Path, **settings: Any) -> None:
         self.heard: list[ChildMessage] = []
         self.asked: list[Message] = []
@@ -70,7 +72,7 @@ class Alone:
             self.tell(ChatSocket(), fronts.fileno())
         link = self.worker = WorkerLink(lambda message: self._answer(link, message), lambda: None, lambda _: None)
         link.connect(workers)
-        link.send(READY_HERE)
+        link.send(self.ready)
         await eventually(lambda: self.process.desk.ready is not None)
 
     def tell(self, message: ChildMessage, *descriptors: int) -> None:
@@ -109,8 +111,10 @@ class Alone:
 
 
 @contextlib.asynccontextmanager
-async def alone(loaded: Loaded, folder: Path, **settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Alone]]:
-    made = Alone(loaded, folder, **settings)
+async def alone(
+    loaded: Loaded, folder: Path, kind: type[Alone] = Alone, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, Alone]]:
+    made = kind(loaded, folder, **settings)
     running = asyncio.create_task(made.process.run())
     try:
         made.tell_sealed(Policy(False), b"[]")

@@ -16,6 +16,7 @@ import torch
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
+from edgeflow.engine.chat.long import read_long
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
@@ -138,7 +139,8 @@ class ThreadWorker:
         clock = MonotonicClock()
         limits = SchedulerLimits(loaded.policy.K, 2, 1000, 0)
         engine = PolicyEngine(loaded.policy, limits.slots, 80)
-        built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None)
+        memory_gate = read_long(settings.chat, loaded.path, CPU, torch.float32)
+        built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None, gate=memory_gate)
         self.plane = built.plane(settings.chat, clock, self._link.send)
         launch = self.plane.launch
         self.plane.launch = lambda most, turn_ns: launch(most, turn_ns) if gate.passes() else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -20,17 +21,28 @@ class Learner:
     """Parameters and the optimisers that update them.
 
     named: by name. Each group of an optimiser has a `peak`, its highest learning rate. done_steps, cpu_seconds: so far.
+    settings: what a run must have in common with the one that it resumes, besides the seed.
     """
 
     def __init__(
-        self, named: Mapping[str, nn.Parameter], optimisers: Sequence[torch.optim.Optimizer], seed: int
+        self,
+        named: Mapping[str, nn.Parameter],
+        optimisers: Sequence[torch.optim.Optimizer],
+        seed: int,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.done_steps, self.cpu_seconds = 0, 0.0
-        self._named, self._optimisers, self._seed = named, optimisers, seed
+        self._named, self._optimisers = named, optimisers
+        self._settings = {**settings, "seed": str(seed)}
 
     def update(self, loss: Tensor, share: float) -> float:
         """Make a step down a loss at a share of the peak rates; return the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
+        self.apply(share)
+        return float(loss.detach())
+
+    def apply(self, share: float) -> None:
+        """Make a step down the gradients that have been summed, at a share of the peak rates."""
         nn.utils.clip_grad_norm_(self._named.values(), _MAX_NORM)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
@@ -38,35 +50,39 @@ class Learner:
             optimiser.step()
             optimiser.zero_grad()
         self.done_steps += 1
-        return float(loss.detach())
 
     def save(self, path: Path) -> None:
         """Write everything `load` needs to one safetensors file, which is replaced as a whole."""
         tensors = _tensors(self._named, self._optimisers)
-        _write_state(path, tensors, steps=self.done_steps, cpu_seconds=self.cpu_seconds, seed=self._seed)
+        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}"}
+        _write_state(path, tensors, self._settings | facts)
 
     def load(self, path: Path) -> None:
-        """Continue from the state that `save` wrote; ConfigError where that run had another seed."""
-        saved, self.done_steps, self.cpu_seconds = _read_state(path, self._seed)
+        """Continue from the state that `save` wrote; ConfigError where that run had another seed or other settings."""
+        saved, facts = _read_state(path, self._settings)
         _restore(self._named, self._optimisers, saved)
+        self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
 
 
-def _write_state(path: Path, tensors: Mapping[str, Tensor], *, steps: int, cpu_seconds: float, seed: int) -> None:
+def _write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
     """Write one safetensors file, replacing it as a whole."""
-    facts = {"steps": str(steps), "cpu_seconds": f"{cpu_seconds:.3f}", "seed": str(seed)}
     partial = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, facts)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, dict(facts))
     partial.replace(path)
 
 
-def _read_state(path: Path, seed: int) -> tuple[dict[str, Tensor], int, float]:
-    """Read tensors, steps done and CPU seconds so far; ConfigError when the run had another seed."""
-    with safe_open(path, "pt") as file:
-        facts = file.metadata()
-        if facts["seed"] != str(seed):
-            raise ConfigError(f"seed is {seed}, but {path} was trained with seed {facts['seed']}")
-        saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return saved, int(facts["steps"]), float(facts["cpu_seconds"])
+def _read_state(path: Path, settings: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and facts; ConfigError when the file is unreadable or the run had other settings."""
+    try:
+        with safe_open(path, "pt") as file:
+            facts: dict[str, str] = file.metadata() or {}
+            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} is not the state of a training run: remove it to begin anew") from error
+    for name, value in settings.items():
+        if facts.get(name) != value:
+            raise ConfigError(f"{name} is {value}, but {path} was trained with {name} {facts.get(name)}")
+    return saved, facts
 
 
 def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:

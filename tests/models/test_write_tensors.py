@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.quantize.files.safetensors_file import write_tensors
+from edgeflow.models.checkpoint import write_tensors
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Final, Protocol
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from edgeflow.demo.learning.learner import Learner
+from edgeflow.learning.learner import Learner
 
 _SAVE_EVERY: Final = 60.0  # seconds
 
@@ -46,10 +47,10 @@ def run_training(
     learner.save(state)
 
 
-def training_progress() -> Progress:
-    """Bars with a `note` at the end."""
+def training_progress(console: Console | None = None) -> Progress:
+    """Bars with a `note` at the end. console: standard output where it is None."""
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[note]}"))
+    return Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
 
 
 def cpu_seconds() -> float:

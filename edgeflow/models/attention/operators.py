@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.packed_attention import PackedAttention
+from edgeflow.kernels.memory import ReadMemory
+from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
 from edgeflow.kernels.swiglu import SwiGLU
@@ -25,6 +26,7 @@ CALLS = {
     "key_norm": ("rms_norm", "key"),
     "final_norm": ("rms_norm", "final"),
     "swiglu": ("swiglu", "mlp"),
+    "read_memory": ("read_memory", "self_attention"),
 }
 """op_name and layer_role of each call that is the same for all KV formats."""
 
@@ -55,6 +57,7 @@ class Operators:
     key_norm: RmsNorm
     final_norm: RmsNorm
     swiglu: SwiGLU
+    read_memory: ReadMemory
     rope_write_kv: Mapping[str, RopeWriteKV]
     packed_attention: Mapping[str, PackedAttention]
 
@@ -73,4 +76,11 @@ class Operators:
         """A pass over a store, with the operators of its format. kinds: of the model's layers, each once."""
         name = kv.format.name
         attend = {kind: self.packed_attention[name](layout.of_kind(kind), kv) for kind in kinds}
+        if any(layout.gated):
+            attend = {kind: _with_memory(each, self.read_memory, layout) for kind, each in attend.items()}
         return PassOperators(rows, self.rope_write_kv[name], attend)
+
+
+def _with_memory(attend: Attend, read: ReadMemory, layout: PackedLayout) -> Attend:
+    """Attention of a pass, some rows of which read the memory of their slots."""
+    return lambda q, layer: read(q, attend(q, layer), layer, layout)

@@ -1,0 +1,72 @@
+"""`edgeflow eval-logs`, exact match on held-out questions about logs by kind and place, and `edgeflow draw-logs`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from edgeflow.console import reporting, table_console
+from edgeflow.demo.chat.logs.entries import MOST_LINES
+from edgeflow.demo.chat.logs.evaluate import NEEDED, Count, LogReport, evaluate_logs
+from edgeflow.demo.chat.logs.held_out import Place
+from edgeflow.demo.chat.logs.long import LongLogs, write_long_logs
+from edgeflow.demo.chat.logs.questions import KINDS
+from edgeflow.errors import ConfigError
+
+
+def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
+    """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
+    with reporting(Console(stderr=True)) as report:
+        result = evaluate_logs(folder, questions, seed, longest, lambda done: report("questions", done, questions))
+    if as_json:
+        print(json.dumps(_as_json(result), indent=2))
+    else:
+        _show(result)
+    return 0 if result.share >= NEEDED else 1
+
+
+def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int) -> None:
+    """Write a file of conversations; ConfigError where the longest log is longer than any."""
+    lines = source.most_lines
+    if lines > MOST_LINES:
+        raise ConfigError(
+            f"segments: {source.most_segments} make a log of {lines} lines, at most {MOST_LINES} are drawn"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with reporting(Console(stderr=True)) as report:
+        write_long_logs(out, source, conversations, seed, lambda done: report("conversations", done, conversations))
+
+
+def _as_json(result: LogReport) -> dict[str, object]:
+    return {
+        "questions": len(result.graded),
+        "exact": result.share,
+        "summary": _counted(result.summary(asked=True)),
+        "look-up": _counted(result.summary(asked=False)),
+        "cells": [
+            {"kind": kind, "evidence": place, **_counted(count)} for (kind, place), count in result.cells().items()
+        ],
+    }
+
+
+def _counted(count: Count) -> dict[str, int]:
+    return {"right": count.right, "asked": count.asked}
+
+
+def _show(result: LogReport) -> None:
+    table = Table("kind", *Place, title="held-out questions about logs, exact of asked, by place of the evidence")
+    cells = result.cells()
+    for kind in KINDS:
+        table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in Place))
+    table_console().print(table)
+    for name, asked in (("summary", True), ("look-up", False)):
+        print(f"{name} questions: {_told(result.summary(asked=asked))}")
+    right = sum(each.right for each in result.graded)
+    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
+
+
+def _told(count: Count) -> str:
+    return f"{count.right} of {count.asked}" if count.asked else ""

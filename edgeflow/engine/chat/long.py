@@ -1,0 +1,160 @@
+"""The slots of a chat model, and the memory gate that lets a prompt be longer than one (docs/long_context.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgeflow.config_sections import ChatConfig
+from edgeflow.errors import ConfigError
+from edgeflow.ipc.chat_messages import LongSlots
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, configured_format, slot_bytes
+from edgeflow.kernels.kv.memory import MemoryKV, MemoryRules
+from edgeflow.kernels.kv.memory import memory_bytes as bytes_of_a_layer
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.models.chat import read_published
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate.base import base_fingerprint
+from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
+from edgeflow.scheduler.folding import Folding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSize:
+    """The size of a slot. positions: places of keys and values. memory_bytes: of M and z, 0 without a gate. length: the
+    most tokens of a prompt and its answer.
+    """
+
+    positions: int
+    memory_bytes: int
+    length: int
+
+    @classmethod
+    def of(cls, config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> SlotSize:
+        """The slots of a model as configured; with a gate their size does not depend on the length of a prompt."""
+        if gate is None:
+            positions = min(config.capacity, text.max_position_embeddings)
+            return cls(positions=positions, memory_bytes=0, length=positions)
+        positions = rounded_capacity(gate.rules.threshold)
+        return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.length)
+
+    def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, kv_format: KVFormat) -> int:
+        """The memory of a slot in all layers, that of its sequence included, in bytes."""
+        shape = KVShape(
+            layers=text.num_hidden_layers,
+            capacity=self.positions,
+            kv_heads=text.num_key_value_heads,
+            head_dim=text.head_dim,
+            dtype=dtype,
+        )
+        return slot_bytes(kv_format, shape)
+
+    def told(self, gate: MemoryGate | None) -> LongSlots | None:
+        """The sizes for the chat front; None without a gate."""
+        if gate is None:
+            return None
+        rules = gate.rules
+        return LongSlots(sink=rules.sink, window=rules.window, segment=rules.segment, memory_bytes=self.memory_bytes)
+
+
+def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch.dtype) -> MemoryGate | None:
+    """Read the configured gate, with the sizes that the configuration gives; None if none is configured.
+
+    path: the base's folder. ConfigError or CheckpointError, each with both values, for a gate that does not fit the
+    base or whose sizes do not fit a slot. No weight of the base is loaded.
+    """
+    if not config.long.gate:
+        return None
+    published = read_published(path)
+    found = _gate_path(config.long.gate, path)
+    if published.vision is not None:
+        raise ConfigError(
+            f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family} with images: "
+            f"its positions have {len(published.text.rope.sections)} parts, those of a gate's base one"
+        )
+    stored = published.text.attention.kv_format
+    if stored is not DENSE:
+        raise ConfigError(
+            f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family}: its slots are "
+            f"{stored.name}, a gate reads the keys and values of heads"
+        )
+    gate = read_gate(found, published.text, dtype, device, base_fingerprint=base_fingerprint(path))
+    sizes: dict[str, Any] = config.long.sizes
+    rules = replace(gate.rules, **sizes)
+    _check_sizes(rules, config, published.text)
+    return replace(gate, rules=rules)
+
+
+def memory_bytes(text: LlamaConfig) -> int:
+    """The memory of a slot beside its positions: M [K, D, D] and z [K, D] in every layer, in bytes."""
+    return text.num_hidden_layers * bytes_of_a_layer(text.num_key_value_heads, text.head_dim)
+
+
+def store_format(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> KVFormat:
+    """How slots of a model store what they hold; ConfigError for a format that is not for this model."""
+    if gate is None:
+        return configured_format("chat.kv", config.kv, text.attention.kv_format)
+    return memory_format(gate, config.long.length)
+
+
+def memory_format(gate: MemoryGate, positions: int) -> MemoryKV:
+    """The format of slots with this gate. positions: the longest sequence, in tokens."""
+    rules = gate.rules
+    of_slots = MemoryRules(
+        sink=rules.sink,
+        segment=rules.segment,
+        activation=rules.activation,
+        eps=rules.eps,
+        with_sink=rules.memory_content == "sink_and_segment",
+        absolute=rules.positions == "absolute",
+    )
+    return MemoryKV(of_slots, gate.layers, positions)
+
+
+def folding_of(rules: GateRules) -> Folding:
+    """How requests go through slots under these rules."""
+    return Folding(
+        sink=rules.sink,
+        window=rules.window,
+        segment=rules.segment,
+        keeps_pairs=rules.fold == "cached",
+        gates_first=rules.first_segment == "zero",
+    )
+
+
+def untrained_positions(gate: MemoryGate, config: ChatConfig, text: LlamaConfig) -> str:
+    """A remark for the start if prompts may leave the positions that the base was trained with; empty otherwise."""
+    trained, length = text.max_position_embeddings, config.long.length
+    if gate.rules.positions == "local" or length <= trained:
+        return ""
+    return f"prompts of up to {length} tokens leave the {trained} positions of the base"
+
+
+def _gate_path(gate: str, model: Path) -> Path:
+    inside = model / gate
+    if inside.exists():
+        return inside
+    if not Path(gate).exists():
+        raise ConfigError(f"chat.long.gate: neither {inside} nor {Path(gate).absolute()} exists")
+    return Path(gate)
+
+
+def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> None:
+    limits = {"chat.capacity": config.capacity, "max_position_embeddings of the base": text.max_position_embeddings}
+    name, most = min(limits.items(), key=lambda limit: limit[1])
+    sizes = {each: getattr(rules, each) for each in ("sink", "window", "segment")}
+    for each, size in sizes.items():
+        if size > most:
+            raise ConfigError(f"chat.long.{each}: {size} is more than a slot holds: {name} is {most}")
+    if rules.threshold > most:
+        told = " + ".join(f"{each} {size}" for each, size in sizes.items())
+        raise ConfigError(f"chat.long: {told} = {rules.threshold} tokens are more than a slot holds: {name} is {most}")
+    length = config.long.length
+    if rules.threshold > length:
+        raise ConfigError(
+            f"chat.long.length: {length} is less than the {rules.threshold} tokens from which prompts are folded"
+        )

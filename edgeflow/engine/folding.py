@@ -1,0 +1,58 @@
+"""Folds in slots with memory: what happens to keys, values and state of a slot before a segment's rows run."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from edgeflow.engine.slots import SlotState
+from edgeflow.kernels.kv.memory import MemoryKV
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.memory import FoldMemory
+from edgeflow.scheduler.plan import Before
+
+
+class SlotMemory:
+    """The memories of a store's slots. Everything is enqueued; nothing waits for the device.
+
+    fold: the operator.
+    """
+
+    def __init__(self, kv: KVSlots, state: SlotState, fold: FoldMemory) -> None:
+        if not isinstance(kv.format, MemoryKV) or state.folded is None:
+            raise ValueError("slots without memory have nothing to fold into")
+        self._kv, self._state, self._fold = kv, state, fold
+        self._rules = kv.format.rules
+        self._folded: Tensor = state.folded
+
+    def clear(self, slot: int) -> None:
+        """Forget the sequence of a slot."""
+        _, *memories = self._kv.tensors
+        for each in memories:
+            each[:, :, slot] = 0
+        self._folded[slot] = 0
+        self._state.length[slot] = 0
+
+    def change(self, slot: int, before: Before) -> None:
+        """Do what a segment asks for before its rows run."""
+        sink, stop = self._rules.sink, self._rules.sink + self._rules.segment
+        if before in (Before.FOLD, Before.FOLD_KEEPING):
+            self._add(slot, 0 if self._rules.with_sink else sink, stop)
+            self._folded[slot] += stop - sink
+            _move_up(self._state.ids[slot], sink, stop)
+        if before is Before.FOLD_KEEPING:
+            for of_layer in self._kv.data.unbind():
+                for pairs in of_layer:
+                    _move_up(pairs[slot], sink, stop)
+            self._state.length[slot] -= stop - sink
+        elif before is not Before.NOTHING:
+            self._state.length[slot] = sink
+
+    def _add(self, slot: int, first: int, stop: int) -> None:
+        for index in range(len(self._kv.data)):
+            self._fold(self._kv.layer(index), slot, first, stop)
+
+
+def _move_up(lines: Tensor, target: int, source: int) -> None:
+    """Lines from `source` on move to `target` on."""
+    rest = lines[source:].clone()
+    lines[target : target + len(rest)] = rest

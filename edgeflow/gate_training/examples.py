@@ -1,0 +1,77 @@
+"""Texts that a gate learns from, and batches of those that are cut alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate.whole import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text. learned: for each token, whether it is to be predicted from those before it. known: the tokens that are
+    known when the answer begins, by which the text is cut; for a plain text all of them."""
+
+    ids: tuple[int, ...]
+    learned: tuple[bool, ...]
+    known: int
+
+    @classmethod
+    def plain(cls, ids: Sequence[int]) -> Example:
+        """A text of which every token is learned."""
+        return cls(tuple(ids), (True,) * len(ids), len(ids))
+
+    def teaches(self, rules: GateRules) -> bool:
+        """True where a gate has an influence on a token that is learned."""
+        return any(self.learned[_cut(self, rules).plain + 1 :])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Texts with as many folded segments. ids [B, L]: padded at the end.
+
+    texts, places, targets [n]: of each token that is learned the text, the gated row before it, counted from the cut's
+    `plain`, and the token itself.
+    """
+
+    ids: Tensor
+    segments: int
+    texts: Tensor
+    places: Tensor
+    targets: Tensor
+
+    @property
+    def first(self) -> int:
+        """The first of the places."""
+        return int(self.places.min())
+
+
+def grouped(examples: Iterable[Example], rules: GateRules, device: torch.device) -> list[Group]:
+    """The groups of a batch, by number of segments; examples on which no gate has an influence are left out."""
+    found: dict[int, list[Example]] = {}
+    for example in examples:
+        if example.teaches(rules):
+            found.setdefault(rules.segments(example.known), []).append(example)
+    return [_group(found[segments], segments, rules, device) for segments in sorted(found)]
+
+
+def _group(examples: Sequence[Example], segments: int, rules: GateRules, device: torch.device) -> Group:
+    length = max(len(each.ids) for each in examples)
+    plain = Cut(rules, length, segments).plain
+    ids = torch.zeros(len(examples), length, dtype=torch.long)
+    learned = torch.zeros(len(examples), length, dtype=torch.bool)
+    for row, each in enumerate(examples):
+        ids[row, : len(each.ids)] = torch.tensor(each.ids)
+        learned[row, : len(each.ids)] = torch.tensor(each.learned)
+    texts, places = learned[:, plain + 1 :].nonzero(as_tuple=True)
+    targets = ids[texts, plain + 1 + places]
+    return Group(ids.to(device), segments, texts.to(device), places.to(device), targets.to(device))
+
+
+def _cut(example: Example, rules: GateRules) -> Cut:
+    return Cut(rules, len(example.ids), rules.segments(example.known))

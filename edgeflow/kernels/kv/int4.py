@@ -1,0 +1,150 @@
+"""The KV format of 4 bits: keys per channel over groups of 32 positions, values per position and head.
+
+The keys of a group are kept as they are until it is full. The row at position p sees those of its unfinished group as
+they are, and those of every group before it in 4 bits: `in_four_bits(p)` places. So what a row sees does not depend
+on how the rows before it were cut into passes. A sequence may write positions again, from at most 32 before the
+furthest end of its passes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.kv.tensors import KVShape, KVTensor
+
+GROUP = 32
+RING = 2 * GROUP
+"""Exact keys that a layer keeps of every slot: of two groups, since drafts may reach into the next one."""
+LARGEST = 15
+WIDEST = 1 << 14
+"""The most steps between zero and the numbers of a channel: its step is no smaller, so that int16 holds its offset."""
+ROUNDED_UP = 1 + 2.0**-8
+
+Position = TypeVar("Position", int, Tensor)
+
+
+def in_four_bits(position: Position) -> Position:
+    """The number of places, from the first on, whose keys the row at this position sees in 4 bits."""
+    return (position + 1) // GROUP * GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The numbers that codes 0 to 15 stand for: (code + offset) * step. Both int16; step: the bits of a bfloat16."""
+
+    step: Tensor
+    offset: Tensor
+
+    @classmethod
+    def over(cls, numbers: Tensor, dim: int) -> Grid:
+        """A grid that covers the numbers along a dimension, which stays with size 1. NaN stays NaN."""
+        low, high = numbers.amin(dim, keepdim=True).float(), numbers.amax(dim, keepdim=True).float()
+        step = torch.maximum((high - low) / LARGEST, torch.maximum(low.abs(), high.abs()) / WIDEST)
+        step = (step * ROUNDED_UP).to(torch.bfloat16)
+        offset = _nearest(low / _divisor(step)).nan_to_num(0.0).to(torch.int16)
+        return cls(step.view(torch.int16), offset)
+
+    def codes(self, numbers: Tensor) -> Tensor:
+        """uint8, one in each byte"""
+        steps = _nearest(numbers.float() / _divisor(self.step.view(torch.bfloat16)))
+        return (steps - self.offset).clamp(0, LARGEST).nan_to_num(0.0).to(torch.uint8)
+
+    def numbers(self, codes: Tensor) -> Tensor:
+        """float32"""
+        return (codes + self.offset).float() * self.step.view(torch.bfloat16).float()
+
+
+def packed(codes: Tensor) -> Tensor:
+    """[.., D] → [.., D/2]: number i in the low bits of a byte, i + D/2 in its high bits"""
+    low, high = codes.chunk(2, dim=-1)
+    return low | high << 4
+
+
+def unpacked(codes: Tensor) -> Tensor:
+    """[.., D/2] → [.., D]"""
+    return torch.cat([codes & LARGEST, codes >> 4], dim=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Layer:
+    """keys, values [S, T, KH, D/2] uint8, two codes per byte.
+
+    key_grids [2, S, groups, KH, D], value_grids [2, S, T, KH] int16: steps and offsets.
+    newest [S, RING, KH, D]: the keys last written in each slot, each at its position modulo RING.
+    exact [S, T rounded up to groups, KH, D]: the keys of the rows of a pass and of the groups in which they begin;
+    shared by all layers, each of which writes it before it attends.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_grids: Tensor
+    value_grids: Tensor
+    newest: Tensor
+    exact: Tensor
+
+    def read(self, slots: int | Tensor, places: slice | Tensor, rows: int | Tensor) -> tuple[Tensor, Tensor]:
+        """As `KVLayer.read`, for rows that the pass has written."""
+        place = torch.arange(self.keys.shape[1], device=self.keys.device)[places]
+        if isinstance(slots, Tensor):
+            slots = slots[:, None]
+        own = in_four_bits(rows)[:, None] if isinstance(rows, Tensor) else in_four_bits(rows)
+        grids = Grid(*self.key_grids[:, slots, place // GROUP])
+        keys = torch.where(
+            (place < own)[..., None, None],
+            grids.numbers(unpacked(self.keys[slots, place])),
+            self.exact[slots, place].float(),
+        )
+        grids = Grid(*self.value_grids[:, slots, place][..., None])
+        return keys, grids.numbers(unpacked(self.values[slots, place]))
+
+
+@dataclass(frozen=True, slots=True)
+class Int4KV:
+    """Keys and values in 4 bits."""
+
+    name: str = "int4"
+
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        layers, heads, width = shape.layers, shape.kv_heads, shape.head_dim
+        codes = KVTensor(layers=layers, kinds=2, heads=heads, width=width // 2, dtype=torch.uint8)
+        key_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=width, dtype=torch.int16, positions=GROUP)
+        value_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=1, dtype=torch.int16)
+        newest = KVTensor(
+            layers=layers, kinds=1, heads=RING * heads, width=width, dtype=shape.dtype, positions=shape.capacity
+        )
+        exact = KVTensor(
+            layers=1, kinds=1, heads=GROUP * heads, width=width, dtype=shape.dtype, positions=GROUP, moved=False
+        )
+        return codes, key_grids, value_grids, newest, exact
+
+    def layer(self, tensors: tuple[Tensor, ...], index: int) -> Int4Layer:
+        codes, key_grids, value_grids, newest, exact = tensors
+        slots, heads, width = codes.shape[2], codes.shape[4], newest.shape[5]
+        keys, values = codes[index].unbind()
+        return Int4Layer(
+            keys=keys,
+            values=values,
+            key_grids=key_grids[index],
+            value_grids=value_grids[index, ..., 0],
+            newest=newest[index].view(slots, RING, heads, width),
+            exact=exact.view(slots, -1, heads, width),
+        )
+
+    def reusable(self, known: int) -> int:
+        return known - known % GROUP
+
+
+def _nearest(numbers: Tensor) -> Tensor:
+    return (numbers + 0.5).floor()
+
+
+def _divisor(step: Tensor) -> Tensor:
+    """The step, or 1 where all numbers are zero."""
+    return torch.where(step == 0, 1.0, step.float())
+
+
+INT4 = Int4KV()

@@ -1,0 +1,54 @@
+"""The problems of KV in 4 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgeflow.kernels.kv.int4 import GROUP, INT4, Grid, packed
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
+
+
+def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:
+    """Compares the read of the last row of each span, behind groups that other passes have begun."""
+
+    def build(make: Numbers) -> Problem:
+        capacity, rows = places(make, spans, heads, False)
+        qkv = make.normal(len(rows.flat), (heads.query + 2 * heads.kv) * heads.width)
+        kv = empty_slots(make, heads, INT4, slots=1 + max(span.slot for span in spans), capacity=capacity, layers=1)
+        layer = kv.layer(0)
+        layer.newest.copy_(make.normal(*layer.newest.shape))
+        ends = [(span.slot, span.start + span.length) for span in spans]
+
+        def outputs(q: Tensor) -> Outputs:
+            read = [layer.read(slot, slice(end), end - 1) for slot, end in ends]
+            return q, *(torch.cat(each) for each in zip(*read, strict=True))
+
+        return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=kv.data.nbytes)
+
+    return Case(op_name="rope_write_kv", build=build, kv=INT4.name)
+
+
+def packed_attention(spans: Sequence[Span], heads: Heads) -> Case:
+    """The exact keys and the steps of values that nothing may read are NaN."""
+
+    def build(make: Numbers) -> Problem:
+        layout, wide = filled(make, spans, heads, 1, None)
+        q = make.normal(len(layout.row_slot), heads.query, heads.width)
+        kv = empty_slots(make, heads, INT4, slots=wide.slots, capacity=wide.capacity, layers=1)
+        layer, (keys, values) = kv.layer(0), wide.data[0]
+        layer.exact.fill_(torch.nan)[:, : wide.capacity] = keys
+        full = wide.capacity // GROUP * GROUP
+        groups = keys[:, :full].nan_to_num(7.0).unflatten(1, (-1, GROUP))
+        grid = Grid.over(groups, 2)
+        layer.keys[:, :full] = packed(grid.codes(groups)).flatten(1, 2)
+        layer.key_grids[:, :, : full // GROUP] = torch.stack([grid.step, grid.offset]).squeeze(3)
+        grid = Grid.over(values, -1)
+        layer.values.copy_(packed(grid.codes(values)))
+        layer.value_grids.copy_(torch.stack([grid.step, grid.offset])[..., 0])
+        return Problem((layout, kv), lambda attend: (attend(q, layer),), planned=True, cold_bytes=kv.nbytes)
+
+    return Case(op_name="packed_attention", build=build, kv=INT4.name, causal=True)

@@ -1,0 +1,150 @@
+"""How a sequence goes through its slot: in a straight line, or in segments that enter a memory (EdgeInfinite, 3.2).
+
+A *route* says which run of a sequence's positions comes next, and where in the slot it enters. Integers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgeflow.scheduler.plan import Before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Positions first .. stop of a sequence, which may be cut into several segments of passes.
+
+    folded: tokens that have left the slot for its memory; a position's place is the position less these. before: what
+    happens in the slot ahead of the first row. gated: the rows read the memory. again: they are tokens of the slot, not
+    rows of the prompt.
+    """
+
+    first: int
+    stop: int
+    folded: int = 0
+    before: Before = Before.NOTHING
+    gated: bool = False
+    again: bool = False
+
+
+class Route(Protocol):
+    """The runs of one sequence, one after the other."""
+
+    def next(self, position: int, rows: int, known: int) -> Run:
+        """The run that begins at `position`, or further back where tokens are run again.
+
+        rows: of the prompt. known: tokens that are read or planned, the newest included; more than `position`.
+        """
+        ...
+
+
+class Straight:
+    """Every position is its own place."""
+
+    def next(self, position: int, rows: int, known: int) -> Run:
+        if position < rows:
+            return Run(first=position, stop=rows)
+        return Run(first=position, stop=known, again=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folding:
+    """The sizes of a slot with memory, in tokens: what stays at the beginning, at least at the end, and what is folded
+    at a time.
+
+    keeps_pairs: a fold while decoding leaves the window's keys and values as they are (`fold: cached`); otherwise its
+    tokens are run again. gates_first: segment 0 of a long prompt is gated too (`first_segment: zero`).
+    """
+
+    sink: int
+    window: int
+    segment: int
+    keeps_pairs: bool = False
+    gates_first: bool = False
+
+    @property
+    def threshold(self) -> int:
+        """The shortest prompt that is folded, and the number of places that a slot needs."""
+        return self.sink + self.window + self.segment
+
+    @property
+    def runs_first_again(self) -> bool:
+        """True where segment 0 of a prompt that was short must be run again, gated, before its fold."""
+        return self.gates_first and not self.keeps_pairs
+
+    def segments(self, known: int) -> int:
+        """How many segments of so many known tokens are folded."""
+        return max(0, (known - self.sink - self.window) // self.segment)
+
+    def end(self, segments: int) -> int:
+        """The first position behind so many segments."""
+        return self.sink + segments * self.segment
+
+    def reusable(self, prefix: int, shared: int, rows: int) -> int:
+        """How many rows a prompt of `rows` need not compute that shares the first `shared` with a prefix.
+
+        The slot of the prefix holds the state behind segments(prefix) segments.
+        """
+        held, wanted = self.segments(prefix), self.segments(rows)
+        if wanted < held or (held and shared < self.end(held)):
+            return 0
+        if wanted == held:
+            return shared
+        if self.gates_first and not held:
+            return min(shared, self.sink)
+        return min(shared, self.end(held + 1))
+
+    def route(self, folded: int = 0) -> FoldingRoute:
+        """The route of a sequence, `folded` segments of which are in the memory of its slot already."""
+        return FoldingRoute(self, folded)
+
+
+class FoldingRoute:
+    """Algorithm 1 with the conventions that this project chose (docs/long_context.md): the sink, one segment after the
+    other, the rest; while decoding a fold as soon as a whole segment lies between sink and window.
+    """
+
+    def __init__(self, folding: Folding, folded: int = 0) -> None:
+        self._folding = folding
+        self._folded = folded
+        self._rewound = False  # segment 0 runs again, gated
+
+    @property
+    def folded(self) -> int:
+        """Segments in the memory, those of runs that are planned included."""
+        return self._folded
+
+    def next(self, position: int, rows: int, known: int) -> Run:
+        return self._of_prompt(position, rows) if position < rows == known else self._decoding(position, rows, known)
+
+    def _of_prompt(self, position: int, rows: int) -> Run:
+        folding = self._folding
+        wanted, before = folding.segments(rows), Before.NOTHING
+        if self._folded < wanted and position == folding.end(self._folded + 1):
+            self._folded += 1
+            before = Before.FOLD
+        stop = rows
+        if self._folded < wanted:
+            stop = folding.sink if position < folding.sink else folding.end(self._folded + 1)
+        gated = self._folded > 0 or (folding.gates_first and wanted > 0 and position >= folding.sink)
+        return self._run(position, stop, before, gated)
+
+    def _decoding(self, position: int, rows: int, known: int) -> Run:
+        folding = self._folding
+        if self._folded == folding.segments(known):
+            return self._run(position, known, Before.NOTHING, self._folded > 0, again=True)
+        if folding.runs_first_again and not folding.segments(rows) and not self._folded:
+            if not self._rewound:
+                self._rewound = True
+                return self._run(folding.sink, folding.end(1), Before.REWIND, gated=True, again=True)
+            if position < folding.end(1):
+                return self._run(position, folding.end(1), Before.NOTHING, gated=True, again=True)
+        self._folded += 1
+        if folding.keeps_pairs:
+            return self._run(position, known, Before.FOLD_KEEPING, gated=True, again=True)
+        return self._run(folding.end(self._folded), known, Before.FOLD, gated=True, again=True)
+
+    def _run(self, first: int, stop: int, before: Before, gated: bool, *, again: bool = False) -> Run:
+        folded = self._folded * self._folding.segment
+        return Run(first=first, stop=stop, folded=folded, before=before, gated=gated, again=again)

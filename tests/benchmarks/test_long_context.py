@@ -1,0 +1,159 @@
+"""The comparison of what is kept of a long prompt."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from benchmarks.long_context.cells import (
+    Band,
+    Cell,
+    Layout,
+    Where,
+    cells_of,
+    draw_questions,
+    opening_tokens,
+    question_tokens,
+)
+from benchmarks.long_context.report import Row, Score, gain, picture, table
+from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
+from benchmarks.long_context.systems import ANSWER, Served, cut, position_bytes
+from edgeflow.demo.chat.logs.entries import TITLE
+from edgeflow.gate_training.initial import initial_gate
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.models.chat import load_chat_model
+from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate.plain_base import PlainBase
+
+CPU = torch.device("cpu")
+BAND = Band(500, 700)
+SUMMARY = Cell(BAND, Where.COMPRESSED, summary=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_chat_model(EMBEDDED_CHAT_MODEL, torch.float32, CPU)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return PlainBase.read(EMBEDDED_CHAT_MODEL, torch.float32, CPU)
+
+
+def layout(model):
+    return Layout(sink=32, out_of_reach=250, window=96, opening=opening_tokens(model), question=question_tokens(model))
+
+
+def lines_of(model, question):
+    """The lines of a question's prompt, and the first token of each."""
+    text = model.tokenizer.decode(question.ids)
+    lines = text[text.index(TITLE) :].split("\n")[1:]
+    return [line for line in lines if line[:3].isdigit()]
+
+
+def test_the_opening_ends_where_the_first_line_begins(model):
+    question = next(iter(draw_questions(model, SUMMARY, layout(model), 1, "0")))
+    first = lines_of(model, question)[0]
+    opening = opening_tokens(model)
+    assert model.tokenizer.decode(question.ids[opening : opening + 7]) == f"{first}\n"
+
+
+def place_of(model, own, question):
+    """The first token of the line that a look-up asks about."""
+    key = model.tokenizer.decode(question.ids).split("?")[0].split()[-1]
+    return own.opening + 7 * next(i for i, each in enumerate(lines_of(model, question)) if key in each.split())
+
+
+def test_evidence_of_the_compressed_part_lies_between_sink_and_what_any_row_keeps(model):
+    own = layout(model)
+    for question in draw_questions(model, Cell(BAND, Where.COMPRESSED, summary=False), own, 30, "0"):
+        place = place_of(model, own, question)
+        assert own.sink <= place and place + 7 <= len(question.ids) - own.out_of_reach
+
+
+def test_evidence_of_the_kept_part_lies_in_the_window(model):
+    own = layout(model)
+    for question in draw_questions(model, Cell(BAND, Where.KEPT, summary=False), own, 30, "0"):
+        assert place_of(model, own, question) >= len(question.ids) - own.window
+
+
+def test_a_cell_asks_all_its_kinds_and_the_same_again(model):
+    questions = list(draw_questions(model, SUMMARY, layout(model), 8, "0"))
+    assert {question.kind for question in questions} == set(SUMMARY.kinds)
+    assert questions == list(draw_questions(model, SUMMARY, layout(model), 8, "0"))
+    assert all(BAND.shortest - 16 <= len(question.ids) <= BAND.longest for question in questions)
+    assert len(cells_of([BAND])) == 4
+
+
+def test_a_prompt_is_cut_in_its_middle():
+    assert cut(range(10), 10, 2) == list(range(10))
+    assert cut(range(10), 6, 2) == [0, 1, 6, 7, 8, 9]
+
+
+def test_selection_keeps_sink_window_and_what_the_last_queries_attend_to():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(4, 90, 8, generator=generator), torch.randn(2, 90, 8, generator=generator)
+    k[1, 40] = 10 * q[2, -5:].mean(0)
+    chosen = select(q, k, places=40, sink=3, window=20)
+    for head in range(2):
+        assert chosen[head].tolist() == naive_selection(q, k, head, 40, 3, 20)
+    assert 40 in chosen[1].tolist()
+    assert select(q, k, places=90, sink=3, window=20).tolist() == [list(range(90))] * 2
+
+
+def naive_selection(q, k, head, places, sink, window):
+    length, votes = k.shape[1], [0.0] * k.shape[1]
+    for query_head in (2 * head, 2 * head + 1):
+        for row in range(length - OBSERVED, length):
+            scores = [float(q[query_head, row] @ k[head, key]) / math.sqrt(8) for key in range(row + 1)]
+            most = max(scores)
+            weights = [math.exp(score - most) for score in scores]
+            for key, weight in enumerate(weights):
+                votes[key] += weight / sum(weights)
+    half = POOL // 2
+    pooled = [max(votes[max(0, key - half) : key + half + 1]) for key in range(length)]
+    forced = [key for key in range(length) if key < sink or key >= length - window]
+    others = sorted((key for key in range(length) if key not in forced), key=lambda key: -pooled[key])
+    return sorted(forced + others[: places - len(forced)])
+
+
+def test_selection_of_everything_answers_as_full_attention(model, base):
+    ids = next(iter(draw_questions(model, SUMMARY, layout(model), 1, "0"))).ids
+    full = Served(model, 800)
+    assert SnapKV(model, base, 800, 32, 96, 0).answer(ids).text == full.answer(ids).text
+
+
+def test_rows_hold_the_bytes_that_they_are_counted_with(model):
+    rules = GateRules(sink=32, window=96, segment=128, positions="local")
+    folded = Served(model, 800, gate=initial_gate(model.config, rules, 0))
+    memory = 4 * 6 * 32 * 33 * 4
+    assert folded.slot_bytes == rules.threshold * position_bytes(model) + memory
+    assert Served(model, 100).slot_bytes == 100 * position_bytes(model)
+    ids = next(iter(draw_questions(model, SUMMARY, layout(model), 1, "0"))).ids
+    reply = folded.answer(ids)
+    assert reply.first_s > 0 and len(model.tokenizer.encode(reply.text, special=False)) <= ANSWER
+
+
+def scored(right, asked):
+    score = Score()
+    score.right["most fault"], score.asked["most fault"] = right, asked
+    score.first_s, score.token_s = [0.1, math.nan], [math.nan]
+    return score
+
+
+def test_a_gain_needs_ten_points_and_intervals_apart():
+    assert gain(scored(300, 500), scored(200, 500)).met
+    assert not gain(scored(240, 500), scored(200, 500)).met
+    assert not gain(scored(6, 10), scored(4, 10)).met
+
+
+def test_the_report_has_all_rows(tmp_path):
+    cells = cells_of([BAND])
+    rows = [Row("one", 1000, {cell: scored(random.Random(0).randint(0, 9), 9) for cell in cells})]
+    rows.append(Row("two", 2000, {cells[0]: scored(3, 9)}))
+    assert table(rows, cells).row_count == 2
+    picture(tmp_path / "exact.png", rows, cells)
+    assert (tmp_path / "exact.png").read_bytes().startswith(b"\x89PNG")
+    told = rows[0].to_json()["cells"][0]
+    assert told["first_token_ms"] == pytest.approx(100) and told["token_ms"] is None

@@ -1,0 +1,75 @@
+"""Conversations about logs longer than a slot."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from edgeflow.demo.chat.logs.command import draw_logs_command
+from edgeflow.demo.chat.logs.long import ELSEWHERE, LongLogs, write_long_logs
+from edgeflow.demo.chat.tokenizer import chat_text
+from edgeflow.errors import ConfigError
+from edgeflow.gate_training.reading import GateData, ModelText
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.models.chat import load_chat_model
+from edgeflow.models.memory_gate.files import GateRules
+
+RULES = GateRules(sink=32, window=96, segment=256)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.from_file(str(EMBEDDED_CHAT_MODEL / "tokenizer.json"))
+
+
+def drawn(count, **options):
+    source, rng = LongLogs(rules=RULES, **options), random.Random(0)
+    return [source.draw(rng) for _ in range(count)]
+
+
+def test_prompts_have_all_numbers_of_segments_and_questions_are_not_folded(tokenizer):
+    seen = set()
+    for dialog in drawn(40, most_segments=3, turns=5):
+        prompts = [dialog.messages(turns)[:-1] for turns in (1, len(dialog.turns))]
+        lengths = [len(tokenizer.encode(chat_text(prompt) + "<|im_start|>assistant\n").ids) for prompt in prompts]
+        segments = {RULES.segments(length) for length in lengths}
+        assert len(segments) == 1
+        seen |= segments
+    assert seen == {1, 2, 3}
+
+
+def test_most_look_ups_ask_for_compressed_lines(tokenizer):
+    outside = asked = 0
+    for dialog in drawn(60, most_segments=3, kinds=("side at fault",)):
+        text = chat_text(dialog.messages(1))
+        folded = RULES.sink + RULES.segments(len(tokenizer.encode(text).ids)) * RULES.segment
+        for turn in dialog.turns:
+            fault = re.search(r"the fault (\w+)\?", turn.question).group(1)
+            line = re.search(rf"\n\d{{3}} {fault} ", text)
+            place = len(tokenizer.encode(text[: line.start() + 1]).ids)
+            outside += not RULES.sink <= place <= folded - 7
+            asked += 1
+    assert asked >= 60 and outside / asked < 2 * ELSEWHERE
+
+
+def test_a_gate_can_be_trained_on_the_file(tmp_path):
+    path, again = tmp_path / "logs.jsonl", tmp_path / "again.jsonl"
+    for each in (path, again):
+        write_long_logs(each, LongLogs(rules=RULES, most_segments=2), 8, 1)
+    assert path.read_bytes() == again.read_bytes()
+    assert [set(json.loads(line)) for line in path.read_text().splitlines()] == [{"messages"}] * 8
+    model = load_chat_model(EMBEDDED_CHAT_MODEL, torch.float32, torch.device("cpu"))
+    assert model.template is not None
+    data = GateData([path], ModelText(model.tokenizer, model.template, model.stop_ids), RULES)
+    assert len(data.lines) == 8 and data.short == 0
+
+
+def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path):
+    draw_logs_command(tmp_path / "new" / "logs.jsonl", LongLogs(rules=RULES, most_segments=1), 2, 0)
+    assert len((tmp_path / "new" / "logs.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(ConfigError, match="segments: 40 make a log of 1517 lines, at most 600"):
+        draw_logs_command(tmp_path / "long.jsonl", LongLogs(rules=RULES, most_segments=40), 2, 0)
+    assert not (tmp_path / "long.jsonl").exists()

@@ -1,0 +1,182 @@
+"""The configured memory gate: found, read, and refused with both values where it does not fit its base or a slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgeflow.config import load_config
+from edgeflow.config_sections import ChatConfig
+from edgeflow.engine.chat.build import chat_bytes
+from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.ipc.chat_messages import LongSlots
+from edgeflow.models.chat import read_published
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate.base import base_fingerprint
+from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate, write_gate
+from tests.chat_checkpoint import write_chat_checkpoint
+from tests.oracles import ORACLES
+
+CPU = torch.device("cpu")
+RULES = {"sink": 4, "window": 6, "segment": 10}
+
+
+def random_gate(text: LlamaConfig, fingerprint: str = "", **rules: Any) -> MemoryGate:
+    """A gate with an MLP for all heads and a g for each."""
+    generator = torch.Generator().manual_seed(3)
+    width, hidden = text.head_dim, 2 * text.head_dim
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    layers = tuple(
+        GateLayer(
+            w1=some(1, hidden, width),
+            b1=some(1, hidden),
+            w2=some(1, width, hidden),
+            b2=some(1, width),
+            g=some(text.num_attention_heads, width),
+        )
+        for _ in range(text.num_hidden_layers)
+    )
+    chosen = GateRules(**{**RULES, **rules})
+    return MemoryGate(rules=chosen, layers=layers, mlp_hidden=hidden, base_fingerprint=fingerprint)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base with its gate beside it."""
+    path = tmp_path_factory.mktemp("long")
+    write_chat_checkpoint(path, "qwen2")
+    write_gate(path, random_gate(read_published(path).text, base_fingerprint(path)))
+    return path
+
+
+def chat(path: Path, **changes: Any) -> ChatConfig:
+    long = {"gate": "gate.json", **changes.pop("long", {})}
+    return ChatConfig.model_validate({"model": str(path), "long": long, **changes})
+
+
+def read(path: Path, **changes: Any) -> MemoryGate | None:
+    return read_long(chat(path, **changes), path, CPU, torch.float32)
+
+
+def test_without_a_gate_nothing_is_read(model: Path):
+    assert read(model, long={"gate": ""}) is None
+
+
+def test_the_gate_s_sizes_hold_unless_others_are_configured(model: Path):
+    gate = read(model)
+    assert gate is not None and (gate.rules.sink, gate.rules.window, gate.rules.segment) == (4, 6, 10)
+    changed = read(model, long={"sink": 0, "segment": 7})
+    assert changed is not None and (changed.rules.sink, changed.rules.window, changed.rules.segment) == (0, 6, 7)
+    assert changed.rules.activation == gate.rules.activation and len(changed.layers) == len(gate.layers)
+
+
+def test_a_gate_is_sought_in_the_model_s_folder_and_then_in_the_working_directory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    write_gate(tmp_path / "elsewhere", random_gate(read_published(model).text, segment=9))
+    monkeypatch.chdir(tmp_path)
+    names = ["gate.json", "elsewhere", "elsewhere/gate.json", str(tmp_path / "elsewhere"), str(model)]
+    found = [read(model, long={"gate": name}) for name in names]
+    assert [gate and gate.rules.segment for gate in found] == [10, 9, 9, 9, 10]
+    with pytest.raises(ConfigError) as refused:
+        read(model, long={"gate": "nowhere"})
+    assert str(model / "nowhere") in refused.value.text and str(tmp_path / "nowhere") in refused.value.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"capacity": 19},
+            "chat.long: sink 4 + window 6 + segment 10 = 20 tokens are more than a slot holds: chat.capacity is 19",
+        ),
+        ({"capacity": 16, "long": {"segment": 16}}, "segment 16 = 26 tokens are more than a slot holds: chat.capacity"),
+        (
+            {"long": {"segment": 600}},
+            "chat.long.segment: 600 is more than a slot holds: max_position_embeddings of the base is 512",
+        ),
+        ({"long": {"length": 19}}, "chat.long.length: 19 is less than the 20 tokens from which prompts are folded"),
+    ],
+)
+def test_sizes_that_do_not_fit_a_slot_are_refused_with_both_values(model: Path, changes: dict[str, Any], told: str):
+    with pytest.raises(ConfigError) as refused:
+        read(model, **changes)
+    assert told in refused.value.text
+
+
+def test_the_gate_s_own_window_may_be_larger_than_the_slot(model: Path, tmp_path: Path):
+    write_gate(tmp_path, random_gate(read_published(model).text, window=300))
+    with pytest.raises(ConfigError, match=r"chat.long.window: 300 is more than a slot holds: chat.capacity is 256"):
+        read(model, capacity=256, long={"gate": str(tmp_path)})
+
+
+def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
+    text = read_published(model).text
+    write_gate(tmp_path / "other", random_gate(text, "a" * 64))
+    write_gate(tmp_path / "wider", random_gate(replace(text, head_dim=2 * text.head_dim)))
+    for name, told in (("other", base_fingerprint(model)), ("wider", f"heads of width {text.head_dim}")):
+        with pytest.raises(CheckpointError) as refused:
+            read(model, long={"gate": str(tmp_path / name)})
+        assert told in refused.value.text
+        config = load_config(None, {"device": "cpu", "chat.model": str(model), "chat.long.gate": str(tmp_path / name)})
+        with pytest.raises(CheckpointError):
+            chat_bytes(config)
+
+
+def test_a_model_with_images_has_no_gate(tmp_path: Path):
+    write_chat_checkpoint(tmp_path, "qwen2_5_vl")
+    write_gate(tmp_path, random_gate(read_published(tmp_path).text))
+    with pytest.raises(
+        ConfigError, match=r"gate.json cannot serve chat.model .*, a qwen2_5_vl with images: .* 3 parts"
+    ):
+        read(tmp_path)
+
+
+def test_a_slot_keeps_its_size_whatever_the_length(model: Path):
+    text = read_published(model).text
+    gate = read(model)
+    sizes = {length: SlotSize.of(chat(model, long={"length": length}), text, gate) for length in (64, 131_072)}
+    assert {size.positions for size in sizes.values()} == {32}, "20 positions, in whole pages"
+    state = text.num_hidden_layers * text.num_key_value_heads * (text.head_dim**2 + text.head_dim)
+    assert {size.memory_bytes for size in sizes.values()} == {4 * state} == {memory_bytes(text)}
+    assert [size.length for size in sizes.values()] == [64, 131_072]
+    plain = SlotSize.of(chat(model, capacity=1024), text, None)
+    assert plain == SlotSize(positions=512, memory_bytes=0, length=512)
+    assert plain.told(None) is None
+    told = sizes[64].told(gate)
+    assert told == LongSlots(sink=4, window=6, segment=10, memory_bytes=4 * state) and told.threshold == 20
+
+
+def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
+    def taken(gate: str) -> int:
+        changes = {"chat.model": str(model), "chat.long.gate": gate, "chat.capacity": 32, "chat.dtype": "float32"}
+        return chat_bytes(load_config(None, {"device": "cpu", **changes}))
+
+    gate = read(model)
+    assert gate is not None
+    assert taken("gate.json") - taken("") == 4 * gate.parameters + memory_bytes(read_published(model).text)
+
+
+def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):
+    text = read_published(model).text
+    gate, local = random_gate(text), random_gate(text, positions="local")
+    far = chat(model, long={"length": 513})
+    assert untrained_positions(gate, far, text) == "prompts of up to 513 tokens leave the 512 positions of the base"
+    assert not untrained_positions(local, far, text)
+    assert not untrained_positions(gate, chat(model, long={"length": 512}), text)
+
+
+@pytest.mark.oracle("edgeinfinite-tiny")
+@pytest.mark.parametrize(("name", "threshold"), [("llama", 20), ("qwen2", 21)])
+def test_a_recorded_gate_is_read(name: str, threshold: int):
+    bundle = ORACLES / "edgeinfinite-tiny" / name
+    found = read(bundle / "base", long={"gate": str(bundle)})
+    assert found is not None and found.rules.threshold == threshold and len(found.layers) == 4

@@ -1,0 +1,180 @@
+"""Control over KV of fewer bits: in every mode and shift the tokens of serial decoding, over slots that held others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeflow.config import ServiceConfig, load_config
+from edgeflow.engine import table as engine_table
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.policy import LoadOptions, PreparedFrame
+from edgeflow.engine.table import check_kv
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.registry import FAMILIES
+from edgeflow.recorded.comparison import mismatches_but_ties
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+from edgeflow.worker.build import build_engine, kv_need
+from tests.engine.control.test_lossless import make_frames
+from tests.engine.control.test_speculation import alike
+from tests.engine.recorded import record
+from tests.tiny_checkpoint import TinySize, write_checkpoint
+
+CPU = torch.device("cpu")
+NARROW = [INT8, FP8, INT4]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
+
+
+@pytest.fixture(scope="module")
+def policy(checkpoint: Path) -> OpenVLAPolicy:
+    return OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+
+
+def make_engine(policy: OpenVLAPolicy, kv_format: KVFormat, sessions: int = 1) -> PolicyEngine:
+    """An engine whose memory holds NaN wherever nothing was written."""
+    engine = PolicyEngine(policy, policy.K * sessions, 128, kv_format=kv_format, keep_logits=True)
+    for tensor in engine.kv.tensors:
+        if tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+    return engine
+
+
+def serial(policy: OpenVLAPolicy, kv_format: KVFormat, frames: Sequence[PreparedFrame]) -> list[Decoded]:
+    return decode_serially(make_engine(policy, kv_format), frames)
+
+
+def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded]) -> None:
+    """Of the same frames, those that were overtaken left out."""
+    for each in found:
+        wanted = right[each.sampled.frame.seq - 1]
+        assert each.sampled.finite
+        assert not mismatches_but_ties(each.sampled.token_ids, wanted.sampled.token_ids, wanted.logits)
+
+
+@pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize(
+    "modes",
+    [
+        [Mode.PIPELINED],
+        [Mode.DEPTH, Mode.PIPELINED, Mode.SERIAL],
+        [Mode.SPECULATIVE],
+        [Mode.SPECULATIVE, Mode.PIPELINED, Mode.SPECULATIVE],
+    ],
+    ids="-".join,
+)
+def test_tokens_are_those_of_serial_decoding(policy, kv_format: KVFormat, shift: Shift, modes: list[Mode]):
+    streams = [alike(policy, 12 - 3 * session, seed=session, each=1 + session) for session in range(len(modes))]
+    limits = limits_for(policy.K, sessions=len(modes), shift=shift)
+    engine = make_engine(policy, kv_format, len(modes))
+    results = OfflineRun(engine, Scheduler(limits), modes, depth=3).decode(streams)
+    for frames, found in zip(streams, results, strict=True):
+        assert found and found[-1].sampled.frame.seq == len(frames)
+        assert_alike(found, serial(policy, kv_format, frames))
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    kv_format=st.sampled_from(NARROW),
+    gaps=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    each=st.integers(1, 4),
+    shift=st.sampled_from(Shift),
+    mode=st.sampled_from([Mode.SPECULATIVE, Mode.PIPELINED]),
+)
+def test_any_arrival_pattern(policy, kv_format: KVFormat, gaps: list[int], each: int, shift: Shift, mode: Mode):
+    """Frames that leave early hand their slots to others."""
+    frames = alike(policy, len(gaps), 2, each)
+    run = OfflineRun(make_engine(policy, kv_format), Scheduler(limits_for(policy.K, shift=shift)), [mode])
+    found = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
+    assert_alike(found, serial(policy, kv_format, frames))
+
+
+@pytest.mark.parametrize("kv_format", [INT8, INT4], ids=lambda each: each.name)
+@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize("modes", [[Mode.PIPELINED, Mode.SERIAL], [Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2])
+def test_replayed_tokens_are_those_of_serial_decoding(checkpoint, kv_format, shift: Shift, modes: list[Mode]):
+    """Passes are padded to the rows of their class."""
+    written = {"rope_write_kv": "on_device"} if kv_format is INT4 else {}
+    table = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm", **written)
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    slots = policy.K * len(modes)
+    engine = PolicyEngine(policy, slots, 128, kv_format=kv_format, table=table, graphs=True, record=record, shift=shift)
+    streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
+    assert len({len(frame.prompt_ids) for frame in streams[0]}) > 1, "prompts of several lengths"
+    scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
+    results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
+    for frames, found in zip(streams, results, strict=True):
+        assert_alike(found, serial(policy, kv_format, frames))
+    assert 0 < len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
+
+
+@pytest.mark.parametrize("shift", Shift)
+def test_drafts_of_thirty_two_tokens_in_four_bits(tmp_path_factory, shift: Shift):
+    path = write_checkpoint(tmp_path_factory.mktemp("wide"), TinySize(actions=32))
+    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    frames = alike(policy, 6, seed=1)
+    run = OfflineRun(make_engine(policy, INT4), Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
+    assert_alike(run.decode([frames])[0], serial(policy, INT4, frames))
+
+
+def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
+    policy = OpenVLAPolicy.load(write_checkpoint(tmp_path, TinySize(actions=33)), torch.float32, CPU)
+    with pytest.raises(ConfigError, match="int4 serves at most 32 action tokens, this checkpoint has 33"):
+        PolicyEngine(policy, policy.K, 128, kv_format=INT4)
+
+
+@pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
+def test_these_are_not_the_numbers_of_float_kv(policy, kv_format: KVFormat):
+    frames = make_frames(policy, 3, seed=4)
+    pairs = zip(serial(policy, kv_format, frames), serial(policy, DENSE, frames), strict=True)
+    off = [(one.logits[0] - other.logits[0]).abs().max() / other.logits[0].std() for one, other in pairs]
+    assert min(off) > 1e-3 and max(off) < 2
+
+
+@pytest.mark.parametrize("kv", ["model", "int8", "int4"])
+def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoint: Path, kv: str):
+    config = load_config(None, {"model": str(checkpoint), "device": "cpu", "max_sessions": 2, "policy.kv": kv})
+    built = build_engine(config)
+    assert built.engine.kv.format is CONFIGURED[kv]
+    family = next(each for each in FAMILIES if each.name == "openvla")
+    published = family.load(checkpoint, config.policy.settings, LoadOptions())
+    need = kv_need(config, published.footprint(torch.float32), CPU)
+    assert need.kv_bytes(2) == built.engine.kv.nbytes
+
+
+def test_a_format_that_is_unknown_is_refused(checkpoint: Path):
+    config = load_config(None, {"model": str(checkpoint), "device": "cpu", "policy.kv": "int5"})
+    with pytest.raises(ConfigError, match=r"policy\.kv: must be one of model, int8, fp8, int4, got 'int5'"):
+        build_engine(config)
+
+
+def test_fp8_is_refused_where_the_device_lacks_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    told = "policy.kv: fp8 needs a CUDA device of compute capability 8.9 or later, this one is cpu x1: choose int8"
+    with pytest.raises(ConfigError, match=told):
+        build_engine(ServiceConfig(model=str(checkpoint), device="cpu", policy={"kv": "fp8"}))
+    monkeypatch.setattr(engine_table, "device_name", lambda device: "a GPU")
+    for arch in (87, 89, 90):
+        monkeypatch.setattr(Hardware, "of", lambda device, arch=arch: Hardware("cuda", arch))
+        if arch < 89:
+            with pytest.raises(ConfigError, match=r"^kv: fp8 needs .* this one is a GPU: choose int8"):
+                check_kv(FP8, CPU)
+        else:
+            check_kv(FP8, CPU)
+        check_kv(INT4, CPU)
