@@ -18,9 +18,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
 def implementations(op_name: str) -> list:
-    """Those that a CPU may have; the reference is what they are compared with."""
+    """Those that a CPU may have, for slots in the model's dtype; the reference is what they are compared with."""
     table, here = built_in_table(), Hardware.of(CPU)
-    candidates = (table.implementation(op_name, impl_id) for impl_id in table.candidates(op_name))
+    candidates = (table.implementation(op_name, impl_id, "dense") for impl_id in table.candidates(op_name, "dense"))
     return [
         pytest.param(each.load(), id=each.impl_id)
         for each in candidates
@@ -29,7 +29,7 @@ def implementations(op_name: str) -> list:
 
 
 def reference(op_name: str):
-    return built_in_table().implementation(op_name, "reference").function
+    return built_in_table().implementation(op_name, "reference", "dense").function
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -8,8 +8,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
@@ -91,7 +89,6 @@ def open_conversation(
 ) -> Conversation:
     """Load the model at `path`; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
-    torch.set_grad_enabled(False)
     dtype = choose_chat_dtype(config.dtype, path, where)
     gate = read_long(config, path, where, dtype)
     model = load_chat_model(path, dtype, where)

@@ -180,7 +180,6 @@ def test_rows_that_are_not_needed_are_left_out(needed: int, skipped: int):
 
 @pytest.mark.parametrize("first_segment", ["bypass", "zero"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@torch.enable_grad()  # other tests open conversations, which turn gradients off for good
 def test_gradients_are_those_of_small_changes(first_segment: str, checkpointing: bool):
     config, rules = CONFIGS["grouped"], GateRules(sink=2, window=2, segment=4, first_segment=first_segment)
     base, gate = in_float64(random_base(config)), random_gate(config, rules)

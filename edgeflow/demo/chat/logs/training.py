@@ -44,12 +44,12 @@ class LogPlan:
 
 
 class LogTrainer:
-    """The network in training (learning/run.Trainer); it begins with the weights of the embedded chat model."""
+    """The network in training (learning/run.Trainer). begin: folder of the checkpoint that is trained further."""
 
-    def __init__(self, plan: LogPlan, seed: int, device: str) -> None:
+    def __init__(self, plan: LogPlan, seed: int, device: str, begin: Path = EMBEDDED_CHAT_MODEL) -> None:
         self.tokenizer = Tokenizer.from_file(str(EMBEDDED_CHAT_MODEL / "tokenizer.json"))
         self.network = ChatNetwork(ChatSize())
-        weights = load_file(EMBEDDED_CHAT_MODEL / "model.safetensors")
+        weights = load_file(begin / "model.safetensors")
         self.network.load_state_dict({name: weight.float() for name, weight in weights.items()})
         self.network.to(device)
         self._plan, self._seed, self._device = plan, seed, torch.device(device)
