@@ -19,9 +19,11 @@ from edgeflow.commands.options import (
     Json,
     OptionalFloat,
     OptionalInt,
+    OptionalPath,
 )
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
 EXECUTION_HELP = (
@@ -91,6 +93,7 @@ def train_demo(
     policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Train the embedded chat model further, on logs.")] = False,
+    begin: Annotated[OptionalPath, typer.Option(help="With --logs: begin with this checkpoint instead.")] = None,
 ) -> None:
     """Train an embedded model.
 
@@ -100,9 +103,14 @@ def train_demo(
     """
     if chat and logs:
         raise ConfigError("logs: give --chat or --logs, not both")
+    if begin is not None and not logs:
+        raise ConfigError("begin: only --logs begins with a checkpoint")
     if logs:
-        from edgeflow.demo.chat.logs.training import train_logs as train
-    elif chat:
+        from edgeflow.demo.chat.logs.training import train_logs
+
+        train_logs(out, minutes, seed, resume, device, begin or EMBEDDED_CHAT_MODEL)
+        return
+    if chat:
         from edgeflow.demo.chat.loop import train_chat as train
     elif policy == "flow":
         from edgeflow.demo.flow_training.loop import train_flow as train

@@ -5,9 +5,11 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from edgeflow.demo.chat.dialogs import Dialog
+from edgeflow.demo.chat.export import write_chat_checkpoint
 from edgeflow.demo.chat.logs import training
 from edgeflow.demo.chat.logs.command import eval_logs_command
 from edgeflow.demo.chat.logs.dialogs import draw_dialog
@@ -64,6 +66,22 @@ def test_batches_are_of_logs_and_of_single_states_and_grow():
     rng = random.Random(0)
     early, late = ([len(trainer._dialogs(rng, share)) for _ in range(20)] for share in (0.0, 0.9))
     assert max(early) > 1 and min(late) == 1
+
+
+def test_training_begins_with_a_given_checkpoint(tmp_path):
+    first = LogTrainer(PLAN, 0, "cpu")
+    first.step()
+    folder = write_chat_checkpoint(tmp_path / "first", first.network, first.tokenizer)
+    for name, value in LogTrainer(PLAN, 0, "cpu", folder).network.state_dict().items():
+        assert torch.equal(value, first.network.state_dict()[name].bfloat16().float()), name
+
+
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"begin: .* has no model\.safetensors"):
+        LogTrainer(PLAN, 0, "cpu", tmp_path)
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"begin: .* other tensors"):
+        LogTrainer(PLAN, 0, "cpu", tmp_path)
 
 
 def test_a_budget_scales_the_steps():

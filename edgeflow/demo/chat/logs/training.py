@@ -18,6 +18,7 @@ from edgeflow.demo.chat.logs.dialogs import draw_dialog
 from edgeflow.demo.chat.loop import answer_loss, optimisers_of, rate_share
 from edgeflow.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.engine.device import choose_device
+from edgeflow.errors import ConfigError
 from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import budget_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
@@ -49,8 +50,7 @@ class LogTrainer:
     def __init__(self, plan: LogPlan, seed: int, device: str, begin: Path = EMBEDDED_CHAT_MODEL) -> None:
         self.tokenizer = Tokenizer.from_file(str(EMBEDDED_CHAT_MODEL / "tokenizer.json"))
         self.network = ChatNetwork(ChatSize())
-        weights = load_file(begin / "model.safetensors")
-        self.network.load_state_dict({name: weight.float() for name, weight in weights.items()})
+        _load(self.network, begin)
         self.network.to(device)
         self._plan, self._seed, self._device = plan, seed, torch.device(device)
         self._batcher = Batcher(self.tokenizer)
@@ -82,20 +82,33 @@ class LogTrainer:
         return [draw_dialog(rng, tokens) for _ in range(max(1, self._plan.batch_tokens // tokens))]
 
 
+def _load(network: ChatNetwork, folder: Path) -> None:
+    path, needed = folder / "model.safetensors", network.state_dict()
+    if not path.is_file():
+        raise ConfigError(f"begin: {folder} has no model.safetensors")
+    weights = load_file(path)
+    if {name: each.shape for name, each in weights.items()} != {name: each.shape for name, each in needed.items()}:
+        raise ConfigError(f"begin: {folder} has other tensors than the embedded chat model")
+    network.load_state_dict({name: weight.float() for name, weight in weights.items()})
+
+
 def plan_for(minutes: float | None) -> LogPlan:
     """The full plan, or one scaled to a budget in minutes of one core."""
     return LogPlan(steps=max(1, round(STEPS * budget_share(minutes, FULL_MINUTES))))
 
 
-def train_logs(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
+def train_logs(
+    out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: Path = EMBEDDED_CHAT_MODEL
+) -> Path:
     """Train the embedded chat model on logs; the folder of the checkpoint, `out/log-chat`.
 
     minutes: budget of one core, None for the full plan. resume: continue from `out/log-chat-state.safetensors`.
+    begin: the checkpoint to train further, of the embedded chat model's layout; else ConfigError.
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "log-chat-state.safetensors"
     out.mkdir(parents=True, exist_ok=True)
-    trainer = LogTrainer(plan, seed, str(choose_device(device)))
+    trainer = LogTrainer(plan, seed, str(choose_device(device)), begin)
     with training_progress() as progress:
         run_training(trainer, plan.steps, state=state, resume=resume, progress=progress, cpu_before=cpu_before)
     return write_chat_checkpoint(out / "log-chat", trainer.network, trainer.tokenizer)
