@@ -75,6 +75,10 @@ def _told_side(side: str) -> str:
     return f"The side was {side}."
 
 
+def _quoted(key: str, beside: str) -> str:
+    return f"It says {key} {beside}."
+
+
 def _ever(column: Column, values: Sequence[str]) -> Find:
     """Yes or no, equally often; yes only about values of several lines, all inside the region."""
 
@@ -108,7 +112,7 @@ def _most(column: Column, quiet: str, told: Callable[[str], str]) -> Find:
     return find
 
 
-def _beside(key: Column, values: Sequence[str], column: Column, told: Callable[[str], str], quiet: str = "") -> Find:
+def _beside(key: Column, values: Sequence[str], column: Column, quiet: str = "") -> Find:
     """The value beside one that a single line has, inside the region; `quiet` seldom, since it is there most often."""
 
     def find(log: RobotLog, region: range, rng: random.Random) -> Evidence | None:
@@ -120,7 +124,7 @@ def _beside(key: Column, values: Sequence[str], column: Column, told: Callable[[
         beside = column(log.entries[places[value][0]])
         if beside == quiet and rng.random() < _SELDOM:
             return None
-        return Evidence(value, told(beside), places[value])
+        return Evidence(value, _quoted(value, beside), places[value])
 
     return find
 
@@ -146,19 +150,12 @@ KINDS: Final[dict[str, Kind]] = {
         ("On which side was it most often?", "Where was it most often?"), _most(_side, "", _told_side), summary=True
     ),
     "held at fault": Kind(
-        ("What was it holding at the fault {}?", "Which object was it holding at the fault {}?"),
-        _beside(_fault, FAULTS, _held, _told_held, NOTHING),
-        summary=False,
-    ),
-    "side at fault": Kind(
-        ("Where was it at the fault {}?", "On which side was it at the fault {}?"),
-        _beside(_fault, FAULTS, _side, _told_side),
+        ("What does the log say at the fault {}?", "What was it holding at the fault {}?"),
+        _beside(_fault, FAULTS, _held, NOTHING),
         summary=False,
     ),
     "side at held": Kind(
-        ("Where was it with the {}?", "On which side was it with the {}?"),
-        _beside(_held, HELD, _side, _told_side),
-        summary=False,
+        ("What does the log say at the {}?", "Where was it with the {}?"), _beside(_held, HELD, _side), summary=False
     ),
 }
 
