@@ -167,21 +167,13 @@ def _measure(system: str, engine: ChatEngine, length: int, chunk: int) -> tuple[
 
 
 def _timed(engine: ChatEngine, request: Generation, chunk: int) -> Chunk:
-    before, folded = request.plan.place, _folded(request)
+    before = request.plan.place
     started = perf_counter()
     run_pass(engine, [request], chunk)
     seconds = perf_counter() - started
-    rows, folded = request.plan.place - before, _folded(request)
-    keys = before - folded * _segment(engine) + (rows + 1) / 2
+    rows, folded = request.plan.place - before, request.plan.route.folded
+    keys = before - engine.placement.compressed(folded) + (rows + 1) / 2
     return Chunk(rows, keys, folded > 0, seconds)
-
-
-def _folded(request: Generation) -> int:
-    return getattr(request.plan.route, "folded", 0)
-
-
-def _segment(engine: ChatEngine) -> int:
-    return engine.folding.segment if engine.folding is not None else 0
 
 
 def _show(found: Sequence[Measured]) -> None:

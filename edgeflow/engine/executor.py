@@ -105,15 +105,15 @@ class Executor:
 
         prompts: of its prefills. waits: sampling waits for `sample`.
         """
-        if self._memory is not None:
-            for segment in planned.segments:
-                self._memory.change(segment.slot, segment.before)
         kind = self._kind(planned)
         shape = shape_of(planned, None if waits else kind, self.kv.capacity)
         padded = self._padded(planned, shape)
         pinned = self._device.type == "cuda"
         staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
         started = self.stamp()
+        if self._memory is not None:
+            for segment in planned.segments:
+                self._memory.change(segment.slot, segment.before)
         outputs = self._replay(padded, staged) if padded else self._run(planned, shape, staged)
         keep, results = self.keep_logits or waits, outputs.results
         if padded and padded.sampling != shape.sampling and outputs.logits is not None:
@@ -133,6 +133,10 @@ class Executor:
         """Forget what the memory of a slot holds; nothing happens where slots have none."""
         if self._memory is not None:
             self._memory.clear(slot)
+
+    def finite(self, slot: int) -> bool:
+        """True where the memory of a slot is finite, or slots have none. Waits for the device."""
+        return self._memory is None or self._memory.finite(slot)
 
     @torch.inference_mode()
     def sample(self, ticket: Ticket[Ref], allowed: Tensor) -> Ticket[Ref]:

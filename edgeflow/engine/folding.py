@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgeflow.engine.slots import SlotState
-from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.memory import FoldMemory
 from edgeflow.scheduler.plan import Before
@@ -18,10 +17,10 @@ class SlotMemory:
     """
 
     def __init__(self, kv: KVSlots, state: SlotState, fold: FoldMemory) -> None:
-        if not isinstance(kv.format, MemoryKV) or state.folded is None:
+        if kv.format.memory is None or state.folded is None:
             raise ValueError("slots without memory have nothing to fold into")
         self._kv, self._state, self._fold = kv, state, fold
-        self._rules = kv.format.rules
+        self._rules = kv.format.memory
         self._folded: Tensor = state.folded
 
     def clear(self, slot: int) -> None:
@@ -31,6 +30,11 @@ class SlotMemory:
             each[:, :, slot] = 0
         self._folded[slot] = 0
         self._state.length[slot] = 0
+
+    def finite(self, slot: int) -> bool:
+        """True where all numbers of a slot's memory are finite. Waits for the device."""
+        _, *memories = self._kv.tensors
+        return all(bool(each[:, :, slot].isfinite().all()) for each in memories)
 
     def change(self, slot: int, before: Before) -> None:
         """Do what a segment asks for before its rows run."""

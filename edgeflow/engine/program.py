@@ -19,7 +19,6 @@ from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
 from edgeflow.kernels.greedy import Greedy
-from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 
@@ -62,7 +61,8 @@ class PassProgram:
         self._greedy = greedy
         self._shift_kv = shift
         self._keeps_guesses = keeps_guesses
-        self._turns_by_position = isinstance(kv.format, MemoryKV) and kv.format.rules.absolute
+        memory = kv.format.memory
+        self._turns_by_position = memory is not None and memory.absolute
 
     def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
         decoder, layout, stage = self._contract.decoder, inputs.layout, shape.stage
@@ -109,6 +109,7 @@ class PassProgram:
         layout.rope_position[0] = layout.row_position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
+            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
         if shape.prefills:
             rows = sum(shape.prefills)
             given = torch.cat([ids[:count] for ids, count in zip(inputs.numbers, shape.prefills, strict=True)])

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
-from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 
 
@@ -27,7 +26,7 @@ class SlotState:
         self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
         self.answer = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
-        self.folded = torch.zeros_like(self.shift) if isinstance(kv.format, MemoryKV) else None
+        self.folded = None if kv.format.memory is None else torch.zeros_like(self.shift)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Slots `source` enter slots `target` [M], all at once."""

@@ -326,11 +326,11 @@ class LlamaDecoder:
         return self._stages[stage].operators.final_norm(hidden, self._norm, self.config.rms_norm_eps)
 
     def _rotary_of(self, kv: KVSlots) -> RotaryTable:
-        key = kv.capacity, kv.positions
+        key = kv.capacity, kv.format.turned(kv.capacity)
         if key not in self._rotary:
             config, rope = self.config, self.config.rope
             trained = config.max_position_embeddings
             frequencies = rope.frequencies(config.attention.rotary, config.rope_theta, trained, kv.capacity)
             turned = frequencies, self._norm, rope.sections, rope.turn_factor
-            self._rotary[key] = RotaryTable.turning(kv.positions, *turned)
+            self._rotary[key] = RotaryTable.turning(key[1], *turned)
         return self._rotary[key]

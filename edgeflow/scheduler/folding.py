@@ -5,6 +5,7 @@ A *route* says which run of a sequence's positions comes next, and where in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +17,8 @@ class Run:
     """Positions first .. stop of a sequence, which may be cut into several segments of passes.
 
     folded: tokens that have left the slot for its memory; a position's place is the position less these. before: what
-    happens in the slot ahead of the first row. gated: the rows read the memory. again: they are tokens of the slot, not
-    rows of the prompt.
+    happens in the slot ahead of the first row. gated: the rows read the memory. again: the rows are embedded from the
+    slot's token ids, not from the prompt.
     """
 
     first: int
@@ -29,10 +30,15 @@ class Run:
 
 
 class Route(Protocol):
-    """The runs of one sequence, one after the other."""
+    """The runs of one sequence, one after the other. folded: segments in the memory of its slot, those of runs that
+    have been taken included.
+    """
 
-    def next(self, position: int, rows: int, known: int) -> Run:
-        """The run that begins at `position`, or further back where tokens are run again.
+    @property
+    def folded(self) -> int: ...
+
+    def take(self, position: int, rows: int, known: int) -> Run:
+        """Take the run that begins at `position`, or further back where tokens are run again.
 
         rows: of the prompt. known: tokens that are read or planned, the newest included; more than `position`.
         """
@@ -42,10 +48,69 @@ class Route(Protocol):
 class Straight:
     """Every position is its own place."""
 
-    def next(self, position: int, rows: int, known: int) -> Run:
+    folded = 0
+
+    def take(self, position: int, rows: int, known: int) -> Run:
         if position < rows:
             return Run(first=position, stop=rows)
         return Run(first=position, stop=known, again=True)
+
+
+class Placement(Protocol):
+    """How sequences use the slots of a store.
+
+    shares_slots: a sequence that begins with a prefix runs in the prefix's slot, behind it; otherwise in one to which
+    the prefix's slot is copied.
+    """
+
+    @property
+    def shares_slots(self) -> bool: ...
+
+    def reusable(self, prefix: int, shared: int, rows: int) -> int:
+        """How many rows a prompt of `rows` need not compute that shares the first `shared` with a prefix."""
+        ...
+
+    def route(self, prefix: int = 0) -> Route:
+        """The route of a sequence that continues a prefix of so many rows."""
+        ...
+
+    def copied(self, known: int, capacity: int) -> int:
+        """How many places of a slot to copy for a sequence that continues behind its first `known` rows."""
+        ...
+
+    def compressed(self, folded: int) -> int:
+        """The tokens of so many segments."""
+        ...
+
+    def name(self, rows: int) -> str:
+        """The way of a prompt: "short" or "long", "" where all go the same."""
+        ...
+
+
+class Unfolded:
+    """Slots that hold every position of a sequence. reusable: of so many rows, how many another sequence may continue
+    behind; it computes the rest again.
+    """
+
+    shares_slots = True
+
+    def __init__(self, reusable: Callable[[int], int]) -> None:
+        self._reusable = reusable
+
+    def reusable(self, prefix: int, shared: int, rows: int) -> int:  # noqa: ARG002 - alike for all
+        return self._reusable(shared)
+
+    def route(self, prefix: int = 0) -> Route:  # noqa: ARG002 - alike for all
+        return Straight()
+
+    def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
+        return known
+
+    def compressed(self, folded: int) -> int:  # noqa: ARG002 - alike for all
+        return 0
+
+    def name(self, rows: int) -> str:  # noqa: ARG002 - alike for all
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +127,7 @@ class Folding:
     segment: int
     keeps_pairs: bool = False
     gates_first: bool = False
+    shares_slots = False  # a sequence would change the prefix's memory
 
     @property
     def threshold(self) -> int:
@@ -82,10 +148,7 @@ class Folding:
         return self.sink + segments * self.segment
 
     def reusable(self, prefix: int, shared: int, rows: int) -> int:
-        """How many rows a prompt of `rows` need not compute that shares the first `shared` with a prefix.
-
-        The slot of the prefix holds the state behind segments(prefix) segments.
-        """
+        """As `Placement.reusable`: the slot of the prefix holds the state behind segments(prefix) segments."""
         held, wanted = self.segments(prefix), self.segments(rows)
         if wanted < held or (held and shared < self.end(held)):
             return 0
@@ -95,9 +158,17 @@ class Folding:
             return min(shared, self.sink)
         return min(shared, self.end(held + 1))
 
-    def route(self, folded: int = 0) -> FoldingRoute:
-        """The route of a sequence, `folded` segments of which are in the memory of its slot already."""
-        return FoldingRoute(self, folded)
+    def route(self, prefix: int = 0) -> Route:
+        return FoldingRoute(self, self.segments(prefix))
+
+    def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
+        return capacity
+
+    def compressed(self, folded: int) -> int:
+        return folded * self.segment
+
+    def name(self, rows: int) -> str:
+        return "long" if self.segments(rows) else "short"
 
 
 class FoldingRoute:
@@ -112,10 +183,9 @@ class FoldingRoute:
 
     @property
     def folded(self) -> int:
-        """Segments in the memory, those of runs that are planned included."""
         return self._folded
 
-    def next(self, position: int, rows: int, known: int) -> Run:
+    def take(self, position: int, rows: int, known: int) -> Run:
         return self._of_prompt(position, rows) if position < rows == known else self._decoding(position, rows, known)
 
     def _of_prompt(self, position: int, rows: int) -> Run:

@@ -127,6 +127,16 @@ class Pass(Generic[Ref]):
         return tuple(segment for segment in self.segments if segment.stage > 0)
 
     @property
+    def several(self) -> int:
+        """Rows of prompts, and of segments in which tokens run again: those that cost as a prompt's do."""
+        return sum(segment.length for segment in self.segments if segment.stage == 0 or segment.length > 1)
+
+    @property
+    def single(self) -> int:
+        """Segments of one token."""
+        return sum(segment.stage > 0 and segment.length == 1 for segment in self.segments)
+
+    @property
     def decode_rows(self) -> int:
         """Rows that are not of prompts, drafts included; a step that overwrites its rows counts as one."""
         return sum(_decode_rows(segment) for segment in self.segments)

@@ -7,11 +7,11 @@ runs in that prefix's slot, behind it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeflow.scheduler.folding import Folding, Route, Straight
+from edgeflow.scheduler.folding import Placement, Route, Straight
 from edgeflow.scheduler.plan import Outcome, Pass, Segment
 
 
@@ -66,7 +66,7 @@ class RequestPlan:
         if self.complete:
             return None
         known = self.rows + self.planned
-        run = self.route.next(self.place, self.rows, known)
+        run = self.route.take(self.place, self.rows, known)
         length = min(most, run.stop - run.first)
         self.place = run.first + length
         segment = Segment(
@@ -105,17 +105,12 @@ class RequestPlan:
 class Requests:
     """Requests and changes of prefixes in order of arrival; the first runs to its end.
 
-    prefixes: rows of the prefix in each slot that has one. reusable: of so many rows, how many another request may
-    continue behind; it computes the rest of the prefix again. folding: of slots with memory. There every request runs
-    in slot 0, to which the state of its prefix is copied, for it would change the prefix's own.
+    prefixes: rows of the prefix in each slot that has one. placement: how sequences use the slots.
     """
 
-    def __init__(
-        self, prefixes: Mapping[int, int], reusable: Callable[[int], int], folding: Folding | None = None
-    ) -> None:
+    def __init__(self, prefixes: Mapping[int, int], placement: Placement) -> None:
         self.prefixes = dict(prefixes)
-        self._reusable = reusable
-        self._folding = folding
+        self._placement = placement
         self.running: RequestPlan | None = None
         self._waiting: deque[int] = deque()
         self._launched: dict[int, RequestPlan] = {}
@@ -131,36 +126,32 @@ class Requests:
         self._waiting.append(number)
 
     def begin(self, rows: int, tokens: int, stop_ids: frozenset[int], shared: Mapping[int, int]) -> RequestPlan:
-        """Begin the first request; it runs behind the longest prefix that it has whole.
+        """Begin the first request; it runs behind the longest prefix that it begins with.
 
         shared: rows of the prompt that are those of the prefix in each slot.
         """
         whole = {slot: count for slot, count in self.prefixes.items() if shared.get(slot) == count < rows}
         slot = max(whole, key=lambda slot: whole[slot], default=0)
-        prefix, folding = whole.get(slot, 0), self._folding
-        known = self._reusable(prefix) if folding is None else folding.reusable(prefix, prefix, rows)
+        prefix, placement = whole.get(slot, 0), self._placement
+        known = placement.reusable(prefix, prefix, rows)
         self.running = RequestPlan(
             number=self._waiting.popleft(),
-            slot=slot if folding is None else 0,
+            slot=slot if placement.shares_slots else 0,
             rows=rows,
             known=known,
             prefix_slot=slot if known else None,
             tokens=tokens,
             stop_ids=stop_ids,
-            route=self._route(prefix if known else 0),
+            route=placement.route(prefix if known else 0),
         )
         return self.running
-
-    def _route(self, prefix: int) -> Route:
-        """The route of a request that continues a prefix of so many rows."""
-        return Straight() if self._folding is None else self._folding.route(self._folding.segments(prefix))
 
     def begin_prefix(self, slot: int, rows: int) -> None:
         """Begin to compute a slot's new prefix, the first in the queue; the old one is gone. rows 0: there is none."""
         self.prefixes.pop(slot, None)
         number = self._waiting.popleft()
         if rows:
-            self.running = RequestPlan(number=number, slot=slot, rows=rows, route=self._route(0))
+            self.running = RequestPlan(number=number, slot=slot, rows=rows, route=self._placement.route())
 
     def drop(self, number: int) -> None:
         """End a request; passes that are launched end by themselves."""

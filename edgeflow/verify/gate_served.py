@@ -85,9 +85,9 @@ def _positions(case: GateCase) -> int:
     return len(case.ids) + len(case.greedy_ids)
 
 
-def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, folded: int = 0) -> _Watched:
+def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, prefix: int = 0) -> _Watched:
     prompt, params = engine.model.prompt(case.ids), SamplingParams(max_tokens=len(case.greedy_ids))
-    request = Generation(engine, prompt, params, slot, known=known, folded=folded, ignore_stop=True)
+    request = Generation(engine, prompt, params, slot, known=known, prefix=prefix, ignore_stop=True)
     return _Watched(case=case, engine=engine, request=request)
 
 
@@ -124,7 +124,7 @@ def _behind_prefix(model: ChatModel, chunk: int, cases: Sequence[GateCase]) -> l
         for _ in prefix.compute(engine, chunk):
             pass
         known = prefix.lend(engine, prompt, 0)
-        asked = _watched(engine, case, 0, known, prefix.folded(engine) if known else 0)
+        asked = _watched(engine, case, 0, known, len(prefix.prompt) if known else 0)
         _answer(engine, [asked], chunk)
         found.append(asked.run())
     return found

@@ -119,8 +119,7 @@ class Worker:
         self._gaps.begin(now_ns)
         running = chat.launch(rows, now_ns)
         planned = chat.masked if running is None else running.ticket.planned
-        rows = 0 if planned is None else sum(segment.length for segment in planned.prefills)
-        expected_ns = 0 if planned is None else self._turns.expected_ns(rows, len(planned.decodes))
+        expected_ns = 0 if planned is None else self._turns.expected_ns(planned.several, planned.single)
         if running is None:
             self._commit(0)
             self._turns.launched(self._clock.now_ns(), expected_ns)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.scheduler.folding import Folding, FoldingRoute
-from edgeflow.scheduler.plan import Before, Outcome, Segment
+from edgeflow.scheduler.plan import Before, Outcome, Pass, Segment
 from edgeflow.scheduler.requests import RequestPlan, Requests
 
 SIZES = st.builds(
@@ -131,8 +131,17 @@ def test_a_prefix_is_reused_up_to_where_its_slot_stands(folding: Folding, prefix
 )
 def test_requests_run_beside_their_prefix(prefix: int, rows: int, known: int, segments: int):
     """S, W, G = 2, 3, 8. What a later segment must read first is computed again; a prompt inside the prefix as well."""
-    requests = Requests({1: prefix}, lambda count: count, Folding(sink=2, window=3, segment=8))
+    requests = Requests({1: prefix}, Folding(sink=2, window=3, segment=8))
     requests.offer(5)
     plan = requests.begin(rows, 4, frozenset(), {1: min(prefix, rows - 1)})
     assert (plan.slot, plan.known, plan.prefix_slot) == (0, known, 1 if known else None)
     assert isinstance(plan.route, FoldingRoute) and plan.route.folded == segments
+
+
+def test_tokens_that_run_again_cost_as_rows_of_a_prompt():
+    plan = RequestPlan(number=0, slot=0, rows=12, tokens=9, route=Folding(sink=2, window=3, segment=8).route())
+    segments = []
+    while (segment := plan.next(20)) is not None:
+        segments.append(Pass(0, (segment,)))
+        plan.commit(Outcome(0, (1,) * segment.samples))
+    assert [(each.several, each.single) for each in segments] == [(12, 0), (3, 0), *[(0, 1)] * 7]

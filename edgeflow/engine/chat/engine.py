@@ -19,12 +19,13 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import Internal, WorkerError
+from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
-from edgeflow.scheduler.folding import Folding, Route, Straight
+from edgeflow.scheduler.folding import Folding, Placement, Unfolded
 from edgeflow.scheduler.plan import Pass, Segment
 
 
@@ -68,7 +69,7 @@ class ChatEngine:
         self.model = model
         self.decode = decode or model
         self.kv = kv
-        self.folding = folding
+        self.placement: Placement = folding or Unfolded(kv.format.reusable)
         sampling = SamplingState(kv.slots, kv.positions + 1, model.config.vocab_size, model.device)
         self._state, self._sampling = SlotState(kv, sampling), sampling
         options: dict[str, Any] = {
@@ -108,7 +109,7 @@ class ChatEngine:
                 if (executor is self._prompts and each.prefills and (each.sampling is None or not any(each.samples)))
                 or (executor is self._decodes and not each.prefills)
             ]
-            gated = [replace(each, gated=(True,)) for each in needed] if self.folding is not None else []
+            gated = [replace(each, gated=(True,)) for each in needed] if self.kv.format.memory is not None else []
             executor.record_all([*needed, *gated], progress)
 
     def seal(self) -> None:
@@ -136,15 +137,17 @@ class ChatEngine:
         """Forget what the memory of a slot holds, before a sequence begins in it."""
         self._prompts.clear(slot)
 
-    def route(self, folded: int = 0) -> Route:
-        """The way of a sequence through its slot, `folded` segments of which are in its memory already."""
-        return Straight() if self.folding is None else self.folding.route(folded)
+    def check_memory(self, slot: int) -> None:
+        """Internal, and the memory is cleared, where that of a slot is not finite. Waits for the device."""
+        if not self._prompts.finite(slot):
+            self.clear(slot)
+            raise Internal("the memory of the prefix is not finite", reason=Reason.MEMORY_NOT_FINITE)
 
     @torch.inference_mode()
     def lend(self, source: int, target: int, known: int) -> None:
         """The first `known` rows of a slot, and its memory where it has one, enter another."""
-        self.kv.copy_rows(source, target, self.kv.capacity if self.folding else known)
-        slots = torch.tensor([source, target], device=self.model.device)
+        self.kv.copy_rows(source, target, self.placement.copied(known, self.kv.capacity))
+        slots = on_device([source, target], self.model.device)
         self._state.move(slots[:1], slots[1:])
 
     @torch.inference_mode()

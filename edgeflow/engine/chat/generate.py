@@ -39,8 +39,8 @@ def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
 class Generation:
     """One request in one slot of an engine, and its answer so far.
 
-    known: rows of the prompt whose KV lies in the slot already, fewer than all. folded: segments that its memory holds
-    then.
+    known: rows of the prompt whose KV lies in the slot already, fewer than all. prefix: of the prefix that these are
+    of, all of its rows.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Generation:
         slot: int = 0,
         *,
         known: int = 0,
-        folded: int = 0,
+        prefix: int = 0,
         ignore_stop: bool = False,
         constraint: Constraint | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Generation:
             known=known,
             tokens=tokens,
             stop_ids=stop_ids,
-            route=engine.route(folded),
+            route=engine.placement.route(prefix),
         )
         self.source = Source(engine.model, prompt)
         self.constraint = constraint
@@ -159,31 +159,25 @@ class FixedPrefix:
     slot: int
 
     def compute(self, engine: ChatEngine, chunk: int) -> Iterator[int]:
-        """Fill the slot; one item per pass: the number of rows computed so far."""
-        plan = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt), route=engine.route())
+        """Fill the slot; one item per pass: the number of rows computed so far. As `ChatEngine.check_memory`."""
+        plan = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt), route=engine.placement.route())
         source = Source(engine.model, self.prompt)
         engine.clear(self.slot)
         while (segment := plan.next(chunk)) is not None:
             engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))
             yield plan.place
-
-    def folded(self, engine: ChatEngine) -> int:
-        """Segments in the memory of its slot."""
-        return 0 if engine.folding is None else engine.folding.segments(len(self.prompt))
+        engine.check_memory(self.slot)
 
     def lend(self, engine: ChatEngine, prompt: Prompt, slot: int) -> int:
         """Bring what `prompt` shares with this prefix into its slot; returns how many rows are known then.
 
-        Rows that the KV format cannot reuse are computed again. In the prefix's own slot nothing moves; there the whole
-        prefix must be shared, as the rest is written over. In a store with memory a prefix is only copied, for its slot
-        would go on.
+        Rows that cannot be reused are computed again. In the prefix's own slot nothing moves; there the whole prefix
+        must be shared, as the rest is written over.
         """
-        shared, folding = min(self.prompt.common(prompt), len(prompt) - 1), engine.folding
-        if folding is not None and slot == self.slot:
+        shared, placement = min(self.prompt.common(prompt), len(prompt) - 1), engine.placement
+        if slot == self.slot and not placement.shares_slots:
             raise ValueError("a prompt that folds cannot run in the prefix's slot")
-        known = engine.kv.format.reusable(shared)
-        if folding is not None:
-            known = folding.reusable(len(self.prompt), shared, len(prompt))
+        known = placement.reusable(len(self.prompt), shared, len(prompt))
         if slot != self.slot:
             engine.lend(self.slot, slot, known)
         elif shared < min(len(self.prompt), len(prompt) - 1):

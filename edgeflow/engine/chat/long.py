@@ -11,8 +11,8 @@ import torch
 from edgeflow.config_sections import ChatConfig
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, configured_format, slot_bytes
-from edgeflow.kernels.kv.memory import MemoryKV, MemoryRules
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, MemoryRules, configured_format, slot_bytes
+from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.memory import memory_bytes as bytes_of_a_layer
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape

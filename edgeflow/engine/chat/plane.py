@@ -24,7 +24,6 @@ from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
-from edgeflow.scheduler.folding import Folding, FoldingRoute
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import RequestPlan, Requests
 
@@ -74,7 +73,7 @@ class ChatPlane:
         self.times = times
         self.chunk = chunk
         rows = {each.fixed.slot: len(each.fixed.prompt) for each in prefixes}
-        self.requests = Requests(rows, engine.kv.format.reusable, engine.folding)
+        self.requests = Requests(rows, engine.placement)
         self._name = name
         self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
         self._prefixes = {prefix.fixed.slot: prefix for prefix in prefixes}
@@ -163,12 +162,11 @@ class ChatPlane:
         if isinstance(found, _Request) and found.plan is not None:
             self._answer(found, found.plan, tokens, outcome)
         elif isinstance(found, SetPrefix) and self.requests.running is None:
-            self._prefix_set(found)
+            self._prefix_computed(found)
         if running.apart:
             return None
-        rows = sum(segment.length for segment in planned.segments if segment.stage == 0 or segment.length > 1)
         on_device = self.engine.launch_ahead > 0
-        return running.sample(rows, len(planned.decodes), self._clock.now_ns(), on_device=on_device)
+        return running.sample(planned.several, planned.single, self._clock.now_ns(), on_device=on_device)
 
     def _start(self, most: int) -> Ticket[int] | None:
         first = self.requests.first
@@ -259,6 +257,16 @@ class ChatPlane:
         self.requests.drop(number)
         self._waiting.pop(number, None)
 
+    def _prefix_computed(self, message: SetPrefix) -> None:
+        slot = self._slots[message.slot]
+        try:
+            self.engine.check_memory(slot)
+        except RequestError as error:
+            del self._prefixes[slot], self.requests.prefixes[slot]
+            self._fail(message.request, error)
+        else:
+            self._prefix_set(message)
+
     def _prefix_set(self, message: SetPrefix) -> None:
         self._waiting.pop(message.request, None)
         self._publish(PrefixSet(message.request, message.slot, len(message.ids)))
@@ -287,9 +295,8 @@ class ChatPlane:
         self._publish(ChatToken(request.message.request, token, logprobs, [each for each, _ in top]))
 
     def _done(self, request: _Request, reason: str) -> None:
-        now_ns, plan, folding = self._clock.now_ns(), request.plan, self.engine.folding
-        route = plan.route if plan is not None else None
-        folds = route.folded if isinstance(route, FoldingRoute) else 0
+        now_ns, plan, placement = self._clock.now_ns(), request.plan, self.engine.placement
+        folds = plan.route.folded if plan is not None else 0
         started_ns = request.started_ns or now_ns
         first_ns = request.first_token_ns or now_ns
         self._publish(
@@ -303,18 +310,11 @@ class ChatPlane:
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,
-                route=_route(plan, folding),
+                route=placement.name(plan.rows) if plan is not None else "",
                 folds=folds,
-                compressed=folds * folding.segment if folding is not None else 0,
+                compressed=placement.compressed(folds),
             )
         )
-
-
-def _route(plan: RequestPlan | None, folding: Folding | None) -> str:
-    """ChatDone.route of a request."""
-    if plan is None or folding is None:
-        return ""
-    return "long" if folding.segments(plan.rows) else "short"
 
 
 def _ready(waiting: _Request | SetPrefix) -> bool:

@@ -17,7 +17,6 @@ from edgeflow.engine.device import choose_device
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import RequestError
 from edgeflow.models.chat import load_chat_model
-from edgeflow.scheduler.folding import FoldingRoute
 from edgeflow.text.text_stream import TextStream
 
 CHUNK = 256
@@ -75,13 +74,8 @@ class Conversation:
         finally:  # an answer that was stopped is part of the conversation as far as it came
             now = time.perf_counter()
             times = (first or now) - started, len(generation.tokens), now - (first or now)
-            self.times = AnswerTimes(*times, self._compressed(generation))
+            self.times = AnswerTimes(*times, self._engine.placement.compressed(generation.plan.route.folded))
             self._messages = [*messages, {"role": "assistant", "content": said}]
-
-    def _compressed(self, generation: Generation) -> int:
-        """Tokens in the memory of the slot."""
-        route, folding = generation.plan.route, self._engine.folding
-        return route.folded * folding.segment if folding is not None and isinstance(route, FoldingRoute) else 0
 
 
 def open_conversation(

@@ -6,7 +6,10 @@ from __future__ import annotations
 import torch
 
 from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.prompt import Prompt
+from edgeflow.scheduler.folding import Folding
 from edgeflow.scheduler.plan import Pass, Segment
 
 LEAST_END = 64
@@ -23,6 +26,8 @@ def run_each_kind(engine: ChatEngine, chunk: int) -> None:
         for rows in sorted({1, min(chunk, end - 1), max(min(chunk, end - 1) - 1, 1)}):
             _run(engine, source, Segment(sequence=0, slot=0, start=end - 1 - rows, length=rows, stage=0))
         _run(engine, source, Segment(sequence=0, slot=0, start=end - 1, length=1, stage=1))
+    if isinstance(engine.placement, Folding):
+        _run_fold(engine, engine.placement)
     _run_masked(engine, Segment(sequence=0, slot=0, start=engine.kv.capacity - 1, length=1, stage=1))
 
 
@@ -35,6 +40,16 @@ def _ends(capacity: int) -> list[int]:
 def _anything(engine: ChatEngine) -> Prompt:
     rows = engine.kv.capacity
     return Prompt((0,) * rows, torch.arange(rows)[None])
+
+
+def _run_fold(engine: ChatEngine, folding: Folding) -> None:
+    """The end of a prompt that is one token too short to be folded, and two tokens: the second one folds."""
+    prompt = engine.model.prompt([0] * (folding.threshold - 1))
+    params = SamplingParams(max_tokens=2)
+    request = Generation(engine, prompt, params, known=len(prompt) - 1, ignore_stop=True)
+    for _ in generate(engine, request, folding.threshold):
+        pass
+    engine.clear(0)
 
 
 def _run_masked(engine: ChatEngine, segment: Segment[int]) -> None:

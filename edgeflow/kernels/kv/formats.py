@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.int4 import INT4
-from edgeflow.kernels.kv.tensors import KVShape, KVTensor
+from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
 from edgeflow.types import KVName
 
 Pair = tuple[Tensor, Tensor]
@@ -34,11 +34,42 @@ class KVLayer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRules:
+    """The content of a slot's memory, and how it is read (memory.MemoryKV).
+
+    sink, segment: tokens that stay in front, and that are folded at a time. activation: of memory.ACTIVATIONS. eps: the
+    least denominator. with_sink: every fold adds the sink's pairs too. absolute: a row is rotated by its position in
+    the sequence; otherwise by its place in the slot.
+    """
+
+    sink: int
+    segment: int
+    activation: str = "elu_plus_one"
+    eps: float = 1e-6
+    with_sink: bool = False
+    absolute: bool = True
+
+
 class KVFormat(Protocol):
-    """How keys and values are stored. name: by which the operator table finds its operators."""
+    """How keys and values are stored. name: by which the operator table finds its operators.
+
+    memory: of what has left the positions of a slot; None where slots have none.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def memory(self) -> MemoryRules | None: ...
+
+    def longest(self, capacity: int) -> int:
+        """The longest sequence, in tokens, in a slot of so many positions."""
+        ...
+
+    def turned(self, capacity: int) -> int:
+        """By how many different positions RoPE rotates rows in a slot of so many."""
+        ...
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
         """The tensors of a store; the first has a line for each position."""
@@ -73,7 +104,7 @@ class DenseLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class DenseKV:
+class DenseKV(UnfoldedFormat):
     """Keys and values in the dtype of the model."""
 
     name: str = "dense"
@@ -83,9 +114,6 @@ class DenseKV:
 
     def layer(self, tensors: tuple[Tensor, ...], index: int) -> DenseLayer:
         return DenseLayer(*tensors[0][index].unbind())
-
-    def reusable(self, known: int) -> int:
-        return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +133,7 @@ class ScaledLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledKV:
+class ScaledKV(UnfoldedFormat):
     """Keys and values in 8 bits, with one scale per head and position. numbers: their dtype, int8 or e4m3."""
 
     name: str
@@ -118,12 +146,9 @@ class ScaledKV:
         numbers, scales = tensors
         return ScaledLayer(*numbers[index].view(self.numbers).unbind(), *scales[index, ..., 0].unbind())
 
-    def reusable(self, known: int) -> int:
-        return known
-
 
 @dataclass(frozen=True, slots=True)
-class LatentKV:
+class LatentKV(UnfoldedFormat):
     """One row per head and position in the dtype of the model, which is key and value (models/attention/latent.py).
 
     Its layers are those of dense slots whose keys are their values.
@@ -137,9 +162,6 @@ class LatentKV:
     def layer(self, tensors: tuple[Tensor, ...], index: int) -> DenseLayer:
         rows = tensors[0][index, 0]
         return DenseLayer(rows, rows)
-
-    def reusable(self, known: int) -> int:
-        return known
 
 
 def _numbers(shape: KVShape, width: int, dtype: torch.dtype) -> KVTensor:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.tensors import KVShape, KVTensor
+from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
 
 GROUP = 32
 RING = 2 * GROUP
@@ -103,7 +103,7 @@ class Int4Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Int4KV:
+class Int4KV(UnfoldedFormat):
     """Keys and values in 4 bits."""
 
     name: str = "int4"

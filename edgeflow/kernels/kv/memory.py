@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DENSE, Pair, Places
+from edgeflow.kernels.kv.formats import DENSE, MemoryRules, Pair, Places
 from edgeflow.kernels.kv.tensors import KVShape, KVTensor
 
 Activation = Callable[[Tensor], Tensor]
@@ -47,23 +47,6 @@ class Gate(Protocol):
     def g(self) -> Tensor: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRules:
-    """The content of a memory, and how it is read.
-
-    sink, segment: tokens that stay in front, and that are folded at a time. activation: of ACTIVATIONS. eps: the least
-    denominator. with_sink: every fold adds the sink's pairs too. absolute: a row is rotated by its position in the
-    sequence; otherwise by its place in the slot.
-    """
-
-    sink: int
-    segment: int
-    activation: str = "elu_plus_one"
-    eps: float = 1e-6
-    with_sink: bool = False
-    absolute: bool = True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryLayer:
     """keys, values [S, T, KH, D] in the dtype of the model; matrices [S, KH, D, D], norms [S, KH, D] in float32.
@@ -89,10 +72,16 @@ class MemoryKV:
     Its places are written and attended by the operators of dense slots.
     """
 
-    rules: MemoryRules
+    memory: MemoryRules
     gates: Sequence[Gate]
     positions: int
     name: str = DENSE.name
+
+    def longest(self, capacity: int) -> int:  # noqa: ARG002 - alike for all
+        return self.positions
+
+    def turned(self, capacity: int) -> int:
+        return self.positions if self.memory.absolute else capacity
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
         width, once = shape.head_dim, shape.capacity
@@ -109,11 +98,12 @@ class MemoryKV:
         (keys, values), norms = data[index].unbind(), norms[index, 0, :, 0]
         squares = matrices[index, 0, :, 0].view(*norms.shape, norms.shape[-1])
         return MemoryLayer(
-            keys=keys, values=values, matrices=squares, norms=norms, gate=self.gates[index], rules=self.rules
+            keys=keys, values=values, matrices=squares, norms=norms, gate=self.gates[index], rules=self.memory
         )
 
-    def reusable(self, known: int) -> int:
-        return known
+    def reusable(self, known: int) -> int:  # noqa: ARG002 - alike for all
+        """None: how many a sequence may continue behind depends on the whole prompt (scheduler/folding.py)."""
+        return 0
 
 
 def memory_bytes(kv_heads: int, head_dim: int) -> int:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
-from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.shift_kv import ShiftKV, ShiftKVChain, strided
 from edgeflow.kernels.kv.tensors import KVShape
 
@@ -66,7 +65,7 @@ class KVSlots:
     @property
     def positions(self) -> int:
         """The longest sequence of a slot: T, or more where a format folds what leaves its places into a memory."""
-        return self.format.positions if isinstance(self.format, MemoryKV) else self.capacity
+        return self.format.longest(self.capacity)
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,21 @@ class KVShape:
     dtype: torch.dtype
 
 
+class UnfoldedFormat:
+    """What KV formats have in common whose slots hold every position of a sequence (formats.KVFormat)."""
+
+    memory = None
+
+    def longest(self, capacity: int) -> int:
+        return capacity
+
+    def turned(self, capacity: int) -> int:
+        return capacity
+
+    def reusable(self, known: int) -> int:
+        return known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTensor:
     """A tensor of a store: [layers, kinds, S, lines, heads, width].

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.memory import MemoryLayer, MemoryRules
+from edgeflow.kernels.kv.memory import MemoryLayer
 from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Problem
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
 from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import Internal
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -25,6 +26,7 @@ from edgeflow.models.memory_gate.files import CHOICES, GateLayer, GateRules, Mem
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.models.memory_gate.streaming import StreamingTwin
 from edgeflow.reasons import Reason
+from edgeflow.scheduler.plan import Before
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 from tests.engine.recorded import record
 
@@ -194,7 +196,7 @@ def test_a_prefix_is_lent_to_several_requests(
     ids = [*ids_of(prefix)[: prefix if shared > prefix else shared], *ids_of(own, seed=2)]
     for _ in range(2):
         known = fixed.lend(engine, model.prompt(ids), 0)
-        asked = request(engine, ids, 9, known=known, folded=fixed.folded(engine) if known else 0)
+        asked = request(engine, ids, 9, known=known, prefix=len(fixed.prompt) if known else 0)
         list(generate(engine, asked, chunk))
         assert asked.tokens == greedy(base, gate, ids, 9)
     with pytest.raises(ValueError, match="prefix's slot"):
@@ -210,12 +212,26 @@ def test_replayed_passes_give_the_tokens_of_eager_ones(directory: Path, base: Pl
     engine.record_all(lambda *_: None)
     engine.seal()
     engine.kv.data.fill_(0)
-    for rows in (40, 5, 13):
-        asked = request(engine, ids_of(rows), 20)
+    lengths = 40, 5, 13, LONGEST - 1, LONGEST
+    for rows in lengths:
+        tokens = min(20, LONGEST - rows + 1)
+        asked = request(engine, ids_of(rows), tokens)
         list(generate(engine, asked, 4))
-        assert asked.tokens == greedy(base, gate, ids_of(rows), 20)
+        assert asked.tokens == greedy(base, gate, ids_of(rows), tokens)
     graphs = engine._prompts.graphs
-    assert graphs is not None and 0 < graphs.eager_passes <= 3 * (20 // SMALL.segment + 1)
+    assert graphs is not None and 0 < graphs.eager_passes <= len(lengths) * (20 // SMALL.segment + 1)
+
+
+def test_rows_that_only_pad_a_pass_stay_within_the_rotations(directory: Path, base: PlainBase):
+    """The last chunk of the longest prompt is replayed in a recording of more rows."""
+    model = load_chat_model(directory, torch.float32, CPU, table=ON_THE_DEVICE)
+    gate = gate_of(model, SMALL)
+    engine = engine_of(model, gate, slots=2, chunk=8, graphs=True, record=record)
+    engine.kv.data.fill_(0)
+    for rows in range(LONGEST - 8, LONGEST + 1):
+        asked = request(engine, ids_of(rows), 1)
+        list(generate(engine, asked, 8))
+        assert asked.tokens == greedy(base, gate, ids_of(rows), 1)
 
 
 def test_a_draw_depends_on_the_position_not_on_the_place(model: ChatModel):
@@ -246,3 +262,35 @@ def test_a_memory_that_is_not_finite_ends_its_request_alone(model: ChatModel, ba
     for each in (sound, again):
         list(generate(engine, each, 30))
         assert each.tokens == greedy(base, gate, ids_of(30), 9)
+
+
+def test_a_prefix_with_a_memory_that_is_not_finite_is_refused(model: ChatModel, base: PlainBase):
+    gate = gate_of(model, SMALL)
+    engine = engine_of(model, gate, slots=2)
+    fixed = FixedPrefix(model.prompt(ids_of(30)), 1)
+    passes = fixed.compute(engine, 8)
+    for _ in range(3):
+        next(passes)
+    engine.kv.layer(1).norms[1, 0, 0] = torch.nan
+    with pytest.raises(Internal, match="memory of the prefix") as failed:
+        list(passes)
+    assert failed.value.reason == Reason.MEMORY_NOT_FINITE
+    list(fixed.compute(engine, 8))
+    ids = [*ids_of(30), *ids_of(5, seed=2)]
+    asked = request(engine, ids, 9, known=fixed.lend(engine, model.prompt(ids), 0), prefix=30)
+    list(generate(engine, asked, 8))
+    assert asked.tokens == greedy(base, gate, ids, 9)
+
+
+def test_the_warm_up_folds_once_and_leaves_nothing(model: ChatModel, base: PlainBase):
+    gate = gate_of(model, SMALL)
+    engine = engine_of(model, gate)
+    engine.kv.data.fill_(0)
+    folds = []
+    change = engine._prompts._memory.change
+    engine._prompts._memory.change = lambda slot, before: (folds.append(before), change(slot, before))
+    run_each_kind(engine, 8)
+    assert [each for each in folds if each is not Before.NOTHING] == [Before.FOLD]
+    asked = request(engine, ids_of(30), 9)
+    list(generate(engine, asked, 8))
+    assert asked.tokens == greedy(base, gate, ids_of(30), 9)

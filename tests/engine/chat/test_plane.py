@@ -16,6 +16,7 @@ from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.chat.long import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
@@ -25,12 +26,14 @@ from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
 from edgeflow.worker.worker import CHAT_PATIENCE_NS, Worker
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.random_gates import random_gate
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
@@ -273,6 +276,47 @@ def test_a_prefix_is_changed_behind_the_answers_before_it(model, policy):
         assert bench.worker.step()
     assert [done.slot for done in bench.of(ChatDone)] == ["", "rest"], "the old one is gone"
     assert tokens(bench) == alone(model) + alone(model, asked)
+
+
+def folded(chat: BuiltChat, rules: GateRules) -> BuiltChat:
+    """The same model in slots with memory."""
+    model, longest = chat.engine.model, 4 * CAPACITY
+    gate = random_gate(model.config, rules)
+    kv = model.decoder.kv_slots(1 + len(chat.prefixes), rules.threshold, memory_format(gate, longest))
+    return replace(chat, engine=ChatEngine(model, kv, folding=folding_of(rules)), length=longest)
+
+
+def test_a_prefix_whose_memory_is_not_finite_is_refused_and_gone(model, policy):
+    chat = folded(built(model, slots=SLOTS[:1]), GateRules(sink=2, window=2, segment=4))
+    bench, ids = Bench(policy, chat), ids_of(model, PREFIX)
+    bench.tell(SetPrefix(1, "rest", ids))
+    bench.run(PrefixSet)
+    bench.tell(SetPrefix(2, "rest", ids))
+    assert bench.worker.step()
+    chat.engine.kv.layer(0).norms[1] = float("nan")
+    bench.run(ChatRefused)
+    (refused,) = bench.of(ChatRefused)
+    assert (refused.request, refused.code, refused.reason) == (2, "INTERNAL", "MEMORY_NOT_FINITE")
+    bench.tell(start(model, request=3))
+    bench.run(ChatDone)
+    (done,) = bench.of(ChatDone)
+    assert (done.slot, done.reused, done.answer_tokens) == ("", 0, 8)
+    bench.said.clear()
+    bench.tell(SetPrefix(4, "rest", ids), start(model, request=5))
+    bench.run(ChatDone)
+    (done,) = bench.of(ChatDone)
+    assert (done.slot, done.route) == ("rest", "long")
+
+
+def test_a_fold_is_expected_to_take_as_long_as_its_rows(model, policy):
+    """While it is decoding; the worker plans with what the pass will take."""
+    bench = Bench(policy, folded(built(model), GateRules(sink=2, window=6, segment=8)))
+    expected, told = [], bench.worker._turns.launched
+    bench.worker._turns.launched = lambda now_ns, expected_ns: (expected.append(expected_ns), told(now_ns, expected_ns))
+    bench.tell(request_of(ids_of(model, PROMPT)[:14]))
+    bench.run(ChatDone)
+    step_ns, row_ns = 1_000_000, 100_000
+    assert max(expected[1:]) >= step_ns + 5 * row_ns
 
 
 def test_a_prefix_is_taken_away_and_given_again(model, policy):
