@@ -43,7 +43,7 @@ def test_prompts_have_all_numbers_of_segments_and_questions_are_not_folded(token
 
 def test_most_look_ups_ask_for_compressed_lines(tokenizer):
     outside = asked = 0
-    for dialog in drawn(60, most_segments=3, kinds=("side at fault",)):
+    for dialog in drawn(60, most_segments=3, kinds=("held at fault",)):
         text = chat_text(dialog.messages(1))
         folded = RULES.sink + RULES.segments(len(tokenizer.encode(text).ids)) * RULES.segment
         for turn in dialog.turns:
