@@ -29,6 +29,8 @@ from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 JOINED = 32  # parts that are read together
 BOTH, ONLY_SMALL, ONLY_LARGE = 0, 1, 2
 """Sizes of the tiles of a launch. A launch of one size has the registers and warps that this size needs."""
+AS_THEY_ARE, SCALED = 0, 1
+"""How numbers are stored."""
 
 
 @triton.jit
@@ -37,7 +39,7 @@ def _store_tile(
     first_row, rows, split, splits, part, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     kv_head = tl.program_id(1)
@@ -55,7 +57,7 @@ def _store_tile(
         total_out, largest, total = attend_seen(
             queries, ranges, tree, first, row, live, split, splits, T, k_slots + base * D, v_slots + base * D,
             k_scales + base, v_scales + base, KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D,
-            QUANTISED, WIDE, SEES == 2,
+            FORM == 1, WIDE, SEES == 2,
         )  # fmt: skip
     else:
         position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
@@ -69,7 +71,7 @@ def _store_tile(
         base = tl.load(row_slot + first_row) * T * KH + kv_head
         total_out, largest, total = attend_tile(
             queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
-            KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE,
+            KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, FORM == 1, WIDE,
         )  # fmt: skip
     if SPLITTABLE:
         if splits > 1:
@@ -91,11 +93,11 @@ def _attend(
     T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr, SIZES: tl.constexpr,
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
     """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots, v_slots [S, T, KH, D]; k_scales, v_scales [S, T, KH];
     parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a
-    `Sees`. SEES: 0 where rows are causal, 1 with ranges alone, 2 with bits.
+    `Sees`. SEES: 0 where rows are causal, 1 with ranges alone, 2 with bits. FORM: of what is stored (`Stored`).
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
@@ -112,14 +114,14 @@ def _attend(
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
                 first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, True,
+                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, True,
             )  # fmt: skip
     if SIZES != 1:  # noqa: SIM102
         if not small:
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
                 first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, False,
+                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, False,
             )  # fmt: skip
 
 
@@ -186,7 +188,8 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
     run = _Launch(layout, Tuning(**tuning))
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
-        return run(q, (layer.keys, layer.values), None)
+        numbers = layer.keys, layer.values
+        return run(q, Stored(form=AS_THEY_ARE, numbers=numbers, scales=numbers))
 
     return attend
 
@@ -199,9 +202,20 @@ def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) ->
     run = _Launch(layout, Tuning(**tuning))
 
     def attend(q: Tensor, layer: ScaledLayer) -> Tensor:
-        return run(q, (layer.keys, layer.values), (layer.key_scales, layer.value_scales))
+        scales = layer.key_scales, layer.value_scales
+        return run(q, Stored(form=SCALED, numbers=(layer.keys, layer.values), scales=scales))
 
     return attend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The slots of a layer. numbers: keys and values [S, T, KH, D]; scales: theirs [S, T, KH], any tensors where they
+    have none."""
+
+    form: int
+    numbers: Pair
+    scales: Pair
 
 
 class _Launch:
@@ -211,10 +225,10 @@ class _Launch:
         self._layout = layout
         self._tuning = tuning
 
-    def __call__(self, q: Tensor, slots: Pair, scales: Pair | None) -> Tensor:
-        """q [L_Q, H, D] → [L_Q, H, D]. slots: keys and values [S, T, KH, D]; scales: theirs [S, T, KH]."""
+    def __call__(self, q: Tensor, stored: Stored) -> Tensor:
+        """q [L_Q, H, D] → [L_Q, H, D]"""
         layout, tuning = self._layout, self._tuning
-        _, capacity, kv_heads, width = slots[0].shape
+        (_, capacity, kv_heads, _), width = stored.numbers[0].shape, q.shape[2]
         group = q.shape[1] // kv_heads
         block_n = min(tuning.block_n, 32) if width > 128 else tuning.block_n
         q = q.contiguous()
@@ -226,9 +240,9 @@ class _Launch:
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
             _attend[(len(some), kv_heads)](
-                q, *slots, *(scales or slots), layout.row_slot, layout.row_position, *seen, some, out, *room,
+                q, *stored.numbers, *stored.scales, layout.row_slot, layout.row_position, *seen, some, out, *room,
                 capacity, LOG2_E / math.sqrt(width), *shape, sizes, tuning.block_m, SMALL, block_n, block_d,
-                scales is not None, wide, sees,
+                stored.form, wide, sees,
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
         if len(tiles.joins):
