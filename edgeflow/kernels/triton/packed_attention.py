@@ -279,13 +279,14 @@ class _Launch:
         out = torch.empty_like(q)
         if not len(q):
             return out
-        tiles, room = self._work(kv_heads, group, width, q.device)
+        block_m = max(tuning.block_m, power_of_two(group))  # a tile holds at least a row
+        tiles, room = self._work(kv_heads, group, width, block_m, q.device)
         shape, (sees, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
             _attend[(len(some), kv_heads)](
                 q, *stored.tensors, layout.row_slot, layout.row_position, *seen, some, out, *room,
-                capacity, LOG2_E / math.sqrt(width), *shape, sizes, tuning.block_m, SMALL, block_n, block_d,
+                capacity, LOG2_E / math.sqrt(width), *shape, sizes, block_m, SMALL, block_n, block_d,
                 stored.form, wide, sees,
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
@@ -293,9 +294,11 @@ class _Launch:
             _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, SMALL, block_d, JOINED)
         return out
 
-    def _work(self, kv_heads: int, group: int, width: int, device: torch.device) -> tuple[Tiles, tuple[Tensor, Tensor]]:
+    def _work(
+        self, kv_heads: int, group: int, width: int, block_m: int, device: torch.device
+    ) -> tuple[Tiles, tuple[Tensor, Tensor]]:
         """Cached by the layout: a graph must not contain a copy from the host."""
-        block_m, splits = self._tuning.block_m, self._tuning.splits
+        splits = self._tuning.splits
 
         def make() -> tuple[Tiles, tuple[Tensor, Tensor]]:
             tiles = Tiles.of(
