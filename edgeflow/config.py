@@ -297,7 +297,7 @@ class ServiceConfig(Section):
             return None
         if self.chat.model == EMBEDDED_CHAT:
             return EMBEDDED_CHAT_MODEL if (EMBEDDED_CHAT_MODEL / "config.json").is_file() else None
-        return resolve_model(self.chat.model)
+        return resolve_model(self.chat.model, chat=True)
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceConfig:

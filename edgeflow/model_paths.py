@@ -13,12 +13,14 @@ EMBEDDED_FLOW = "demo-flow"
 EMBEDDED_FLOW_POLICY = Path(__file__).parent / "demo" / "flow_policy"
 EMBEDDED_CHAT = "demo-chat"
 EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
+EMBEDDED_LOGS = "demo-logs"
+EMBEDDED_LOG_MODEL = Path(__file__).parent / "demo" / "log_model"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jinja", "*_checkpoint.pt")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str, *, chat: bool = False) -> Path:
-    """The directory of `demo`, of `demo-flow`, of a path, or of a hub id. chat: of `demo-chat` too.
+    """The directory of `demo`, of `demo-flow`, of a path, or of a hub id. chat: of `demo-chat` and `demo-logs` too.
 
     Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
     """
@@ -28,6 +30,7 @@ def resolve_model(name: str, *, chat: bool = False) -> Path:
     }
     if chat:
         embedded[EMBEDDED_CHAT] = (EMBEDDED_CHAT_MODEL, "chat model", " --chat")
+        embedded[EMBEDDED_LOGS] = (EMBEDDED_LOG_MODEL, "chat model for logs", " --logs")
     if name in embedded:
         folder, kind, option = embedded[name]
         if not (folder / "config.json").is_file():

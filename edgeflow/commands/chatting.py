@@ -15,7 +15,7 @@ from edgeflow.errors import CheckpointError
 
 def chat(
     model: Annotated[
-        str, typer.Option(help="Checkpoint directory, hub id, or demo-chat (embedded model).")
+        str, typer.Option(help="Checkpoint directory, hub id, demo-chat (embedded model) or demo-logs.")
     ] = "demo-chat",
     system: Annotated[str, typer.Option(help="System message.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

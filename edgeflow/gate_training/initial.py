@@ -1,4 +1,4 @@
-"""The gate that training begins with: nearly shut, and it passes on what memory gives."""
+"""The gate that training begins with: half open, and it passes on what memory gives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate
 
 WIDTHS: Final = 4  # h / D
-OPEN: Final = -2.0  # every number of g: memory has a share of 12 %
+OPEN: Final = 0.0  # every number of g: memory has a share of a half
 NOISE: Final = 0.02  # deviation of the weights of spare hidden units
 
 
