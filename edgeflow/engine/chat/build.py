@@ -16,7 +16,15 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
-from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, store_format, untrained_positions
+from edgeflow.engine.chat.long import (
+    SlotSize,
+    folding_of,
+    long_header,
+    pairs_format,
+    read_long,
+    store_format,
+    untrained_positions,
+)
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
@@ -29,7 +37,7 @@ from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
@@ -111,14 +119,14 @@ def chat_bytes(config: ServiceConfig) -> int:
     chat = config.chat
     device = choose_device(config.device)
     dtype = choose_chat_dtype(chat.dtype, path, device)
-    text, gate = read_published(path).text, read_long(chat, path, torch.device("cpu"), dtype)
+    text, gate = read_published(path).text, long_header(chat, path)
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device, chat.head) for each in paths)
     weights += gate.parameters * dtype.itemsize if gate is not None else 0
     size = SlotSize.of(chat, text, gate)
     replays = choose_graphs(config.graphs, device, dtype)
     slots = 1 + len(chat.slots) + replays
-    kv = slots * size.slot_bytes(text, dtype, store_format(chat, text, gate))
+    kv = slots * size.slot_bytes(text, dtype, pairs_format(chat, text))
     shapes = ShapeClasses.of_requests(chat.prefill_chunk, size.positions).all()
     recordings = RECORDINGS_OF_A_SHAPE * len(shapes) * replays * (1 + (gate is not None))
     return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype) + recordings * RECORDING_BYTES
@@ -180,7 +188,7 @@ def build_chat(
     size = SlotSize.of(config, model.config, gate)
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
     prompts = [_prefix_prompt(model, slot, size.length, limit) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts) + bool(graphs), size, store_format(config, model.config, gate))
+    kv = _reserve(config, model, 1 + len(prompts) + bool(graphs), size, gate)
     chunk = config.prefill_chunk
     folding = None if gate is None else folding_of(gate.rules)
     engine = ChatEngine(
@@ -257,12 +265,13 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
     return model.prompt([token % model.config.vocab_size for token in range(rows)])
 
 
-def _reserve(model: ChatModel, slots: int, size: SlotSize, kv_format: KVFormat) -> KVSlots:
-    each, free = size.slot_bytes(model.config, model.decoder.dtype, kv_format), free_bytes(model.device)
+def _reserve(config: ChatConfig, model: ChatModel, slots: int, size: SlotSize, gate: MemoryGate | None) -> KVSlots:
+    pairs = pairs_format(config, model.config)
+    each, free = size.slot_bytes(model.config, model.decoder.dtype, pairs), free_bytes(model.device)
     needed = slots * each
     memories = f", {size.memory_bytes} of them of the memory" if size.memory_bytes else ""
     lower = "chat.long.segment" if size.memory_bytes else "chat.capacity"
-    narrower = ", or choose chat.kv int8 or int4" if kv_format is DENSE else ""
+    narrower = ", or choose chat.kv int8 or int4" if pairs is DENSE and gate is None else ""
     error = ConfigError(
         f"chat.capacity: no memory for {slots} slots of {size.positions} positions: {slots} x {each} bytes in "
         f"{model.config.num_hidden_layers} layers{memories} are {needed / 2**20:.0f} MiB, "
@@ -271,7 +280,7 @@ def _reserve(model: ChatModel, slots: int, size: SlotSize, kv_format: KVFormat) 
     if needed > free:
         raise error
     try:
-        return model.decoder.kv_slots(slots, size.positions, kv_format)
+        return model.decoder.kv_slots(slots, size.positions, store_format(config, model.config, gate))
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
 

@@ -17,6 +17,7 @@ from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models.chat import read_published
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate, write_gate
 from tests.chat_checkpoint import write_chat_checkpoint
@@ -129,6 +130,16 @@ def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Pat
         config = load_config(None, {"device": "cpu", "chat.model": str(model), "chat.long.gate": str(tmp_path / name)})
         with pytest.raises(CheckpointError):
             chat_bytes(config)
+
+
+def test_sizes_are_refused_and_memory_is_foretold_without_a_tensor_of_the_gate(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files, "read_tensors", lambda path: pytest.fail("a tensor was read"))
+    with pytest.raises(ConfigError, match=r"chat.long.length: 19 is less than the 20 tokens"):
+        read(model, long={"length": 19})
+    changes = {"device": "cpu", "chat.model": str(model), "chat.long.gate": "gate.json"}
+    assert chat_bytes(load_config(None, changes)) > 0
 
 
 def test_a_model_with_images_has_no_gate(tmp_path: Path):
