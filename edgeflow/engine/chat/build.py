@@ -23,6 +23,7 @@ from edgeflow.engine.chat.long import (
     pairs_format,
     read_long,
     store_format,
+    uncompared_base,
     untrained_positions,
 )
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
@@ -207,14 +208,14 @@ def build_chat(
     times = measure_times(engine, chunk)
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
-    untrained = untrained_positions(gate, config, model.config) if gate is not None else ""
+    remarks = (untrained_positions(gate, config, model.config), uncompared_base(gate)) if gate is not None else ()
     return BuiltChat(
         name=config.name,
         engine=engine,
         prefixes=tuple(prefixes),
         times=times,
         fingerprint=fingerprint,
-        numbers=", ".join(filter(None, (numbers, told, untrained))),
+        numbers=", ".join(filter(None, (numbers, told, *remarks))),
         length=size.length,
         long=size.told(gate),
     )

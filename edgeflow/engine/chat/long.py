@@ -64,8 +64,9 @@ class SlotSize:
 def long_header(config: ChatConfig, path: Path) -> GateHeader | None:
     """The configured gate by its headers, with the sizes that the configuration gives; None if none is configured.
 
-    path: the base's folder. ConfigError or CheckpointError, each with both values, for a gate that does not fit the
-    base or whose sizes do not fit a slot. No weight is loaded.
+    path: the base's folder; a gate in it belongs to that base, whether or not it states a fingerprint. ConfigError or
+    CheckpointError, each with both values, for a gate that does not fit the base or whose sizes do not fit a slot. No
+    weight is loaded.
     """
     if not config.long.gate:
         return None
@@ -82,11 +83,13 @@ def long_header(config: ChatConfig, path: Path) -> GateHeader | None:
             f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family}: its slots are "
             f"{stored.name}, a gate reads the keys and values of heads"
         )
-    header = gate_header(found, published.text, base_fingerprint=base_fingerprint(path))
+    known_by = base_fingerprint(path)
+    header = gate_header(found, published.text, base_fingerprint=known_by)
     sizes: dict[str, Any] = config.long.sizes
     rules = replace(header.rules, **sizes)
     _check_sizes(rules, config, published.text)
-    return replace(header, rules=rules)
+    belongs_to = known_by if header.path.parent.resolve() == path.resolve() else header.base_fingerprint
+    return replace(header, rules=rules, base_fingerprint=belongs_to)
 
 
 def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch.dtype) -> MemoryGate | None:
@@ -133,6 +136,11 @@ def folding_of(rules: GateRules) -> Folding:
         keeps_pairs=rules.fold == "cached",
         gates_first=rules.first_segment == "zero",
     )
+
+
+def uncompared_base(gate: MemoryGate) -> str:
+    """A remark for the start if nothing says which base the gate belongs to; empty otherwise."""
+    return "" if gate.base_fingerprint else "gate not compared with its base: gate.json has no base_fingerprint"
 
 
 def untrained_positions(gate: MemoryGate, config: ChatConfig, text: LlamaConfig) -> str:

@@ -11,11 +11,11 @@ import torch
 
 from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
-from edgeflow.engine.chat.build import chat_bytes
+from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.models.chat import read_published
+from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
@@ -117,6 +117,24 @@ def test_the_gate_s_own_window_may_be_larger_than_the_slot(model: Path, tmp_path
     write_gate(tmp_path, random_gate(read_published(model).text, window=300))
     with pytest.raises(ConfigError, match=r"chat.long.window: 300 is more than a slot holds: chat.capacity is 256"):
         read(model, capacity=256, long={"gate": str(tmp_path)})
+
+
+def test_a_gate_without_a_fingerprint_belongs_to_the_folder_it_lies_in(tmp_path: Path):
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    write_chat_checkpoint(base, "qwen2")
+    text = read_published(base).text
+    write_gate(base, random_gate(text))
+    write_gate(elsewhere, random_gate(text))
+    write_gate(tmp_path / "own", random_gate(text, base_fingerprint(base)))
+    (tmp_path / "link").symlink_to(base)
+    model, told = load_chat_model(base, torch.float32, CPU), {}
+    for name in ("gate.json", str(base), str(tmp_path / "link"), str(elsewhere), str(tmp_path / "own")):
+        configured = chat(base, capacity=32, long={"gate": name, "length": 64})
+        gate = read_long(configured, base, CPU, torch.float32)
+        told[name] = build_chat(configured, model, "f", lambda *_: None, gate=gate).ready().numbers
+    remark = ", gate not compared with its base: gate.json has no base_fingerprint"
+    assert [name for name, numbers in told.items() if numbers.endswith(remark)] == [str(elsewhere)]
+    assert len(set(told.values())) == 2
 
 
 def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
