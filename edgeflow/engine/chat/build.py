@@ -271,10 +271,10 @@ def _reserve(config: ChatConfig, model: ChatModel, slots: int, size: SlotSize, g
     each, free = size.slot_bytes(model.config, model.decoder.dtype, pairs), free_bytes(model.device)
     needed = slots * each
     memories = f", {size.memory_bytes} of them of the memory" if size.memory_bytes else ""
-    lower = "chat.long.segment" if size.memory_bytes else "chat.capacity"
+    key, lower = ("chat.long", "chat.long.segment") if gate is not None else ("chat.capacity", "chat.capacity")
     narrower = ", or choose chat.kv int8 or int4" if pairs is DENSE and gate is None else ""
     error = ConfigError(
-        f"chat.capacity: no memory for {slots} slots of {size.positions} positions: {slots} x {each} bytes in "
+        f"{key}: no memory for {slots} slots of {size.positions} positions: {slots} x {each} bytes in "
         f"{model.config.num_hidden_layers} layers{memories} are {needed / 2**20:.0f} MiB, "
         f"{free / 2**20:.0f} MiB are free; lower {lower} or the number of chat.slots{narrower}"
     )

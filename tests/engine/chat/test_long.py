@@ -11,6 +11,7 @@ import torch
 
 from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
+from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
 from edgeflow.errors import CheckpointError, ConfigError
@@ -192,6 +193,17 @@ def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
     gate = read(model)
     assert gate is not None
     assert taken("gate.json") - taken("") == 4 * gate.parameters + memory_bytes(read_published(model).text)
+
+
+def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_follows_from(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build, "free_bytes", lambda device: 10)
+    loaded, gate = load_chat_model(model, torch.float32, CPU), read(model)
+    with pytest.raises(ConfigError, match=r"^chat.long: no memory for 1 slots .* lower chat.long.segment or"):
+        build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
+    with pytest.raises(ConfigError, match=r"^chat.capacity: no memory for 1 slots .* lower chat.capacity or"):
+        build_chat(chat(model, long={"gate": ""}), loaded, "f", lambda *_: None)
 
 
 def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):
