@@ -40,7 +40,7 @@ class SlotSize:
             positions = min(config.capacity, text.max_position_embeddings)
             return cls(positions=positions, memory_bytes=0, length=positions)
         positions = rounded_capacity(gate.rules.threshold)
-        return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.length)
+        return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.most_tokens)
 
     def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, pairs: KVFormat) -> int:
         """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as of `pairs_format`."""
@@ -110,7 +110,7 @@ def pairs_format(config: ChatConfig, text: LlamaConfig) -> KVFormat:
 
 def store_format(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> KVFormat:
     """How slots of a model store what they hold, a memory included; ConfigError as of `pairs_format`."""
-    return pairs_format(config, text) if gate is None else memory_format(gate, config.long.length)
+    return pairs_format(config, text) if gate is None else memory_format(gate, config.long.most_tokens)
 
 
 def memory_format(gate: MemoryGate, positions: int) -> MemoryKV:
@@ -145,7 +145,7 @@ def uncompared_base(gate: MemoryGate) -> str:
 
 def untrained_positions(gate: MemoryGate, config: ChatConfig, text: LlamaConfig) -> str:
     """A remark for the start if prompts may leave the positions that the base was trained with; empty otherwise."""
-    trained, length = text.max_position_embeddings, config.long.length
+    trained, length = text.max_position_embeddings, config.long.most_tokens
     if gate.rules.positions == "local" or length <= trained:
         return ""
     return f"prompts of up to {length} tokens leave the {trained} positions of the base"
@@ -170,7 +170,7 @@ def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> Non
     if rules.threshold > most:
         told = " + ".join(f"{each} {size}" for each, size in sizes.items())
         raise ConfigError(f"chat.long: {told} = {rules.threshold} tokens are more than a slot holds: {name} is {most}")
-    length = config.long.length
+    length = config.long.most_tokens
     if rules.threshold > length:
         raise ConfigError(
             f"chat.long.length: {length} is less than the {rules.threshold} tokens from which prompts are folded"
