@@ -112,13 +112,14 @@ def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
     Weights in the configured precision, the gate, KV slots with their memories, the activations of a prompt's chunk,
-    and recordings. StartErrors for a gate that cannot serve this model.
+    and recordings. StartErrors for a KV format that this device lacks, and for a gate that cannot serve this model.
     """
     path = config.chat_path
     if path is None:
         return 0
     chat = config.chat
     device = choose_device(config.device)
+    check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     text, gate = read_published(path).text, long_header(chat, path)
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
@@ -136,13 +137,14 @@ def chat_bytes(config: ServiceConfig) -> int:
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
     """Load the configured chat model; None where there is none. Typed StartErrors.
 
+    `chat_bytes` is called first: it refuses what can be refused without weights.
+
     record: shared with the control engine, whose graphs are on the same device; separate CUDA graphs if not given.
     """
     path = config.chat_path
     if path is None:
         return None
     device, chat = choose_device(config.device), config.chat
-    check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)

@@ -13,7 +13,7 @@ from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
-from edgeflow.engine.chat.build import build_chat, load_chat
+from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.long import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
@@ -66,6 +66,12 @@ def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
         build(model, kv="int8")
     with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
         build(model)
+
+
+def test_a_format_that_the_device_lacks_is_refused_by_the_forecast_which_comes_first(chat_directory):
+    changes = {"device": "cpu", "chat.model": str(chat_directory), "chat.kv": "fp8"}
+    with pytest.raises(ConfigError, match=r"^chat\.kv: fp8 needs a CUDA device"):
+        chat_bytes(load_config(None, changes))
 
 
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])

@@ -140,6 +140,18 @@ def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
         PolicyEngine(policy, policy.K, 128, kv_format=INT4)
 
 
+@pytest.mark.parametrize(
+    ("kv", "told"), [("int4", "int4 serves at most 32 action tokens"), ("fp8", "fp8 needs a CUDA")]
+)
+def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, told: str
+):
+    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    path = write_checkpoint(tmp_path, TinySize(actions=33))
+    with pytest.raises(ConfigError, match=rf"policy\.kv: {told}"):
+        build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
+
+
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
 def test_these_are_not_the_numbers_of_float_kv(policy, kv_format: KVFormat):
     frames = make_frames(policy, 3, seed=4)
