@@ -243,8 +243,12 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
 
 
 def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
-    """Measure passes as they are served: medians of a decode row and of a chunk, in slot 0."""
-    rows = max(min(PROBE_ROWS, chunk, engine.kv.capacity - 1), 1)
+    """Measure passes as they are served: medians of a decode row and of a chunk, in slot 0.
+
+    The text is too short to be folded: a fold in place of a decode row would run a whole window.
+    """
+    longest = engine.kv.capacity if engine.folding is None else engine.folding.threshold - 1
+    rows = max(min(PROBE_ROWS, chunk, longest - 1), 1)
     one, many, step_ns = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
     return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))
 

@@ -13,6 +13,7 @@ from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
+from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
@@ -21,6 +22,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate, write_gate
+from edgeflow.scheduler.plan import Before, Pass, Segment
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.oracles import ORACLES
 
@@ -204,6 +206,28 @@ def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_foll
         build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
     with pytest.raises(ConfigError, match=r"^chat.capacity: no memory for 1 slots .* lower chat.capacity or"):
         build_chat(chat(model, long={"gate": ""}), loaded, "f", lambda *_: None)
+
+
+@pytest.mark.parametrize("sizes", [(4, 16, 28), (4, 20, 16), (0, 1, 2), (4, 16, 300)])
+def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
+    model: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]
+):
+    rules = dict(zip(("sink", "window", "segment"), sizes, strict=True))
+    gate = random_gate(read_published(model).text, **rules)
+    loaded = load_chat_model(model, torch.float32, CPU)
+    built = build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
+    timed: list[Segment[int]] = []
+    launch = ChatEngine.launch
+
+    def recording(engine: ChatEngine, planned: Pass[int], *arguments: Any, **options: Any) -> Any:
+        timed.extend(planned.segments)
+        return launch(engine, planned, *arguments, **options)
+
+    monkeypatch.setattr(ChatEngine, "launch", recording)
+    build.measure_times(built.engine, 256)
+    rows = min(gate.rules.threshold - 2, build.PROBE_ROWS)
+    assert [each.length for each in timed] == build.REPEATS * [1, rows, 1]
+    assert all(each.before is Before.NOTHING and not each.gated for each in timed)
 
 
 def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):
