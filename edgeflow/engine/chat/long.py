@@ -44,14 +44,17 @@ class SlotSize:
 
     def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, pairs: KVFormat) -> int:
         """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as of `pairs_format`."""
-        shape = KVShape(
+        return slot_bytes(pairs, self.shape(text, dtype)) + self.memory_bytes
+
+    def shape(self, text: LlamaConfig, dtype: torch.dtype) -> KVShape:
+        """The sizes of the store."""
+        return KVShape(
             layers=text.num_hidden_layers,
             capacity=self.positions,
             kv_heads=text.num_key_value_heads,
             head_dim=text.head_dim,
             dtype=dtype,
         )
-        return slot_bytes(pairs, shape) + self.memory_bytes
 
     def told(self, gate: MemoryGate | None) -> LongSlots | None:
         """The sizes for the chat front; None without a gate."""

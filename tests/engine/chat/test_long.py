@@ -15,6 +15,7 @@ from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
+from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models.chat import load_chat_model, read_published
@@ -188,13 +189,17 @@ def test_a_slot_keeps_its_size_whatever_the_length(model: Path):
 
 
 def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
-    def taken(gate: str) -> int:
-        changes = {"chat.model": str(model), "chat.long.gate": gate, "chat.capacity": 32, "chat.dtype": "float32"}
-        return chat_bytes(load_config(None, {"device": "cpu", **changes}))
+    text, gate = read_published(model).text, read(model)
 
-    gate = read(model)
+    def taken(name: str) -> int:
+        """Beside what is foretold for slots and passes."""
+        changes = {"chat.model": str(model), "chat.long.gate": name, "chat.capacity": 32, "chat.dtype": "float32"}
+        config = load_config(None, {"device": "cpu", **changes})
+        need = memory_need(config.chat, text, gate if name else None, torch.float32, CPU, replays=False)
+        return chat_bytes(config) - need.total_bytes
+
     assert gate is not None
-    assert taken("gate.json") - taken("") == 4 * gate.parameters + memory_bytes(read_published(model).text)
+    assert taken("gate.json") - taken("") == 4 * gate.parameters
 
 
 def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_follows_from(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.memory import widened_bytes
 from edgeflow.engine.policy import LoadOptions, PreparedFrame
 from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError
@@ -167,8 +169,13 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     assert built.engine.kv.format is CONFIGURED[kv]
     family = next(each for each in FAMILIES if each.name == "openvla")
     published = family.load(checkpoint, config.policy.settings, LoadOptions())
-    need = kv_need(config, published.footprint(torch.float32), CPU)
+    footprint = published.footprint(torch.float32)
+    need = kv_need(config, footprint, CPU)
     assert need.kv_bytes(2) == built.engine.kv.nbytes
+    assert footprint.kv is not None
+    shape = replace(footprint.kv, capacity=need.capacity)
+    assert need.frame_bytes == need.ring * widened_bytes(CONFIGURED[kv], shape, CPU), "a pass reads whole rings"
+    assert (need.frame_bytes == 0) == (kv == "model")
 
 
 def test_a_format_that_is_unknown_is_refused(checkpoint: Path):
