@@ -255,7 +255,7 @@ class ServiceConfig(Section):
 
     @model_validator(mode="after")
     def _bodies_hold_long_prompts(self) -> ServiceConfig:
-        length, most = self.chat.long.length, self.limits.http_body_bytes
+        length, most = self.chat.long.most_tokens, self.limits.http_body_bytes
         if self.chat.long.gate and most < length * BODY_BYTES_PER_TOKEN:
             raise ValueError(
                 f"limits.http_body_bytes is {most}, but a prompt of chat.long.length = {length} tokens may take "

@@ -72,7 +72,9 @@ class LongConfig(Section):
         None, ge=1, le=MOST_TOKENS, description="newest tokens that are never folded; unset = the gate's"
     )
     segment: int | None = Field(None, ge=1, le=MOST_TOKENS, description="tokens of a fold; unset = the gate's")
-    length: int = Field(MOST_TOKENS, ge=16, le=MOST_TOKENS, description="tokens of a prompt and its answer together")
+    length: int | None = Field(
+        None, ge=16, le=MOST_TOKENS, description=f"tokens of a prompt and its answer together; unset = {MOST_TOKENS}"
+    )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -80,11 +82,17 @@ class LongConfig(Section):
         named = {"sink": self.sink, "window": self.window, "segment": self.segment}
         return {name: size for name, size in named.items() if size is not None}
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a prompt and its answer may have."""
+        return MOST_TOKENS if self.length is None else self.length
+
     @model_validator(mode="after")
     def _sizes_need_a_gate(self) -> LongConfig:
-        if self.sizes and not self.gate:
-            name, size = next(iter(self.sizes.items()))
-            raise ValueError(f"{name} is {size}, but gate is empty: name the gate of the chat model")
+        given = self.sizes if self.length is None else {**self.sizes, "length": self.length}
+        if given and not self.gate:
+            name, size = next(iter(given.items()))
+            raise ValueError(f"{name} is {size}, but gate is empty: name the gate of the chat model, or remove {name}")
         return self
 
 
@@ -132,7 +140,7 @@ class ChatConfig(Section):
     @property
     def most_tokens(self) -> int:
         """The most tokens that a prompt and its answer may have; the model may allow fewer."""
-        return self.long.length if self.long.gate else self.capacity
+        return self.long.most_tokens if self.long.gate else self.capacity
 
     @model_validator(mode="after")
     def _a_gate_goes_with_its_base(self) -> ChatConfig:

@@ -82,7 +82,9 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ({"chat": {"long": {"gate": "g", "window": 0}}}, "chat.long.window: 0 should be greater than or equal to 1"),
         ({"chat": {"long": {"length": 131073}}}, "chat.long.length: 131073 should be less than or equal to 131072"),
         ({"chat": {"long": {"windows": 4}}}, "chat.long.windows: unknown key; did you mean chat.long.window?"),
-        ({"chat": {"long": {"window": 4}}}, "chat.long: window is 4, but gate is empty"),
+        ({"chat": {"long": {"window": 4}}}, "chat.long: window is 4, but gate is empty: name the gate"),
+        ({"chat": {"long": {"length": 131072}}}, "length is 131072, but gate is empty: name the gate of the chat"),
+        ({"chat": {"long": {"length": 16}}}, "chat.long: length is 16, but gate is empty: name the gate"),
         (
             {"chat": {"long": {"gate": "g", "window": 300}, "capacity": 256}},
             "chat: long.window is 300, but a slot holds at most capacity = 256 tokens",

@@ -13,6 +13,9 @@ from pathlib import Path
 import torch
 
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
+from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
 
 MOST_SESSIONS = 8
@@ -85,6 +88,21 @@ def activation_bytes(text: LlamaConfig, rows: int, dtype: torch.dtype) -> int:
     """Intermediate results of a decoder layer for so many rows, all at once: an upper bound."""
     widths = 4 * text.hidden_size + text.attention.row_numbers + 3 * text.intermediate_size
     return rows * widths * dtype.itemsize
+
+
+def widened_bytes(kv_format: KVFormat, shape: KVShape, device: torch.device) -> int:
+    """The floats of a slot that a pass attends over where no kernel reads the format itself; 0 where one does.
+
+    All layers share them. There are two sets: for the rows of a pass, and for those that are sampled, which attend by
+    themselves in the last layer.
+    """
+    if kv_format is not INT4 and (kv_format not in (INT8, FP8) or device.type == "cuda"):
+        return 0
+    numbers = shape.capacity * shape.kv_heads * shape.head_dim
+    widening = 0
+    if kv_format is INT4:  # codes of keys or values, and floats where the model's are narrower
+        widening = numbers // 2 + (0 if shape.dtype == torch.float32 else numbers * torch.float32.itemsize)
+    return 2 * (2 * numbers * shape.dtype.itemsize + widening)
 
 
 def free_bytes(device: torch.device) -> int:

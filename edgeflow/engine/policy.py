@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.memory import widened_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
@@ -193,6 +194,10 @@ class Footprint:
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""
         return slot_bytes(self.kv_format, replace(self.kv, capacity=capacity)) if self.kv else 0
+
+    def widened_bytes(self, capacity: int, device: torch.device) -> int:
+        """The floats of a slot of so many positions while a pass reads it (engine/memory.py)."""
+        return widened_bytes(self.kv_format, replace(self.kv, capacity=capacity), device) if self.kv else 0
 
     def row_budget(self, configured: int | None, text_rows: int) -> int:
         """Most rows of a pass (scheduler.row_budget_of). text_rows: the most of an instruction."""

@@ -19,6 +19,7 @@ from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
 from edgeflow.engine.chat.footprint import weight_bytes
+from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.memory import (
     FIXED_BYTES,
@@ -202,8 +203,9 @@ def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[
     chat = ChatConfig(model=str(chat_directory), dtype="float32", capacity=64)
     config = ServiceConfig(device="cpu", chat=chat)
     built = load_chat(config, lambda *_: None)
-    rows = activation_bytes(built.engine.model.config, chat.prefill_chunk, torch.float32)
-    assert chat_bytes(config) == 4 * sum(taken.values()) + built.engine.kv.nbytes + rows
+    need = memory_need(chat, built.engine.model.config, None, torch.float32, CPU, replays=False)
+    assert need.slots * need.slot_bytes == built.engine.kv.nbytes
+    assert chat_bytes(config) == 4 * sum(taken.values()) + need.total_bytes
     assert chat_bytes(ServiceConfig(chat=ChatConfig(enabled=False))) == 0
 
 

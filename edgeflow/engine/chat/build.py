@@ -16,13 +16,22 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
-from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, store_format, untrained_positions
+from edgeflow.engine.chat.long import (
+    SlotSize,
+    folding_of,
+    long_header,
+    read_long,
+    store_format,
+    uncompared_base,
+    untrained_positions,
+)
+from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.memory import RECORDING_BYTES, activation_bytes, free_bytes
+from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
@@ -30,6 +39,7 @@ from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat
+from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
@@ -102,30 +112,31 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights in the configured precision, the gate, KV slots with their memories, the activations of a prompt's chunk,
-    and recordings. StartErrors for a gate that cannot serve this model.
+    Weights in the configured precision, the gate, what slots and passes take (memory_need.py), and recordings.
+    StartErrors for a KV format that this device lacks, and for a gate that cannot serve this model.
     """
     path = config.chat_path
     if path is None:
         return 0
     chat = config.chat
     device = choose_device(config.device)
+    check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
-    text, gate = read_published(path).text, read_long(chat, path, torch.device("cpu"), dtype)
+    text, gate = read_published(path).text, long_header(chat, path)
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device, chat.head) for each in paths)
     weights += gate.parameters * dtype.itemsize if gate is not None else 0
-    size = SlotSize.of(chat, text, gate)
     replays = choose_graphs(config.graphs, device, dtype)
-    slots = 1 + len(chat.slots) + replays
-    kv = slots * size.slot_bytes(text, dtype, store_format(chat, text, gate))
-    shapes = ShapeClasses.of_requests(chat.prefill_chunk, size.positions).all()
+    need = memory_need(chat, text, gate, dtype, device, replays=replays)
+    shapes = ShapeClasses.of_requests(chat.prefill_chunk, SlotSize.of(chat, text, gate).positions).all()
     recordings = RECORDINGS_OF_A_SHAPE * len(shapes) * replays * (1 + (gate is not None))
-    return weights + kv + activation_bytes(text, chat.prefill_chunk, dtype) + recordings * RECORDING_BYTES
+    return weights + need.total_bytes + recordings * RECORDING_BYTES
 
 
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
     """Load the configured chat model; None where there is none. Typed StartErrors.
+
+    `chat_bytes` is called first: it refuses what can be refused without weights.
 
     record: shared with the control engine, whose graphs are on the same device; separate CUDA graphs if not given.
     """
@@ -133,7 +144,6 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     if path is None:
         return None
     device, chat = choose_device(config.device), config.chat
-    check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)
@@ -180,7 +190,8 @@ def build_chat(
     size = SlotSize.of(config, model.config, gate)
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
     prompts = [_prefix_prompt(model, slot, size.length, limit) for slot in config.slots]
-    kv = _reserve(model, 1 + len(prompts) + bool(graphs), size, store_format(config, model.config, gate))
+    need = memory_need(config, model.config, gate, model.decoder.dtype, model.device, replays=bool(graphs))
+    kv = _reserve(model, need, size, store_format(config, model.config, gate))
     chunk = config.prefill_chunk
     folding = None if gate is None else folding_of(gate.rules)
     engine = ChatEngine(
@@ -199,14 +210,14 @@ def build_chat(
     times = measure_times(engine, chunk)
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
-    untrained = untrained_positions(gate, config, model.config) if gate is not None else ""
+    remarks = (untrained_positions(gate, config, model.config), uncompared_base(gate)) if gate is not None else ()
     return BuiltChat(
         name=config.name,
         engine=engine,
         prefixes=tuple(prefixes),
         times=times,
         fingerprint=fingerprint,
-        numbers=", ".join(filter(None, (numbers, told, untrained))),
+        numbers=", ".join(filter(None, (numbers, told, *remarks))),
         length=size.length,
         long=size.told(gate),
     )
@@ -232,8 +243,12 @@ def _check_decode(model: ChatModel, decode: ChatModel) -> None:
 
 
 def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
-    """Measure passes as they are served: medians of a decode row and of a chunk, in slot 0."""
-    rows = max(min(PROBE_ROWS, chunk, engine.kv.capacity - 1), 1)
+    """Measure passes as they are served: medians of a decode row and of a chunk, in slot 0.
+
+    The text is too short to be folded: a fold in place of a decode row would run a whole window.
+    """
+    longest = engine.kv.capacity if engine.folding is None else engine.folding.threshold - 1
+    rows = max(min(PROBE_ROWS, chunk, longest - 1), 1)
     one, many, step_ns = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
     return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))
 
@@ -257,21 +272,21 @@ def _probe(model: ChatModel, rows: int) -> Prompt:
     return model.prompt([token % model.config.vocab_size for token in range(rows)])
 
 
-def _reserve(model: ChatModel, slots: int, size: SlotSize, kv_format: KVFormat) -> KVSlots:
-    each, free = size.slot_bytes(model.config, model.decoder.dtype, kv_format), free_bytes(model.device)
-    needed = slots * each
-    memories = f", {size.memory_bytes} of them of the memory" if size.memory_bytes else ""
-    lower = "chat.long.segment" if size.memory_bytes else "chat.capacity"
+def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFormat) -> KVSlots:
+    free, gated = free_bytes(model.device), isinstance(kv_format, MemoryKV)
+    memories = f", {size.memory_bytes} of them of the memory" if gated else ""
+    key, lower = ("chat.long", "chat.long.segment") if gated else ("chat.capacity", "chat.capacity")
     narrower = ", or choose chat.kv int8 or int4" if kv_format is DENSE else ""
     error = ConfigError(
-        f"chat.capacity: no memory for {slots} slots of {size.positions} positions: {slots} x {each} bytes in "
-        f"{model.config.num_hidden_layers} layers{memories} are {needed / 2**20:.0f} MiB, "
-        f"{free / 2**20:.0f} MiB are free; lower {lower} or the number of chat.slots{narrower}"
+        f"{key}: no memory for {need.slots} slots of {size.positions} positions: {need.slots} x {need.slot_bytes} "
+        f"bytes in {model.config.num_hidden_layers} layers{memories}, and {need.beside_bytes} bytes for sequences of "
+        f"{size.length} tokens and their passes, are {need.total_bytes / 2**20:.0f} MiB, {free / 2**20:.0f} MiB are "
+        f"free; lower {lower} or the number of chat.slots{narrower}"
     )
-    if needed > free:
+    if need.total_bytes > free:
         raise error
     try:
-        return model.decoder.kv_slots(slots, size.positions, kv_format)
+        return model.decoder.kv_slots(need.slots, size.positions, kv_format)
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
 

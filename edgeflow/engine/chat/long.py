@@ -19,7 +19,7 @@ from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.chat import read_published
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
+from edgeflow.models.memory_gate.files import GateHeader, GateRules, MemoryGate, gate_header
 from edgeflow.scheduler.folding import Folding
 
 
@@ -34,24 +34,27 @@ class SlotSize:
     length: int
 
     @classmethod
-    def of(cls, config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> SlotSize:
+    def of(cls, config: ChatConfig, text: LlamaConfig, gate: MemoryGate | GateHeader | None) -> SlotSize:
         """The slots of a model as configured; with a gate their size does not depend on the length of a prompt."""
         if gate is None:
             positions = min(config.capacity, text.max_position_embeddings)
             return cls(positions=positions, memory_bytes=0, length=positions)
         positions = rounded_capacity(gate.rules.threshold)
-        return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.length)
+        return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.most_tokens)
 
-    def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, kv_format: KVFormat) -> int:
-        """The memory of a slot in all layers, that of its sequence included, in bytes."""
-        shape = KVShape(
+    def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, pairs: KVFormat) -> int:
+        """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as of `pairs_format`."""
+        return slot_bytes(pairs, self.shape(text, dtype)) + self.memory_bytes
+
+    def shape(self, text: LlamaConfig, dtype: torch.dtype) -> KVShape:
+        """The sizes of the store."""
+        return KVShape(
             layers=text.num_hidden_layers,
             capacity=self.positions,
             kv_heads=text.num_key_value_heads,
             head_dim=text.head_dim,
             dtype=dtype,
         )
-        return slot_bytes(kv_format, shape)
 
     def told(self, gate: MemoryGate | None) -> LongSlots | None:
         """The sizes for the chat front; None without a gate."""
@@ -61,11 +64,12 @@ class SlotSize:
         return LongSlots(sink=rules.sink, window=rules.window, segment=rules.segment, memory_bytes=self.memory_bytes)
 
 
-def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch.dtype) -> MemoryGate | None:
-    """Read the configured gate, with the sizes that the configuration gives; None if none is configured.
+def long_header(config: ChatConfig, path: Path) -> GateHeader | None:
+    """The configured gate by its headers, with the sizes that the configuration gives; None if none is configured.
 
-    path: the base's folder. ConfigError or CheckpointError, each with both values, for a gate that does not fit the
-    base or whose sizes do not fit a slot. No weight of the base is loaded.
+    path: the base's folder; a gate in it belongs to that base, whether or not it states a fingerprint. ConfigError or
+    CheckpointError, each with both values, for a gate that does not fit the base or whose sizes do not fit a slot. No
+    weight is loaded.
     """
     if not config.long.gate:
         return None
@@ -82,11 +86,19 @@ def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch
             f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family}: its slots are "
             f"{stored.name}, a gate reads the keys and values of heads"
         )
-    gate = read_gate(found, published.text, dtype, device, base_fingerprint=base_fingerprint(path))
+    known_by = base_fingerprint(path)
+    header = gate_header(found, published.text, base_fingerprint=known_by)
     sizes: dict[str, Any] = config.long.sizes
-    rules = replace(gate.rules, **sizes)
+    rules = replace(header.rules, **sizes)
     _check_sizes(rules, config, published.text)
-    return replace(gate, rules=rules)
+    belongs_to = known_by if header.path.parent.resolve() == path.resolve() else header.base_fingerprint
+    return replace(header, rules=rules, base_fingerprint=belongs_to)
+
+
+def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch.dtype) -> MemoryGate | None:
+    """Read the configured gate; None if none is configured. path and errors: as of `long_header`, which comes first."""
+    header = long_header(config, path)
+    return None if header is None else header.read(read_published(path).text, dtype, device)
 
 
 def memory_bytes(text: LlamaConfig) -> int:
@@ -94,11 +106,14 @@ def memory_bytes(text: LlamaConfig) -> int:
     return text.num_hidden_layers * bytes_of_a_layer(text.num_key_value_heads, text.head_dim)
 
 
+def pairs_format(config: ChatConfig, text: LlamaConfig) -> KVFormat:
+    """How slots of a model store keys and values; ConfigError for a format that is not for this model."""
+    return configured_format("chat.kv", config.kv, text.attention.kv_format)
+
+
 def store_format(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> KVFormat:
-    """How slots of a model store what they hold; ConfigError for a format that is not for this model."""
-    if gate is None:
-        return configured_format("chat.kv", config.kv, text.attention.kv_format)
-    return memory_format(gate, config.long.length)
+    """How slots of a model store what they hold, a memory included; ConfigError as of `pairs_format`."""
+    return pairs_format(config, text) if gate is None else memory_format(gate, config.long.most_tokens)
 
 
 def memory_format(gate: MemoryGate, positions: int) -> MemoryKV:
@@ -126,9 +141,14 @@ def folding_of(rules: GateRules) -> Folding:
     )
 
 
+def uncompared_base(gate: MemoryGate) -> str:
+    """A remark for the start if nothing says which base the gate belongs to; empty otherwise."""
+    return "" if gate.base_fingerprint else "gate not compared with its base: gate.json has no base_fingerprint"
+
+
 def untrained_positions(gate: MemoryGate, config: ChatConfig, text: LlamaConfig) -> str:
     """A remark for the start if prompts may leave the positions that the base was trained with; empty otherwise."""
-    trained, length = text.max_position_embeddings, config.long.length
+    trained, length = text.max_position_embeddings, config.long.most_tokens
     if gate.rules.positions == "local" or length <= trained:
         return ""
     return f"prompts of up to {length} tokens leave the {trained} positions of the base"
@@ -153,7 +173,7 @@ def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> Non
     if rules.threshold > most:
         told = " + ".join(f"{each} {size}" for each, size in sizes.items())
         raise ConfigError(f"chat.long: {told} = {rules.threshold} tokens are more than a slot holds: {name} is {most}")
-    length = config.long.length
+    length = config.long.most_tokens
     if rules.threshold > length:
         raise ConfigError(
             f"chat.long.length: {length} is less than the {rules.threshold} tokens from which prompts are folded"

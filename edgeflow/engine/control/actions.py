@@ -17,9 +17,8 @@ from edgeflow.engine.executor import Executor
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Decoder, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
-from edgeflow.errors import ConfigError
+from edgeflow.engine.table import check_action_tokens
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
-from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.implementations import Hardware
@@ -112,8 +111,7 @@ class PolicyEngine(Executor):
         kv_format: KVFormat = DENSE,
         **options: Any,
     ) -> None:
-        if kv_format is INT4 and policy.K > GROUP:
-            raise ConfigError(f"policy.kv: int4 serves at most {GROUP} action tokens, this checkpoint has {policy.K}")
+        check_action_tokens(kv_format, policy.K)
         shortest = policy.image_tokens + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
         kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)

@@ -27,6 +27,8 @@ FORMAT = "edgeinfinite-gate"
 VERSION = 1
 MLP_ACTIVATION = "relu"
 MAX_SIZE = 1 << 24
+MAX_HIDDEN = 1 << 14
+"""The widest MLP, h: each row of a pass holds H * h numbers for a moment."""
 PARTS = ("w1", "b1", "w2", "b2", "g")
 CHOICES = {
     "positions": ("absolute", "local"),
@@ -128,10 +130,31 @@ class MemoryGate:
         return sum(tensor.numel() for layer in self.layers for tensor in layer.tensors().values())
 
 
-def read_gate(
-    path: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device, *, base_fingerprint: str = ""
-) -> MemoryGate:
-    """Read a gate for a base of this configuration; CheckpointError says what is wrong with it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateHeader:
+    """A gate of which no tensor has been read. path: of the file with its tensors. parameters: numbers in them.
+
+    Others as of MemoryGate.
+    """
+
+    path: Path
+    rules: GateRules
+    mlp_hidden: int
+    parameters: int
+    base_fingerprint: str = ""
+
+    def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:
+        """The gate with its tensors; CheckpointError as of `read_layers`. config: of the base."""
+        return MemoryGate(
+            rules=self.rules,
+            layers=read_layers(self.path, config, dtype, device),
+            mlp_hidden=self.mlp_hidden,
+            base_fingerprint=self.base_fingerprint,
+        )
+
+
+def gate_header(path: Path, config: LlamaConfig, *, base_fingerprint: str = "") -> GateHeader:
+    """Read the headers of a gate for a base of this configuration; CheckpointError says what is wrong with it.
 
     path: gate.json or its folder. base_fingerprint: of the base (memory_gate/base.py), compared with that of the gate
     where both are known.
@@ -146,11 +169,20 @@ def read_gate(
         raise CheckpointError(
             f"{path}: base_fingerprint {stated} belongs to another base: this one has {base_fingerprint}"
         )
-    layers = read_layers(path.parent / _gate_file(values, path), config, dtype, device)
-    hidden = layers[0].w1.shape[1]
+    file = path.parent / _gate_file(values, path)
+    shapes = _checked_shapes(file, config)
+    (hidden,) = shapes[_name(0, "b1")][-1:]
     if values.get("mlp_hidden") != hidden:
         raise CheckpointError(f"{path}: mlp_hidden is {values.get('mlp_hidden')!r}, but the tensors have h = {hidden}")
-    return MemoryGate(rules=rules, layers=layers, mlp_hidden=hidden, base_fingerprint=stated)
+    parameters = sum(map(math.prod, shapes.values()))
+    return GateHeader(path=file, rules=rules, mlp_hidden=hidden, parameters=parameters, base_fingerprint=stated)
+
+
+def read_gate(
+    path: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device, *, base_fingerprint: str = ""
+) -> MemoryGate:
+    """Read a gate whole; CheckpointError and arguments as of `gate_header`, which is checked before any tensor."""
+    return gate_header(path, config, base_fingerprint=base_fingerprint).read(config, dtype, device)
 
 
 def read_layers(path: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> tuple[GateLayer, ...]:
@@ -158,25 +190,9 @@ def read_layers(path: Path, config: LlamaConfig, dtype: torch.dtype, device: tor
 
     path: a safetensors file. Shapes are checked before anything is read.
     """
-    shapes = tensor_shapes_of(path)
-    known = {_name(layer, part) for layer in range(config.num_hidden_layers) for part in PARTS}
-    strange = sorted(shapes.keys() - known)
-    if strange:
-        raise CheckpointError(
-            f"{path}: {strange[0]} belongs to no layer of a base of {config.num_hidden_layers} layers"
-        )
-    missing = sorted(known - shapes.keys())
-    if missing:
-        raise CheckpointError(
-            f"{path}: {missing[0]} is missing: {len(shapes)} tensors, the base needs {len(known)} "
-            f"({config.num_hidden_layers} layers of {len(PARTS)})"
-        )
-    hidden = shapes[_name(0, "b1")][-1:]
-    for layer in range(config.num_hidden_layers):
-        of_layer = {part: shapes[_name(layer, part)] for part in PARTS}
-        _check_shapes(of_layer, hidden, config, f"{path}: {_name(layer, '')}")
+    names = sorted(_checked_shapes(path, config))
     tensors = read_tensors(path)
-    converted = {name: _converted(name, tensors[name], dtype, device, path) for name in sorted(known)}
+    converted = {name: _converted(name, tensors[name], dtype, device, path) for name in names}
     return tuple(
         GateLayer(**{part: converted[_name(layer, part)] for part in PARTS})
         for layer in range(config.num_hidden_layers)
@@ -219,6 +235,30 @@ def _gate_file(values: Mapping[str, Any], path: Path) -> str:
     if not isinstance(name, str) or Path(name).name != name or not (path.parent / name).is_file():
         raise CheckpointError(f"{path}: gate_file must be a file beside {path.name}, got {name!r}")
     return name
+
+
+def _checked_shapes(path: Path, config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, from the header of a file with tensors; CheckpointError where they do not fit the base."""
+    shapes = tensor_shapes_of(path)
+    known = {_name(layer, part) for layer in range(config.num_hidden_layers) for part in PARTS}
+    strange = sorted(shapes.keys() - known)
+    if strange:
+        raise CheckpointError(
+            f"{path}: {strange[0]} belongs to no layer of a base of {config.num_hidden_layers} layers"
+        )
+    missing = sorted(known - shapes.keys())
+    if missing:
+        raise CheckpointError(
+            f"{path}: {missing[0]} is missing: {len(shapes)} tensors, the base needs {len(known)} "
+            f"({config.num_hidden_layers} layers of {len(PARTS)})"
+        )
+    hidden = shapes[_name(0, "b1")][-1:]
+    for layer in range(config.num_hidden_layers):
+        of_layer = {part: shapes[_name(layer, part)] for part in PARTS}
+        _check_shapes(of_layer, hidden, config, f"{path}: {_name(layer, '')}")
+    if max(hidden) > MAX_HIDDEN:
+        raise CheckpointError(f"{path}: an MLP of h = {max(hidden)} is wider than {MAX_HIDDEN}")
+    return shapes
 
 
 def _check_shapes(

@@ -8,7 +8,7 @@ import torch
 
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.engine.table import check_kv
+from edgeflow.engine.table import check_action_tokens, check_kv
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.policies.openvla.config import load_config
@@ -54,6 +54,7 @@ class PublishedOpenVLA:
 
     def load(self, placement: Placement) -> OpenVLAPolicy:
         check_kv(self._kv_format, placement.device, section="policy.")
+        check_action_tokens(self._kv_format, self._config.action_width)
         return OpenVLAPolicy.load(
             self._directory,
             placement.dtype,

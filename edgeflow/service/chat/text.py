@@ -27,6 +27,7 @@ from edgeflow.text.tokenizer import TextTokenizer
 
 MAX_IMAGES = 4
 CHARACTERS_PER_TOKEN = 32  # bound for a text that may fit; prose has about four
+COUNTED_BYTES = 4  # per permitted token: prose of so many bytes may fit, and is tokenised once, whatever it has
 MAX_CHARACTERS = 1 << 20  # of any prompt: tokenising takes a second or more
 
 
@@ -137,7 +138,8 @@ class ChatText:
 
     def _check_fits(self, text: str, field: str) -> None:
         self._check_length(len(text), field)
-        if self.tokenizer.far_exceeds(text, self._most_tokens):
+        size = len(text.encode(errors="surrogatepass"))  # the tokenizer refuses what is not valid Unicode
+        if size > COUNTED_BYTES * self._most_tokens and self.tokenizer.far_exceeds(text, self._most_tokens):
             limit = f"the limit is {self._most_tokens}, prompt and answer together"
             raise _too_long(f"has more tokens than fit; {limit}", field)
 

@@ -13,7 +13,7 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.footprint import weight_bytes
-from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, LATENT, configured_format
 from edgeflow.kernels.native.library import missing
@@ -55,10 +55,11 @@ def test_the_headers_foretell_what_it_takes(directory: Path):
     configured = ChatConfig(model=str(directory), dtype="float32", weights="float", capacity=64)
     config = ServiceConfig(device="cpu", chat=configured)
     built = load_chat(config, lambda *_: None)
-    rows = activation_bytes(built.engine.model.config, configured.prefill_chunk, torch.float32)
+    need = memory_need(configured, built.engine.model.config, None, torch.float32, CPU, replays=False)
     weights = 4 * sum(math.prod(shape) for shape in tensor_shapes(directory).values())
     assert built.engine.kv.nbytes == 64 * POSITION
-    assert chat_bytes(config) == weights + 64 * POSITION + rows
+    assert need.slot_bytes == 64 * POSITION
+    assert chat_bytes(config) == weights + need.total_bytes
 
 
 @pytest.mark.parametrize("bits", [4, 16])

@@ -11,14 +11,19 @@ import torch
 
 from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
-from edgeflow.engine.chat.build import chat_bytes
+from edgeflow.engine.chat import build
+from edgeflow.engine.chat.build import build_chat, chat_bytes
+from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
+from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.models.chat import read_published
+from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate, write_gate
+from edgeflow.scheduler.plan import Before, Pass, Segment
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.oracles import ORACLES
 
@@ -118,6 +123,24 @@ def test_the_gate_s_own_window_may_be_larger_than_the_slot(model: Path, tmp_path
         read(model, capacity=256, long={"gate": str(tmp_path)})
 
 
+def test_a_gate_without_a_fingerprint_belongs_to_the_folder_it_lies_in(tmp_path: Path):
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    write_chat_checkpoint(base, "qwen2")
+    text = read_published(base).text
+    write_gate(base, random_gate(text))
+    write_gate(elsewhere, random_gate(text))
+    write_gate(tmp_path / "own", random_gate(text, base_fingerprint(base)))
+    (tmp_path / "link").symlink_to(base)
+    model, told = load_chat_model(base, torch.float32, CPU), {}
+    for name in ("gate.json", str(base), str(tmp_path / "link"), str(elsewhere), str(tmp_path / "own")):
+        configured = chat(base, capacity=32, long={"gate": name, "length": 64})
+        gate = read_long(configured, base, CPU, torch.float32)
+        told[name] = build_chat(configured, model, "f", lambda *_: None, gate=gate).ready().numbers
+    remark = ", gate not compared with its base: gate.json has no base_fingerprint"
+    assert [name for name, numbers in told.items() if numbers.endswith(remark)] == [str(elsewhere)]
+    assert len(set(told.values())) == 2
+
+
 def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
     text = read_published(model).text
     write_gate(tmp_path / "other", random_gate(text, "a" * 64))
@@ -129,6 +152,16 @@ def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Pat
         config = load_config(None, {"device": "cpu", "chat.model": str(model), "chat.long.gate": str(tmp_path / name)})
         with pytest.raises(CheckpointError):
             chat_bytes(config)
+
+
+def test_sizes_are_refused_and_memory_is_foretold_without_a_tensor_of_the_gate(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files, "read_tensors", lambda path: pytest.fail("a tensor was read"))
+    with pytest.raises(ConfigError, match=r"chat.long.length: 19 is less than the 20 tokens"):
+        read(model, long={"length": 19})
+    changes = {"device": "cpu", "chat.model": str(model), "chat.long.gate": "gate.json"}
+    assert chat_bytes(load_config(None, changes)) > 0
 
 
 def test_a_model_with_images_has_no_gate(tmp_path: Path):
@@ -156,13 +189,50 @@ def test_a_slot_keeps_its_size_whatever_the_length(model: Path):
 
 
 def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
-    def taken(gate: str) -> int:
-        changes = {"chat.model": str(model), "chat.long.gate": gate, "chat.capacity": 32, "chat.dtype": "float32"}
-        return chat_bytes(load_config(None, {"device": "cpu", **changes}))
+    text, gate = read_published(model).text, read(model)
 
-    gate = read(model)
+    def taken(name: str) -> int:
+        """Beside what is foretold for slots and passes."""
+        changes = {"chat.model": str(model), "chat.long.gate": name, "chat.capacity": 32, "chat.dtype": "float32"}
+        config = load_config(None, {"device": "cpu", **changes})
+        need = memory_need(config.chat, text, gate if name else None, torch.float32, CPU, replays=False)
+        return chat_bytes(config) - need.total_bytes
+
     assert gate is not None
-    assert taken("gate.json") - taken("") == 4 * gate.parameters + memory_bytes(read_published(model).text)
+    assert taken("gate.json") - taken("") == 4 * gate.parameters
+
+
+def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_follows_from(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build, "free_bytes", lambda device: 10)
+    loaded, gate = load_chat_model(model, torch.float32, CPU), read(model)
+    with pytest.raises(ConfigError, match=r"^chat.long: no memory for 1 slots .* lower chat.long.segment or"):
+        build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
+    with pytest.raises(ConfigError, match=r"^chat.capacity: no memory for 1 slots .* lower chat.capacity or"):
+        build_chat(chat(model, long={"gate": ""}), loaded, "f", lambda *_: None)
+
+
+@pytest.mark.parametrize("sizes", [(4, 16, 28), (4, 20, 16), (0, 1, 2), (4, 16, 300)])
+def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
+    model: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]
+):
+    rules = dict(zip(("sink", "window", "segment"), sizes, strict=True))
+    gate = random_gate(read_published(model).text, **rules)
+    loaded = load_chat_model(model, torch.float32, CPU)
+    built = build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
+    timed: list[Segment[int]] = []
+    launch = ChatEngine.launch
+
+    def recording(engine: ChatEngine, planned: Pass[int], *arguments: Any, **options: Any) -> Any:
+        timed.extend(planned.segments)
+        return launch(engine, planned, *arguments, **options)
+
+    monkeypatch.setattr(ChatEngine, "launch", recording)
+    build.measure_times(built.engine, 256)
+    rows = min(gate.rules.threshold - 2, build.PROBE_ROWS)
+    assert [each.length for each in timed] == build.REPEATS * [1, rows, 1]
+    assert all(each.before is Before.NOTHING and not each.gated for each in timed)
 
 
 def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):

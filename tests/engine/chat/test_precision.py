@@ -13,7 +13,7 @@ from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
-from edgeflow.engine.chat.build import build_chat, load_chat
+from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.long import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
@@ -61,11 +61,18 @@ def test_int8_kv_is_served_and_its_memory_is_told(model):
 def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
     with pytest.raises(
-        ConfigError, match=r"1 slots of 96 positions: 1 x 13824 bytes in 3 layers are 0 MiB, 0 MiB are free"
+        ConfigError,
+        match=r"1 slots of 96 positions: 1 x 13824 bytes in 3 layers, and .* are 1 MiB, 0 MiB are free",
     ):
         build(model, kv="int8")
     with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
         build(model)
+
+
+def test_a_format_that_the_device_lacks_is_refused_by_the_forecast_which_comes_first(chat_directory):
+    changes = {"device": "cpu", "chat.model": str(chat_directory), "chat.kv": "fp8"}
+    with pytest.raises(ConfigError, match=r"^chat\.kv: fp8 needs a CUDA device"):
+        chat_bytes(load_config(None, changes))
 
 
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.memory import widened_bytes
 from edgeflow.engine.policy import LoadOptions, PreparedFrame
 from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError
@@ -140,6 +142,18 @@ def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
         PolicyEngine(policy, policy.K, 128, kv_format=INT4)
 
 
+@pytest.mark.parametrize(
+    ("kv", "told"), [("int4", "int4 serves at most 32 action tokens"), ("fp8", "fp8 needs a CUDA")]
+)
+def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, told: str
+):
+    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    path = write_checkpoint(tmp_path, TinySize(actions=33))
+    with pytest.raises(ConfigError, match=rf"policy\.kv: {told}"):
+        build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
+
+
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
 def test_these_are_not_the_numbers_of_float_kv(policy, kv_format: KVFormat):
     frames = make_frames(policy, 3, seed=4)
@@ -155,8 +169,13 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     assert built.engine.kv.format is CONFIGURED[kv]
     family = next(each for each in FAMILIES if each.name == "openvla")
     published = family.load(checkpoint, config.policy.settings, LoadOptions())
-    need = kv_need(config, published.footprint(torch.float32), CPU)
+    footprint = published.footprint(torch.float32)
+    need = kv_need(config, footprint, CPU)
     assert need.kv_bytes(2) == built.engine.kv.nbytes
+    assert footprint.kv is not None
+    shape = replace(footprint.kv, capacity=need.capacity)
+    assert need.frame_bytes == need.ring * widened_bytes(CONFIGURED[kv], shape, CPU), "a pass reads whole rings"
+    assert (need.frame_bytes == 0) == (kv == "model")
 
 
 def test_a_format_that_is_unknown_is_refused(checkpoint: Path):

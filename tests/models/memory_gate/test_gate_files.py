@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import SAMPLE_BYTES, SAMPLES, base_fingerprint
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate, write_gate
+from edgeflow.models.memory_gate.files import MAX_HIDDEN, GateRules, MemoryGate, gate_header, read_gate, write_gate
 from tests.oracles import ORACLES
 from tests.random_gates import SIZE, random_gate
 
@@ -164,6 +165,34 @@ def test_a_number_that_a_dtype_cannot_hold_is_refused(folder: Path):
     assert read(folder).layers[1].b1[0, 0] == 1e5
     with pytest.raises(CheckpointError, match=r"b1 holds a number that is not finite in torch\.float16"):
         read_gate(folder, CONFIG, torch.float16, CPU)
+
+
+@pytest.fixture
+def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "read_tensors", lambda path: pytest.fail("a tensor was read"))
+
+
+@pytest.mark.usefixtures("no_tensor_is_read")
+@pytest.mark.parametrize("per_head", [False, True])
+def test_the_headers_of_a_gate_say_what_it_is(tmp_path: Path, per_head: bool):
+    gate = replace(random_gate(CONFIG, RULES, per_head=per_head), base_fingerprint="abc")
+    write_gate(tmp_path, gate)
+    found = gate_header(tmp_path, CONFIG, base_fingerprint="abc")
+    assert (found.rules, found.mlp_hidden, found.base_fingerprint) == (RULES, 12, "abc")
+    assert (found.path, found.parameters) == (tmp_path / "gate.safetensors", gate.parameters)
+
+
+@pytest.mark.usefixtures("no_tensor_is_read")
+def test_what_the_headers_forbid_is_refused_before_a_tensor_is_read(folder: Path, tmp_path: Path):
+    with pytest.raises(CheckpointError, match="this one has def"):
+        read(folder, base_fingerprint="def")
+    write_gate(tmp_path / "wide", random_gate(CONFIG, RULES, hidden=MAX_HIDDEN + 1))
+    with pytest.raises(CheckpointError, match=f"MLP of h = {MAX_HIDDEN + 1} is wider than {MAX_HIDDEN}"):
+        read(tmp_path / "wide")
+    values = json.loads((folder / "gate.json").read_text())
+    (folder / "gate.json").write_text(json.dumps(values | {"mlp_hidden": 13}))
+    with pytest.raises(CheckpointError, match="mlp_hidden is 13, but the tensors have h = 12"):
+        read(folder)
 
 
 def test_a_truncated_or_missing_file_is_refused(folder: Path):

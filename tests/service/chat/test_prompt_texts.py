@@ -1,0 +1,53 @@
+"""Texts of a request: bounded before they are tokenised, and tokenised once where they may fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgeflow.config import LimitsConfig
+from edgeflow.config_sections import ChatConfig
+from edgeflow.errors import InvalidArgument
+from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
+from edgeflow.text import encoding, tokenizer
+from tests.chat_checkpoint import write_chat_checkpoint
+
+CAPACITY = 64
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> ChatText:
+    write_chat_checkpoint(tmp_path, "qwen2")
+    return ChatText(tmp_path, ChatConfig(capacity=CAPACITY), LimitsConfig())
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The characters of each text that is tokenised."""
+    seen: list[int] = []
+    encode = encoding.encode
+
+    def counting(tokens: object, text: str, *, special: bool) -> list[int]:
+        seen.append(len(text))
+        return encode(tokens, text, special=special)
+
+    for module in (encoding, tokenizer):
+        monkeypatch.setattr(module, "encode", counting)
+    return seen
+
+
+def test_a_text_that_may_fit_is_tokenised_once(text: ChatText, encoded: list[int]):
+    most = COUNTED_BYTES * CAPACITY
+    assert text.encode("a" * most)
+    assert encoded == [most]
+    encoded.clear()
+    with pytest.raises(InvalidArgument, match=f"more tokens than fit; the limit is {CAPACITY}"):
+        text.encode("ab c" * CAPACITY + "d")
+    assert encoded == [most + 1], "counted, and not tokenised again"
+
+
+def test_what_is_not_unicode_is_refused(text: ChatText):
+    for count in (1, 8 * CAPACITY):
+        with pytest.raises(InvalidArgument, match="unpaired surrogate"):
+            text.encode("\ud800" * count)
