@@ -101,7 +101,9 @@ class ChatConfig(Section):
 
     enabled: bool = Field(True, description="serve chat if its model is available")
     model: str = Field(
-        EMBEDDED_CHAT, min_length=1, description="checkpoint directory, hub id, demo-chat (the embedded model), or demo-logs (with a gate)"
+        EMBEDDED_CHAT,
+        min_length=1,
+        description="checkpoint directory, hub id, demo-chat (the embedded model) or demo-logs (of logs, with a gate)",
     )
     decode_model: str = Field("", description="another checkpoint of the same shape for decode steps; empty = model")
     alias: str = Field("", max_length=128, description="model name for clients; default: the last part of model")

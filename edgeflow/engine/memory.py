@@ -96,7 +96,8 @@ def widened_bytes(kv_format: KVFormat, shape: KVShape, device: torch.device) -> 
     All layers share them. There are two sets: for the rows of a pass, and for those that are sampled, which attend by
     themselves in the last layer.
     """
-    if kv_format is not INT4 and (kv_format not in (INT8, FP8) or device.type == "cuda"):
+    kernel = device.type == "cuda" and (kv_format is not INT4 or shape.dtype != torch.float32)
+    if kv_format not in (INT8, FP8, INT4) or kernel:
         return 0
     numbers = shape.capacity * shape.kv_heads * shape.head_dim
     widening = 0

@@ -78,6 +78,10 @@ class Placement(Protocol):
         """How many places of a slot to copy for a sequence that continues behind its first `known` rows."""
         ...
 
+    def unfolded(self, capacity: int) -> int:
+        """The longest sequence of which nothing is folded."""
+        ...
+
     def compressed(self, folded: int) -> int:
         """The tokens of so many segments."""
         ...
@@ -105,6 +109,9 @@ class Unfolded:
 
     def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
         return known
+
+    def unfolded(self, capacity: int) -> int:
+        return capacity
 
     def compressed(self, folded: int) -> int:  # noqa: ARG002 - alike for all
         return 0
@@ -163,6 +170,9 @@ class Folding:
 
     def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
         return capacity
+
+    def unfolded(self, capacity: int) -> int:  # noqa: ARG002 - alike for all
+        return self.threshold - 1
 
     def compressed(self, folded: int) -> int:
         return folded * self.segment

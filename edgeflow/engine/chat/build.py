@@ -247,7 +247,7 @@ def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
 
     The text is too short to be folded: a fold in place of a decode row would run a whole window.
     """
-    longest = engine.kv.capacity if engine.folding is None else engine.folding.threshold - 1
+    longest = engine.placement.unfolded(engine.kv.capacity)
     rows = max(min(PROBE_ROWS, chunk, longest - 1), 1)
     one, many, step_ns = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
     return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))

@@ -9,7 +9,6 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.prompt import Prompt
-from edgeflow.scheduler.folding import Folding
 from edgeflow.scheduler.plan import Pass, Segment
 
 LEAST_END = 64
@@ -26,8 +25,8 @@ def run_each_kind(engine: ChatEngine, chunk: int) -> None:
         for rows in sorted({1, min(chunk, end - 1), max(min(chunk, end - 1) - 1, 1)}):
             _run(engine, source, Segment(sequence=0, slot=0, start=end - 1 - rows, length=rows, stage=0))
         _run(engine, source, Segment(sequence=0, slot=0, start=end - 1, length=1, stage=1))
-    if isinstance(engine.placement, Folding):
-        _run_fold(engine, engine.placement)
+    if engine.kv.format.memory is not None:
+        _run_fold(engine, engine.placement.unfolded(engine.kv.capacity))
     _run_masked(engine, Segment(sequence=0, slot=0, start=engine.kv.capacity - 1, length=1, stage=1))
 
 
@@ -42,12 +41,12 @@ def _anything(engine: ChatEngine) -> Prompt:
     return Prompt((0,) * rows, torch.arange(rows)[None])
 
 
-def _run_fold(engine: ChatEngine, folding: Folding) -> None:
-    """The end of a prompt that is one token too short to be folded, and two tokens: the second one folds."""
-    prompt = engine.model.prompt([0] * (folding.threshold - 1))
+def _run_fold(engine: ChatEngine, unfolded: int) -> None:
+    """The end of the longest prompt that is not folded, and two tokens: the second one folds."""
+    prompt = engine.model.prompt([0] * unfolded)
     params = SamplingParams(max_tokens=2)
     request = Generation(engine, prompt, params, known=len(prompt) - 1, ignore_stop=True)
-    for _ in generate(engine, request, folding.threshold):
+    for _ in generate(engine, request, unfolded):
         pass
     engine.clear(0)
 
