@@ -138,7 +138,7 @@ def test_models_are_directories_or_hub_ids(tmp_path: Path):
 def test_the_embedded_models_are_named_to_those_who_may_have_them():
     with pytest.raises(CheckpointError, match=r"a hub id, demo or demo-flow$"):
         resolve_model("no")
-    with pytest.raises(CheckpointError, match=r"a hub id, demo, demo-flow or demo-chat$"):
+    with pytest.raises(CheckpointError, match=r"a hub id, demo, demo-flow, demo-chat or demo-logs$"):
         resolve_model("no", chat=True)
     assert resolve_model("demo-chat", chat=True) == EMBEDDED_CHAT_MODEL
 

@@ -65,7 +65,8 @@ def test_what_was_chosen_is_printed(tmp_path: Path, text: Path):
 
 
 def test_an_unknown_model_is_refused_with_those_that_are_embedded(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"^model: nope is not a directory: .* demo, demo-flow or demo-chat$"):
+    told = r"^model: nope is not a directory: .* demo, demo-flow, demo-chat or demo-logs$"
+    with pytest.raises(CheckpointError, match=told):
         run(Path("nope"), "--out", tmp_path / "out")
 
 
