@@ -43,7 +43,7 @@ def test_prompts_have_all_numbers_of_segments_and_questions_are_not_folded(token
 
 def test_most_look_ups_ask_for_compressed_lines(tokenizer):
     outside = asked = 0
-    for dialog in drawn(60, most_segments=3, kinds=("side at fault",)):
+    for dialog in drawn(60, most_segments=3, kinds=("held at fault",)):
         text = chat_text(dialog.messages(1))
         folded = RULES.sink + RULES.segments(len(tokenizer.encode(text).ids)) * RULES.segment
         for turn in dialog.turns:
@@ -70,6 +70,46 @@ def test_a_gate_can_be_trained_on_the_file(tmp_path):
 def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path):
     draw_logs_command(tmp_path / "new" / "logs.jsonl", LongLogs(rules=RULES, most_segments=1), 2, 0)
     assert len((tmp_path / "new" / "logs.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(ConfigError, match="segments: 40 make a log of 1517 lines, at most 600"):
+    with pytest.raises(ConfigError, match=r"segments: at most 14: .* and logs of 1517 lines"):
         draw_logs_command(tmp_path / "long.jsonl", LongLogs(rules=RULES, most_segments=40), 2, 0)
     assert not (tmp_path / "long.jsonl").exists()
+
+
+def source_of(sink, window, segment, turns=6, segments=1):
+    rules = GateRules(sink=sink, window=window, segment=segment)
+    return LongLogs(rules=rules, turns=turns, most_segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (source_of(32, 1, 1), "segment: at least 300: .* got sink 32, window 1, segment 1,"),
+        (source_of(32, 96, 187), "segment: at least 188: .* 6 questions"),
+        (source_of(300, 200, 2048), "segment: at most 1853: "),
+        (source_of(32, 96, 256, segments=15), "segments: at most 14: "),
+        (source_of(4000, 200, 256), "sink, window: at most 4130 tokens together: "),
+        (source_of(32, 96, 256, turns=100), "turns: at most 67: "),
+    ],
+)
+def test_sizes_that_no_log_has_are_refused_with_the_nearest_that_one_has(source, message):
+    with pytest.raises(ConfigError, match=message):
+        source.check()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        source_of(0, 1, 300),
+        source_of(0, 1, 150, turns=1),
+        source_of(32, 96, 188),
+        source_of(300, 200, 1853),
+        source_of(32, 96, 256, segments=14),
+        source_of(4030, 100, 38, turns=1),
+        source_of(32, 96, 2039, turns=67),
+    ],
+)
+def test_the_smallest_sizes_that_are_not_refused_are_drawn(source):
+    source.check()
+    rng = random.Random(0)
+    for _ in range(30):
+        assert source.draw(rng).turns

@@ -9,12 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeflow.console import reporting, table_console
-from edgeflow.demo.chat.logs.entries import MOST_LINES
 from edgeflow.demo.chat.logs.evaluate import NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.demo.chat.logs.held_out import Place
 from edgeflow.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.demo.chat.logs.questions import KINDS
-from edgeflow.errors import ConfigError
 
 
 def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
@@ -29,12 +27,8 @@ def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, 
 
 
 def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int) -> None:
-    """Write a file of conversations; ConfigError where the longest log is longer than any."""
-    lines = source.most_lines
-    if lines > MOST_LINES:
-        raise ConfigError(
-            f"segments: {source.most_segments} make a log of {lines} lines, at most {MOST_LINES} are drawn"
-        )
+    """Write a file of conversations; ConfigError for sizes that no log has."""
+    source.check()
     out.parent.mkdir(parents=True, exist_ok=True)
     with reporting(Console(stderr=True)) as report:
         write_long_logs(out, source, conversations, seed, lambda done: report("conversations", done, conversations))
