@@ -103,6 +103,11 @@ def test_what_training_writes_can_be_evaluated(tmp_path, monkeypatch, capsys):
     assert "most fault" in capsys.readouterr().out
 
 
+def test_prompts_longer_than_a_slot_are_not_asked():
+    with pytest.raises(ConfigError, match="longest: a prompt has at most 2040 tokens, got 100000"):
+        eval_logs_command(EMBEDDED_CHAT_MODEL, 4, "0", 100_000, as_json=True)
+
+
 def test_a_report_counts_by_kind_and_place():
     questions = list(held_out_questions(16, "0", 300))
     graded = tuple(GradedLog(each, each.asked.answer if index else "wrong") for index, each in enumerate(questions))

@@ -9,14 +9,17 @@ from rich.console import Console
 from rich.table import Table
 
 from edgeflow.console import reporting, table_console
-from edgeflow.demo.chat.logs.evaluate import NEEDED, Count, LogReport, evaluate_logs
+from edgeflow.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.demo.chat.logs.held_out import Place
 from edgeflow.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.demo.chat.logs.questions import KINDS
+from edgeflow.errors import ConfigError
 
 
 def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
     """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
+    if longest > LONGEST:
+        raise ConfigError(f"longest: a prompt has at most {LONGEST} tokens, got {longest}")
     with reporting(Console(stderr=True)) as report:
         result = evaluate_logs(folder, questions, seed, longest, lambda done: report("questions", done, questions))
     if as_json:
