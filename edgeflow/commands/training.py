@@ -108,7 +108,7 @@ def train_demo(
     if logs:
         from edgeflow.demo.chat.logs.training import train_logs
 
-        train_logs(out, minutes, seed, resume, device, begin or EMBEDDED_CHAT_MODEL)
+        train_logs(out, minutes, seed, resume, device, begin=begin or EMBEDDED_CHAT_MODEL)
         return
     if chat:
         from edgeflow.demo.chat.loop import train_chat as train

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from edgeflow.models.memory_gate.files import MemoryGate
 from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.streaming import Memory, Pass, StreamingTwin, greedy
 from edgeflow.models.memory_gate.whole import run_whole
 from edgeflow.verify.gate_bundle import GateCase
 from edgeflow.verify.gate_runs import Decoded, GateRun
+from edgeflow.verify.gate_streaming import Memory, Pass, StreamingTwin, greedy
 
 
 def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_memory: bool = False) -> GateRun:

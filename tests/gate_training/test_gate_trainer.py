@@ -21,7 +21,7 @@ from edgeflow.learning.run import run_training, training_progress
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
 from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.streaming import StreamingTwin
+from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate

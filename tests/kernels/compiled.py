@@ -26,7 +26,7 @@ from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials import cases
+from edgeflow.kernels.trials import cases, int4_cases
 from edgeflow.kernels.trials.cases import Case, Heads
 from edgeflow.kernels.weights import FLOAT
 
@@ -78,6 +78,7 @@ def real_cases(arch: int) -> Iterator[Case]:
     for kv_format in (INT8, *([FP8] if arch >= 89 else [])):
         yield cases.rope_write_kv_scaled(SPANS, Heads(4, 4, 128), kv_format)
         yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), kv_format)
+    yield int4_cases.packed_attention(SPANS, Heads(14, 2, 128))
     yield from seen_cases([window(span, 32, 4) for span in SPANS])
 
 

@@ -244,6 +244,14 @@ def test_latent_slots_are_read_in_place_everywhere(hardware: str):
         built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", kv="latent"), "triton"))
 
 
+@pytest.mark.parametrize("kv", ["dense", "int8", "fp8", "int4"])
+def test_on_a_gpu_passes_over_a_format_can_be_replayed(kv: str):
+    table, hardware = built_in_table(), Hardware.named("cuda_sm90")
+    assert not table.reads_places("llama", kv, hardware, torch.bfloat16)
+    write = table.choose(OperatorKey(op_name="rope_write_kv", kv=kv), hardware, torch.bfloat16).implementation
+    assert write.replayable and write.impl_id == ("on_device" if kv == "int4" else "triton")
+
+
 def test_an_implementation_that_a_format_lacks_does_not_serve_it():
     everywhere = Entry(OperatorKey(op_name="packed_attention"), "flashinfer", {"apart": 1})
     assert over_kv("int8", "cpu", everywhere).implementation.impl_id == "widened"

@@ -74,3 +74,9 @@ def test_a_decoder_with_latent_slots_in_triton_gives_the_logits_of_torch():
     """Norms of a part of a projection's rows, and a move of slots that hold each position once."""
     (result,) = run("interpreted_latent.py", interpret=True)
     assert result["off"] < 1e-5 and result["spread"] > 0.1
+
+
+def test_slots_of_four_bits_in_triton_hold_what_rows_see():
+    """Pass after pass, and where one pass is replayed at other places."""
+    results = run("interpreted_int4.py", interpret=True)
+    assert len(results) == 3 and all(result["off"] < 2e-6 for result in results)

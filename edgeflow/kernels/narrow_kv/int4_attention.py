@@ -23,8 +23,7 @@ from edgeflow.kernels.slots_in_place import slots_in_place
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
     """Causal rows; ConfigError where a layout says what rows see."""
-    if layout.sees is not None:
-        raise ConfigError("packed_attention: int4 KV serves rows that see all up to themselves")
+    check_causal(layout)
     tiles = list(_tiles(layout.spans))
     slots = sorted({tile.span.slot for tile in tiles})
     place = {slot: index for index, slot in enumerate(slots)}
@@ -62,6 +61,12 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
         return out if order is None else out[order]
 
     return attend
+
+
+def check_causal(layout: PackedLayout) -> None:
+    """ConfigError where a layout says what rows see."""
+    if layout.sees is not None:
+        raise ConfigError("packed_attention: int4 KV serves rows that see all up to themselves")
 
 
 @dataclass(frozen=True, slots=True)

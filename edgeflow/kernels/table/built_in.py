@@ -143,7 +143,10 @@ DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
         "linear": "gemm",
     },
     "cpu": {"linear": "packed", "varlen_attention": "products"},
-    "cuda": {op_name: "triton" for op_name in KINDS if op_name not in BY_TORCH},
+    "cuda": {
+        **{op_name: "triton" for op_name in KINDS if op_name not in BY_TORCH},
+        "rope_write_kv": ("on_device", "triton"),
+    },
 }
 """impl_id by hardware profile ("" is any) and operator; several where each serves other KV formats.
 

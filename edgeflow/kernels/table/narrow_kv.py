@@ -60,4 +60,18 @@ NARROW_KV = (
         replayable=False,
         causal=True,
     ),
+    replace(
+        triton_kernel(
+            "packed_attention",
+            "packed_attention:packed_attention_int4",
+            {"d": 256},
+            kv="int4",
+            block_m=(32, 64),
+            num_warps=(0, 4, 8),
+            num_stages=(2, 3),
+            splits=(0, 1, 4),
+            apart=(0, 1),
+        ),
+        causal=True,
+    ),
 )

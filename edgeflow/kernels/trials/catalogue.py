@@ -223,7 +223,8 @@ def _rope_int4() -> list[Case]:
 def _packed_attention_int4() -> list[Case]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
     spans = [*_edges(), [Span(0, 30, 4), Span(2, 31, 1), Span(1, 32, 1), Span(3, 0, 33)], [Span(0, 10, 100)]]
-    return [int4_cases.packed_attention(each, heads[index % 3]) for index, each in enumerate(spans)]
+    plain = [int4_cases.packed_attention(each, heads[index % 3]) for index, each in enumerate(spans)]
+    return [*plain, int4_cases.packed_attention([Span(1, 30, 4)], Heads(40, 1, 16))]
 
 
 def _drawn(seed: int) -> list[Span]:

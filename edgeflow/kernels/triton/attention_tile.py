@@ -62,11 +62,7 @@ def fold_values(
     D: tl.constexpr, BLOCK_D: tl.constexpr, QUANTISED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Weighted values, largest score and sum of weights with these keys. score: -inf where a query does not see one."""
-    new_largest = tl.maximum(largest, tl.max(score, 1))  # [BLOCK_M]
-    anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # the row has seen no key yet
-    weight = tl.exp2(score - anchor[:, None])
-    fade = tl.exp2(largest - anchor)
-    total = total * fade + tl.sum(weight, 1)
+    weight, fade, largest, total = weigh(score, largest, total)
     width = tl.arange(0, BLOCK_D)
     offset = place.to(tl.int64) * stride
     kept = inside[:, None] & (width < D)[None, :]
@@ -79,4 +75,15 @@ def fold_values(
         weight = weight.to(q.dtype)
         v = v.to(q.dtype)
     out = out * fade[:, None] + tl.dot(weight, v, input_precision="ieee")
-    return out, new_largest, total
+    return out, largest, total
+
+
+@triton.jit
+def weigh(score, largest, total):
+    """Weights [BLOCK_M, BLOCK_N] of these keys, what the sums so far are to be multiplied by [BLOCK_M], and the largest
+    score and the sum of weights with these keys."""
+    new_largest = tl.maximum(largest, tl.max(score, 1))
+    anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # the row has seen no key yet
+    weight = tl.exp2(score - anchor[:, None])
+    fade = tl.exp2(largest - anchor)
+    return weight, fade, new_largest, total * fade + tl.sum(weight, 1)

@@ -18,10 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import DenseLayer, Pair, ScaledLayer
+from edgeflow.kernels.kv.int4 import GROUP, Int4Layer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.narrow_kv.int4_attention import check_causal
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
+from edgeflow.kernels.triton.int4_tile import attend_four_bits
 from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of
 from edgeflow.kernels.triton.seen_tile import attend_seen
 from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
@@ -29,15 +32,17 @@ from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 JOINED = 32  # parts that are read together
 BOTH, ONLY_SMALL, ONLY_LARGE = 0, 1, 2
 """Sizes of the tiles of a launch. A launch of one size has the registers and warps that this size needs."""
+AS_THEY_ARE, SCALED, FOUR_BITS = 0, 1, 2
+"""How numbers are stored."""
 
 
 @triton.jit
 def _store_tile(
-    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
-    first_row, rows, split, splits, part, T, scale,
+    q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges, tree, first,
+    out, parts, stats, first_row, rows, split, splits, part, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     kv_head = tl.program_id(1)
@@ -55,7 +60,7 @@ def _store_tile(
         total_out, largest, total = attend_seen(
             queries, ranges, tree, first, row, live, split, splits, T, k_slots + base * D, v_slots + base * D,
             k_scales + base, v_scales + base, KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D,
-            QUANTISED, WIDE, SEES == 2,
+            FORM == 1, WIDE, SEES == 2,
         )  # fmt: skip
     else:
         position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
@@ -66,11 +71,20 @@ def _store_tile(
             reach = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
             low = tl.minimum(split * reach, end)
             high = tl.minimum(low + reach, end)
-        base = tl.load(row_slot + first_row) * T * KH + kv_head
-        total_out, largest, total = attend_tile(
-            queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
-            KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE,
-        )  # fmt: skip
+        slot = tl.load(row_slot + first_row)
+        if FORM == 2:
+            total_out, largest, total = attend_four_bits(
+                queries, position, first=tl.load(row_position + first_row).to(tl.int32), low=low, high=high,
+                slot=slot, head=kv_head, keys=k_slots, values=v_slots, key_steps=k_scales, value_steps=v_scales,
+                key_offsets=k_offsets, value_offsets=v_offsets, exact=exact, T=T, scale=scale,
+                KH=KH, D=D, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, WIDE=WIDE,
+            )  # fmt: skip
+        else:
+            base = slot * T * KH + kv_head
+            total_out, largest, total = attend_tile(
+                queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
+                KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, FORM == 1, WIDE,
+            )  # fmt: skip
     if SPLITTABLE:
         if splits > 1:
             place = ((part + split) * KH + kv_head).to(tl.int64) * BLOCK_M + member
@@ -87,15 +101,15 @@ def _store_tile(
 
 @triton.jit
 def _attend(
-    q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, tiles, out, parts, stats,
-    T, scale,
+    q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges, tree, first,
+    tiles, out, parts, stats, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr, SIZES: tl.constexpr,
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUANTISED: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
-    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots, v_slots [S, T, KH, D]; k_scales, v_scales [S, T, KH];
-    parts [tile parts, KH, SMALL_M, D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a
-    `Sees`. SEES: 0 where rows are causal, 1 with ranges alone, 2 with bits.
+    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [tile parts, KH, SMALL_M,
+    D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a `Sees`. SEES: 0 where rows are
+    causal, 1 with ranges alone, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
@@ -110,16 +124,16 @@ def _attend(
     if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
         if small:
             _store_tile(
-                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
-                first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                SMALL_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, True,
+                q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
+                tree, first, out, parts, stats, first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
+                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, True,
             )  # fmt: skip
     if SIZES != 1:  # noqa: SIM102
         if not small:
             _store_tile(
-                q, k_slots, v_slots, k_scales, v_scales, row_slot, row_position, ranges, tree, first, out, parts, stats,
-                first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                BLOCK_M, BLOCK_N, BLOCK_D, QUANTISED, WIDE, SEES, False,
+                q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
+                tree, first, out, parts, stats, first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
+                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, False,
             )  # fmt: skip
 
 
@@ -186,7 +200,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
     run = _Launch(layout, Tuning(**tuning))
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
-        return run(q, (layer.keys, layer.values), None)
+        return run(q, Stored(form=AS_THEY_ARE, numbers=(layer.keys, layer.values)))
 
     return attend
 
@@ -199,9 +213,53 @@ def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) ->
     run = _Launch(layout, Tuning(**tuning))
 
     def attend(q: Tensor, layer: ScaledLayer) -> Tensor:
-        return run(q, (layer.keys, layer.values), (layer.key_scales, layer.value_scales))
+        scales = layer.key_scales, layer.value_scales
+        return run(q, Stored(form=SCALED, numbers=(layer.keys, layer.values), scales=scales))
 
     return attend
+
+
+def packed_attention_int4(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
+    """Attention of causal rows over slots of 4 bits; ConfigError where a layout says what rows see.
+
+    tuning: fields of `Tuning` but for block_n: a block of keys is a group. With 64 queries in a tile, heads of 128 take
+    all registers of sm_87.
+    """
+    check_causal(layout)
+    run = _Launch(layout, Tuning(**{"block_m": 32, "block_n": GROUP, **tuning}))
+
+    def attend(q: Tensor, layer: Int4Layer) -> Tensor:
+        (k_steps, k_offsets), (v_steps, v_offsets) = layer.key_grids.unbind(), layer.value_grids.unbind()
+        stored = Stored(
+            form=FOUR_BITS,
+            numbers=(layer.keys, layer.values),
+            scales=(k_steps, v_steps),
+            offsets=(k_offsets, v_offsets),
+            exact=layer.exact,
+        )
+        return run(q, stored)
+
+    return attend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The slots of a layer, of keys and of values. numbers [S, T, KH, D]; scales [S, T, KH], where they have some.
+
+    FOUR_BITS: as in an `Int4Layer`: codes, the steps and offsets of their grids, and exact keys.
+    """
+
+    form: int
+    numbers: Pair
+    scales: Pair | None = None
+    offsets: Pair | None = None
+    exact: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """As the kernel takes them; any tensor for what is not read."""
+        unread, exact = self.numbers, self.numbers[0] if self.exact is None else self.exact
+        return (*self.numbers, *(self.scales or unread), *(self.offsets or unread), exact)
 
 
 class _Launch:
@@ -211,33 +269,36 @@ class _Launch:
         self._layout = layout
         self._tuning = tuning
 
-    def __call__(self, q: Tensor, slots: Pair, scales: Pair | None) -> Tensor:
-        """q [L_Q, H, D] → [L_Q, H, D]. slots: keys and values [S, T, KH, D]; scales: theirs [S, T, KH]."""
+    def __call__(self, q: Tensor, stored: Stored) -> Tensor:
+        """q [L_Q, H, D] → [L_Q, H, D]"""
         layout, tuning = self._layout, self._tuning
-        _, capacity, kv_heads, width = slots[0].shape
+        (_, capacity, kv_heads, _), width = stored.numbers[0].shape, q.shape[2]
         group = q.shape[1] // kv_heads
         block_n = min(tuning.block_n, 32) if width > 128 else tuning.block_n
         q = q.contiguous()
         out = torch.empty_like(q)
         if not len(q):
             return out
-        tiles, room = self._work(kv_heads, group, width, q.device)
+        block_m = max(tuning.block_m, power_of_two(group))  # a tile holds at least a row
+        tiles, room = self._work(kv_heads, group, width, block_m, q.device)
         shape, (sees, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
             _attend[(len(some), kv_heads)](
-                q, *slots, *(scales or slots), layout.row_slot, layout.row_position, *seen, some, out, *room,
-                capacity, LOG2_E / math.sqrt(width), *shape, sizes, tuning.block_m, SMALL, block_n, block_d,
-                scales is not None, wide, sees,
+                q, *stored.tensors, layout.row_slot, layout.row_position, *seen, some, out, *room,
+                capacity, LOG2_E / math.sqrt(width), *shape, sizes, block_m, SMALL, block_n, block_d,
+                stored.form, wide, sees,
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
         if len(tiles.joins):
             _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, SMALL, block_d, JOINED)
         return out
 
-    def _work(self, kv_heads: int, group: int, width: int, device: torch.device) -> tuple[Tiles, tuple[Tensor, Tensor]]:
+    def _work(
+        self, kv_heads: int, group: int, width: int, block_m: int, device: torch.device
+    ) -> tuple[Tiles, tuple[Tensor, Tensor]]:
         """Cached by the layout: a graph must not contain a copy from the host."""
-        block_m, splits = self._tuning.block_m, self._tuning.splits
+        splits = self._tuning.splits
 
         def make() -> tuple[Tiles, tuple[Tensor, Tensor]]:
             tiles = Tiles.of(

@@ -22,7 +22,7 @@ from edgeflow.errors import CheckpointError
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.memory_gate.files import write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.streaming import StreamingTwin
+from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_long import random_gate
 
