@@ -12,6 +12,7 @@ from edgeflow.commands.options import (
     EMBEDDED_POLICIES,
     ENDS,
     MODE_HELP,
+    MOST_SEED,
     PASSES_HELP,
     TOLERANCE_HELP,
     ChosenKV,
@@ -87,7 +88,7 @@ def train_demo(
         "train-demo"
     ),
     minutes: Annotated[OptionalFloat, typer.Option(help="Minutes to train; the learning-rate schedule adapts.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the directory.")] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     policy: Embedded = "tokens",
@@ -138,7 +139,9 @@ def train_gate(
     steps: Annotated[OptionalInt, typer.Option(min=1, help="Batches to train on, instead of --epochs.")] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.005,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch; a longer text is one by itself.")] = 8192,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the gate's first weights and of the order of texts.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed of the gate's first weights and of the order of texts.")
+    ] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the folder.")] = True,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,

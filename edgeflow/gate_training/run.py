@@ -22,6 +22,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.outputs import check_writable, make_folder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -83,6 +84,7 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
     started = cpu_seconds()
     if request.epochs is not None and request.steps is not None:
         raise ConfigError(f"epochs and steps: give one of them, got {request.epochs} and {request.steps}")
+    check_writable(request.out)
     device, folder = choose_device(request.device), resolve_model(request.model, chat=True)
     data = _read_data(request, folder, progress)
     base = PlainBase.read(folder, choose_dtype("auto", device), device)
@@ -98,7 +100,7 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
     )
     for line in _announced(request, data, base.config, outcome):
         report(line)
-    request.out.mkdir(parents=True, exist_ok=True)
+    make_folder(request.out)
     state = request.out / STATE
     run_training(trainer, trainer.plan.steps, state=state, resume=request.resume, progress=progress, cpu_before=started)
     write_gate(request.out, trainer.gate)

@@ -134,6 +134,7 @@ def refused(*arguments: str) -> BaseException:
         (["--segment", "16777217"], ConfigError, "segment (l_seg) must be a whole number from 1 to 16777216"),
         (["--segment", "4000"], ConfigError, "a gate needs prompts of at least 4006 tokens"),
         (["--window", "0"], SystemExit, "2"),
+        (["--seed", "99999999999999999999999"], SystemExit, "2"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -150,6 +151,14 @@ def test_a_state_of_other_data_is_refused(model: Path, data: Path, tmp_path: Pat
     other.write_text(data.read_text() * 2)
     error = refused(str(model), "--data", str(other), "--out", str(tmp_path / "gate"), *SIZES)
     assert isinstance(error, ConfigError) and "data is " in str(error) and "was trained with data" in str(error)
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "gate"):
+        error = refused("no model", "--data", "no data", "--out", str(out))
+        assert isinstance(error, ConfigError) and str(error) == f"out: {file} is not a folder that can be written to"
 
 
 def test_a_folder_that_is_no_chat_model_is_refused(data: Path, tmp_path: Path):

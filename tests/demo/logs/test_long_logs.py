@@ -75,6 +75,11 @@ def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path
     assert not (tmp_path / "long.jsonl").exists()
 
 
+def test_a_file_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"out: .* cannot be written: Is a directory"):
+        draw_logs_command(tmp_path, LongLogs(rules=RULES), 2, 0)
+
+
 def source_of(sink, window, segment, turns=6, segments=1):
     rules = GateRules(sink=sink, window=window, segment=segment)
     return LongLogs(rules=rules, turns=turns, most_segments=segments)

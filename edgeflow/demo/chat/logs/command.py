@@ -32,7 +32,6 @@ def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, 
 def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int) -> None:
     """Write a file of conversations; ConfigError for sizes that no log has."""
     source.check()
-    out.parent.mkdir(parents=True, exist_ok=True)
     with reporting(Console(stderr=True)) as report:
         write_long_logs(out, source, conversations, seed, lambda done: report("conversations", done, conversations))
 

@@ -15,6 +15,7 @@ from edgeflow.demo.chat.logs.entries import LINE_TOKENS, MOST_LINES
 from edgeflow.demo.chat.logs.questions import KINDS
 from edgeflow.errors import ConfigError
 from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.outputs import text_file
 
 OPENING: Final = 16  # tokens before the first line
 QUESTION: Final = 16  # tokens behind the last line, at most
@@ -78,7 +79,7 @@ def write_long_logs(
 ) -> None:
     """Write a JSONL file of {"messages": […]}, as `edgeflow train-gate` reads it; the same seed gives the same file."""
     rng = random.Random(f"long logs {seed}")
-    with path.open("w", encoding="utf-8") as file:
+    with text_file(path) as file:
         for done in range(1, conversations + 1):
             dialog = source.draw(rng)
             file.write(json.dumps({"messages": dialog.messages(len(dialog.turns))}) + "\n")

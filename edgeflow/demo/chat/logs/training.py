@@ -23,6 +23,7 @@ from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import budget_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 50.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 2_000
@@ -107,7 +108,7 @@ def train_logs(
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "log-chat-state.safetensors"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     trainer = LogTrainer(plan, seed, str(choose_device(device)), begin)
     with training_progress() as progress:
         run_training(trainer, plan.steps, state=state, resume=resume, progress=progress, cpu_before=cpu_before)
