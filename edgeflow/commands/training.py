@@ -16,6 +16,7 @@ from edgeflow.commands.options import (
     PASSES_HELP,
     TOLERANCE_HELP,
     ChosenKV,
+    Device,
     Embedded,
     Json,
     OptionalFloat,
@@ -24,7 +25,6 @@ from edgeflow.commands.options import (
 )
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
 EXECUTION_HELP = (
@@ -90,7 +90,7 @@ def train_demo(
     minutes: Annotated[OptionalFloat, typer.Option(help="Minutes to train; the learning-rate schedule adapts.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the directory.")] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Train the embedded chat model further, on logs.")] = False,
@@ -106,10 +106,12 @@ def train_demo(
         raise ConfigError("logs: give --chat or --logs, not both")
     if begin is not None and not logs:
         raise ConfigError("begin: only --logs begins with a checkpoint")
+    if policy != "tokens" and (chat or logs):
+        raise ConfigError(f"policy: --chat and --logs train no policy, got {policy}")
     if logs:
         from edgeflow.demo.chat.logs.training import train_logs
 
-        train_logs(out, minutes, seed, resume, device, begin=begin or EMBEDDED_CHAT_MODEL)
+        train_logs(out, minutes, seed, resume, device, begin=begin)
         return
     if chat:
         from edgeflow.demo.chat.loop import train_chat as train
@@ -143,7 +145,7 @@ def train_gate(
         int, typer.Option(min=0, max=MOST_SEED, help="Seed of the gate's first weights and of the order of texts.")
     ] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the folder.")] = True,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Train the memory gate of a chat model, so that it answers from texts longer than its slot.
