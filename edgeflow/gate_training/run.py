@@ -133,7 +133,8 @@ def _trainer(request: GateRequest, data: GateData, base: PlainBase, fingerprint:
         initial_gate(base.config, request.rules, request.seed, fingerprint),
         lambda step: [data.read(index) for index in epochs.batch(step)],
         plan,
-        settings=_settings(request, fingerprint, data.digest),
+        settings=_settings(request),
+        contents={"data": data.digest, "base": fingerprint},
     )
 
 
@@ -153,8 +154,7 @@ def kept_bytes(config: LlamaConfig, tokens: int) -> int:
     return 4 * tokens * config.num_hidden_layers * a_row
 
 
-def _settings(request: GateRequest, fingerprint: str, digest: str) -> dict[str, str]:
+def _settings(request: GateRequest) -> dict[str, str]:
     """The settings that a run shares with the one that it resumes."""
-    rules = {name: str(value) for name, value in request.rules.to_json().items()}
-    own = {"lr": str(request.rate), "batch_tokens": str(request.batch_tokens), "data": digest, "base": fingerprint}
-    return {**rules, **own}
+    rules = {name: str(value) for name, value in asdict(request.rules).items()}
+    return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}

@@ -150,7 +150,17 @@ def test_a_state_of_other_data_is_refused(model: Path, data: Path, tmp_path: Pat
     other = tmp_path / "other.jsonl"
     other.write_text(data.read_text() * 2)
     error = refused(str(model), "--data", str(other), "--out", str(tmp_path / "gate"), *SIZES)
-    assert isinstance(error, ConfigError) and "data is " in str(error) and "was trained with data" in str(error)
+    assert isinstance(error, ConfigError) and "data is not what it was" in str(error)
+
+
+def test_a_state_of_other_options_is_refused_by_their_names(model: Path, data: Path, tmp_path: Path):
+    files = ["--data", str(data), "--out", str(tmp_path)]
+    run(model, data, tmp_path, "--steps", "1")
+    error = refused(str(model), *files, *SIZES, "--segment", "15", "--batch-tokens", "99", "--steps", "2")
+    assert "segment is 15, was 16; batch-tokens is 99, was 8192; steps is 2, was 1" in str(error)
+    assert "--no-resume begins anew, or choose another --out" in str(error)
+    done = CliRunner().invoke(app, ["train-gate", str(model), *files, *SIZES, "--steps", "1"])
+    assert "after 1 steps: already finished, --no-resume begins anew" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(tmp_path: Path):

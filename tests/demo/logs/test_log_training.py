@@ -51,9 +51,9 @@ def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
     losses = [through.step()[0] for _ in range(6)]
     first = LogTrainer(PLAN, 0, "cpu")
     assert [first.step()[0] for _ in range(3)] == losses[:3]
-    first.learner.save(tmp_path / "state.safetensors")
+    first.learner.save(tmp_path / "state.safetensors", PLAN.steps)
     second = LogTrainer(PLAN, 0, "cpu")
-    second.learner.load(tmp_path / "state.safetensors")
+    second.learner.load(tmp_path / "state.safetensors", PLAN.steps)
     assert [second.step()[0] for _ in range(3)] == losses[3:]
     for name, value in through.network.state_dict().items():
         assert torch.equal(value, second.network.state_dict()[name]), name
