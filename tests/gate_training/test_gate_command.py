@@ -160,7 +160,7 @@ def test_a_state_of_other_options_is_refused_by_their_names(model: Path, data: P
     assert "segment is 15, was 16; batch-tokens is 99, was 8192; steps is 2, was 1" in str(error)
     assert "--no-resume begins anew, or choose another --out" in str(error)
     done = CliRunner().invoke(app, ["train-gate", str(model), *files, *SIZES, "--steps", "1"])
-    assert "after 1 steps: already finished, --no-resume begins anew" in done.stdout
+    assert "after 1 step: already finished, --no-resume begins anew" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(tmp_path: Path):
@@ -174,6 +174,29 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(t
 def test_a_folder_that_is_no_chat_model_is_refused(data: Path, tmp_path: Path):
     error = refused(str(tmp_path), "--data", str(data), "--out", str(tmp_path / "out"))
     assert isinstance(error, CheckpointError) and "config.json" in str(error)
+
+
+def test_a_model_that_a_gate_cannot_serve_is_refused_before_training(data: Path, tmp_path: Path):
+    write_chat_checkpoint(tmp_path / "model", "qwen2_5_vl")
+    error = refused(str(tmp_path / "model"), "--data", str(data), "--out", str(tmp_path / "out"), *SIZES)
+    assert isinstance(error, CheckpointError) and "its positions have 3 parts, those of a gate's base one" in str(error)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ((9, 8), "2 texts, 1 step"),
+        ((9, 1), "1 text, 1 step; 1 text is too short for a gate and left out"),
+        ((9, 1, 1), "1 text, 1 step; 2 texts are too short for a gate and left out"),
+    ],
+)
+def test_texts_are_counted_in_words(lengths: tuple[int, ...], told: str, tmp_path: Path):
+    model, data = tmp_path / "model", tmp_path / "data.jsonl"
+    write_chat_checkpoint(model, "llama")
+    data.write_text("".join(json.dumps({"text": "again " * length}) + "\n" for length in lengths))
+    result = CliRunner().invoke(app, command(model, data, tmp_path / "out", "--steps", "1"))
+    assert told in result.stderr.splitlines()
 
 
 def test_texts_beyond_the_trained_positions_are_announced(data: Path, tmp_path: Path):
