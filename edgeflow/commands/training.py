@@ -151,7 +151,8 @@ def train_gate(
     """Train the memory gate of a chat model, so that it answers from texts longer than its slot.
 
     Only the gate's weights move, and the model's files stay as they are. Of a text every token behind the first
-    segment is learned, of messages only the assistant's answers. Llama, Qwen2, Qwen2.5, Qwen3.
+    segment is learned, of messages only the assistant's answers. A file of draw-logs needs its --sink, --window and
+    --segment. Llama, Qwen2, Qwen2.5, Qwen3.
     """
     from edgeflow.gate_training.command import train_gate_command
     from edgeflow.gate_training.run import GateRequest

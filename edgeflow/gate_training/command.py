@@ -20,6 +20,5 @@ def train_gate_command(request: GateRequest, *, as_json: bool) -> None:
         print(json.dumps(report.as_json(), indent=2))
     else:
         told = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
-        print(
-            f"{request.out}: {report.gate} weights ({report.share:.3%}) after {report.steps} step{'' if report.steps == 1 else 's'}{told}"
-        )
+        steps = f"{report.steps} step" if report.steps == 1 else f"{report.steps} steps"
+        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{told}")

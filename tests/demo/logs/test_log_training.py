@@ -95,17 +95,22 @@ def test_what_training_writes_can_be_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "plan_for", lambda minutes: PLAN)
     folder = train_logs(tmp_path, 1.0, 0, True, "cpu")
     capsys.readouterr()
-    assert eval_logs_command(folder, 8, "0", 256, as_json=True) == 1
+    assert eval_logs_command(str(folder), 8, "0", 256, as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["cells"]) == 8
     assert told["summary"]["asked"] == 6 and told["look-up"]["asked"] == 2
-    assert eval_logs_command(folder, 8, "0", 256, as_json=False) == 1
+    assert eval_logs_command(str(folder), 8, "0", 256, as_json=False) == 1
     assert "most fault" in capsys.readouterr().out
 
 
 def test_prompts_longer_than_a_slot_are_not_asked():
     with pytest.raises(ConfigError, match="longest: a prompt has at most 2040 tokens, got 100000"):
-        eval_logs_command(EMBEDDED_CHAT_MODEL, 4, "0", 100_000, as_json=True)
+        eval_logs_command("demo-chat", 4, "0", 100_000, as_json=True)
+
+
+def test_the_embedded_model_is_known_by_its_name(capsys):
+    assert eval_logs_command("demo-chat", 1, "0", 256, as_json=True) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["questions"] == 1
 
 
 def test_a_report_counts_by_kind_and_place():

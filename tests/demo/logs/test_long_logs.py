@@ -3,11 +3,14 @@
 import json
 import random
 import re
+import shlex
 
 import pytest
 import torch
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
+from edgeflow.cli import app
 from edgeflow.demo.chat.logs.command import draw_logs_command
 from edgeflow.demo.chat.logs.long import ELSEWHERE, LongLogs, write_long_logs
 from edgeflow.demo.chat.tokenizer import chat_text
@@ -73,6 +76,25 @@ def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path
     with pytest.raises(ConfigError, match=r"segments: at most 14: .* and logs of 1517 lines"):
         draw_logs_command(tmp_path / "long.jsonl", LongLogs(rules=RULES, most_segments=40), 2, 0)
     assert not (tmp_path / "long.jsonl").exists()
+
+
+def test_the_command_says_how_to_train_on_the_file(tmp_path, capsys):
+    path = tmp_path / "some logs.jsonl"
+    draw_logs_command(path, LongLogs(rules=RULES, most_segments=1), 2, 0)
+    told = capsys.readouterr().out
+    assert "2 conversations, 0.0 MB" in told
+    _, _, command = told.partition("train on it with: edgeflow ")
+    arguments = [str(tmp_path / "gate") if each == "FOLDER" else each for each in shlex.split(command)]
+    result = CliRunner().invoke(app, [*arguments, "--steps", "1", "--batch-tokens", "1", "--device", "cpu"])
+    assert result.exit_code == 0 and "2 texts, 1 step" in result.stderr.splitlines()
+
+
+def test_the_command_tells_programs_too(tmp_path, capsys):
+    path = tmp_path / "logs.jsonl"
+    draw_logs_command(path, LongLogs(rules=RULES, most_segments=1), 1, 0, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    sizes = {"sink": 32, "window": 96, "segment": 256, "positions": "local"}
+    assert told == {"conversations": 1, "bytes": path.stat().st_size, **sizes}
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
