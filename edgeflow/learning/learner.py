@@ -91,7 +91,7 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Mapping[str, str]) -> list[str]:
-    """What a state says otherwise, in words; a state of before runs stated their length goes with any."""
+    """The differences of a state from a run, in words. A state that does not state the length goes with any."""
     told = {"of_steps": settings["of_steps"], **facts}
     others = [
         f"{'steps' if name == 'of_steps' else name} is {value}, was {told.get(name, 'not stated')}"

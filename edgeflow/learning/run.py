@@ -61,7 +61,8 @@ def run_training(
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Whether SIGINT or SIGTERM has come; a second one acts as before. Outside the main thread no signal is taken."""
+    """Yield a function: True once SIGINT or SIGTERM has come. A second one acts as before; only the main thread
+    takes any."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False

@@ -18,7 +18,7 @@ def shown(directory: Path, results: Results) -> Results:
 
 
 def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:
-    """Of each mode all that are off and, in one row, those that agree: the nearest to its bound, and their number."""
+    """All that are off, by mode and, in one row of each mode, those that agree: the worst of them, and their number."""
     for mode in dict.fromkeys(mode for mode, _ in results):
         own = [result for each, result in results if each == mode]
         yield from ((mode, result) for result in own if not result.ok)
