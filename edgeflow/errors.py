@@ -10,6 +10,7 @@ EdgeflowError
 │   ├── InvalidArgument · DataLoss · OutOfRange · FailedPrecondition
 │   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded · Internal
 │   └── Unauthenticated · PermissionDenied
+├── Stopped                    a long run was asked to end, and its state is saved
 └── WorkerError                the worker process failed
 """
 
@@ -157,6 +158,10 @@ class PermissionDenied(RequestError):
 
 REQUEST_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in RequestError.__subclasses__()}
 """Error classes by the name of their gRPC status."""
+
+
+class Stopped(EdgeflowError):
+    """A long run was asked to end before it was done; the message says how it goes on."""
 
 
 class WorkerError(EdgeflowError):

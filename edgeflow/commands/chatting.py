@@ -65,10 +65,12 @@ def eval_chat(
 
 
 def eval_logs(
-    model: Annotated[Path, typer.Option(help="Checkpoint directory, for instance of `train-demo --logs`.")],
+    model: Annotated[
+        str, typer.Option(help="Checkpoint directory, for instance of `train-demo --logs`, hub id, or demo-chat.")
+    ],
     questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 512,
     seed: Annotated[str, typer.Option(help="Seed of the logs and questions.")] = "0",
-    longest: Annotated[int, typer.Option(min=256, help="Most tokens of a prompt.")] = 2040,
+    longest: Annotated[int, typer.Option(min=256, help="Most tokens of a prompt, up to 2040.")] = 2040,
     as_json: Json = False,
 ) -> None:
     """Measure the exact match of a chat model on questions about logs of robot states.
@@ -89,11 +91,16 @@ def draw_logs(
     window: Annotated[int, typer.Option(min=1, help="Newest tokens that are not folded yet.")] = 96,
     segment: Annotated[int, typer.Option(min=1, help="Tokens that are folded into memory together.")] = 256,
     seed: Annotated[int, typer.Option(help="Seed of the logs and questions.")] = 0,
+    as_json: Json = False,
 ) -> None:
-    """Write conversations about long logs of robot states for train-gate; the answers lie in the compressed part."""
+    """Write conversations about long logs of robot states for train-gate; the answers lie in the compressed part.
+
+    train-gate needs the same --sink, --window and --segment, which are not its defaults; they are printed at the end.
+    """
     from edgeflow.demo.chat.logs.command import draw_logs_command
     from edgeflow.demo.chat.logs.long import LongLogs
     from edgeflow.models.memory_gate.files import GateRules
 
     rules = GateRules(sink=sink, window=window, segment=segment)
-    draw_logs_command(out, LongLogs(rules=rules, most_segments=segments, turns=turns), conversations, seed)
+    source = LongLogs(rules=rules, most_segments=segments, turns=turns)
+    draw_logs_command(out, source, conversations, seed, as_json=as_json)

@@ -42,10 +42,12 @@ def verify(
     """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
 
     Exits with code 1 if any differs by more than its tolerance. Default modes: serial and pipelined; chat models are
-    checked in their own modes. Tolerances are the same on every device: on CUDA neither matrices nor attention use
+    checked in their own modes. The table of a memory gate's bundle has a row for each mode, and those that are off;
+    --json has all. Tolerances are the same on every device: on CUDA neither matrices nor attention use
     TF32.
     """
     from edgeflow.verify.checkpoint import verify_checkpoint
+    from edgeflow.verify.shown import shown
 
     if weights not in ("float", "fp8"):
         raise ConfigError(f"weights: must be float or fp8, got {weights!r}")
@@ -80,7 +82,7 @@ def verify(
     else:
         title = escape(f"verify {directory}")
         table = Table("mode", "case", "quantity", "largest deviation", "tolerance", "", title=title)
-        for each, result in results:
+        for each, result in shown(directory, results):
             verdict = "[green]ok[/]" if result.ok else "[red]off[/]"
             numbers = f"{result.deviation:.3g}", f"{result.tolerance:.3g}"
             table.add_row(each, escape(result.case), result.quantity, *numbers, verdict)

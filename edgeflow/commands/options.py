@@ -42,7 +42,9 @@ OptionalEmbedded = Annotated[
     ),
 ]
 ChosenKV = Annotated[KVName, typer.Option(help="KV format: model (in the model's dtype), int8, fp8 or int4.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")]
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
 """Model names of the embedded policies."""
+MOST_SEED = 2**63 - 1
 
 ENDS = (Mode.SERIAL, Mode.PIPELINED)

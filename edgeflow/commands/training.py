@@ -12,9 +12,11 @@ from edgeflow.commands.options import (
     EMBEDDED_POLICIES,
     ENDS,
     MODE_HELP,
+    MOST_SEED,
     PASSES_HELP,
     TOLERANCE_HELP,
     ChosenKV,
+    Device,
     Embedded,
     Json,
     OptionalFloat,
@@ -23,7 +25,6 @@ from edgeflow.commands.options import (
 )
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
 EXECUTION_HELP = (
@@ -87,9 +88,9 @@ def train_demo(
         "train-demo"
     ),
     minutes: Annotated[OptionalFloat, typer.Option(help="Minutes to train; the learning-rate schedule adapts.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of data, initial weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of data, initial weights and batches.")] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the directory.")] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Train the embedded chat model further, on logs.")] = False,
@@ -105,10 +106,12 @@ def train_demo(
         raise ConfigError("logs: give --chat or --logs, not both")
     if begin is not None and not logs:
         raise ConfigError("begin: only --logs begins with a checkpoint")
+    if policy != "tokens" and (chat or logs):
+        raise ConfigError(f"policy: --chat and --logs train no policy, got {policy}")
     if logs:
         from edgeflow.demo.chat.logs.training import train_logs
 
-        train_logs(out, minutes, seed, resume, device, begin=begin or EMBEDDED_CHAT_MODEL)
+        train_logs(out, minutes, seed, resume, device, begin=begin)
         return
     if chat:
         from edgeflow.demo.chat.loop import train_chat as train
@@ -138,15 +141,18 @@ def train_gate(
     steps: Annotated[OptionalInt, typer.Option(min=1, help="Batches to train on, instead of --epochs.")] = None,
     lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.005,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch; a longer text is one by itself.")] = 8192,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the gate's first weights and of the order of texts.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Seed of the gate's first weights and of the order of texts.")
+    ] = 0,
     resume: Annotated[bool, typer.Option(help="Resume from the state in the folder.")] = True,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Train the memory gate of a chat model, so that it answers from texts longer than its slot.
 
     Only the gate's weights move, and the model's files stay as they are. Of a text every token behind the first
-    segment is learned, of messages only the assistant's answers. Llama, Qwen2, Qwen2.5, Qwen3.
+    segment is learned, of messages only the assistant's answers. A file of draw-logs needs its --sink, --window and
+    --segment. Llama, Qwen2, Qwen2.5, Qwen3.
     """
     from edgeflow.gate_training.command import train_gate_command
     from edgeflow.gate_training.run import GateRequest

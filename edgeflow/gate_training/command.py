@@ -7,6 +7,7 @@ import json
 from rich.console import Console
 
 from edgeflow.gate_training.run import GateRequest, train_gate
+from edgeflow.learning.learner import ANEW
 from edgeflow.learning.run import training_progress
 
 
@@ -18,5 +19,6 @@ def train_gate_command(request: GateRequest, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        loss = "" if report.loss is None else f", loss {report.loss:.3f}"
-        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {report.steps} steps{loss}")
+        told = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
+        steps = f"{report.steps} step" if report.steps == 1 else f"{report.steps} steps"
+        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{told}")

@@ -10,18 +10,19 @@ from typing import Any, Final
 from rich.progress import Progress
 
 from edgeflow.engine.device import choose_device, choose_dtype
-from edgeflow.errors import ConfigError
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.gate_training.batching import Epochs
 from edgeflow.gate_training.initial import initial_gate
 from edgeflow.gate_training.reading import GateData, ModelText
 from edgeflow.gate_training.trainer import GatePlan, GateTrainer
 from edgeflow.learning.run import cpu_seconds, run_training
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.chat import read_with_heads
+from edgeflow.models.chat import read_with_heads, unfit_for_gates
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.outputs import check_writable, make_folder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -83,6 +84,7 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
     started = cpu_seconds()
     if request.epochs is not None and request.steps is not None:
         raise ConfigError(f"epochs and steps: give one of them, got {request.epochs} and {request.steps}")
+    check_writable(request.out)
     device, folder = choose_device(request.device), resolve_model(request.model, chat=True)
     data = _read_data(request, folder, progress)
     base = PlainBase.read(folder, choose_dtype("auto", device), device)
@@ -98,7 +100,7 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
     )
     for line in _announced(request, data, base.config, outcome):
         report(line)
-    request.out.mkdir(parents=True, exist_ok=True)
+    make_folder(request.out)
     state = request.out / STATE
     run_training(trainer, trainer.plan.steps, state=state, resume=request.resume, progress=progress, cpu_before=started)
     write_gate(request.out, trainer.gate)
@@ -109,6 +111,9 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
 def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateData:
     """The texts, with a bar that counts their lines."""
     published = read_with_heads(folder, "train-gate")
+    unfit = unfit_for_gates(published)
+    if unfit:
+        raise CheckpointError(f"{folder}: a gate cannot serve {unfit}")
     tokenizer = TextTokenizer(folder, published.text.vocab_size)
     text = ModelText(tokenizer, ChatTemplate.load(folder), published.generation.stop_ids)
     bar = progress.add_task("reading", total=None, note="")
@@ -131,18 +136,25 @@ def _trainer(request: GateRequest, data: GateData, base: PlainBase, fingerprint:
         initial_gate(base.config, request.rules, request.seed, fingerprint),
         lambda step: [data.read(index) for index in epochs.batch(step)],
         plan,
-        settings=_settings(request, fingerprint, data.digest),
+        settings=_settings(request),
+        contents={"data": data.digest, "base": fingerprint},
     )
 
 
 def _announced(request: GateRequest, data: GateData, config: LlamaConfig, outcome: GateReport) -> Iterator[str]:
     """Lines about a run that is about to begin."""
     yield f"{outcome.gate} of {outcome.weights + outcome.gate} weights are trained, {outcome.share:.3%}"
-    yield f"{outcome.lines} texts, {outcome.steps} steps; {data.short} texts are too short for a gate and are left out"
+    short = f"; {_counted(data.short, 'text is', 'texts are')} too short for a gate and left out" if data.short else ""
+    yield f"{_counted(outcome.lines, 'text', 'texts')}, {_counted(outcome.steps, 'step', 'steps')}{short}"
     trained = config.max_position_embeddings
     beyond = sum(line.tokens > trained for line in data.lines)
     if beyond and request.rules.positions == "absolute":
-        yield f"{beyond} texts leave the {trained} positions that the base was trained for: positions are absolute"
+        leave = _counted(beyond, "text leaves", "texts leave")
+        yield f"{leave} the {trained} positions that the base was trained for: positions are absolute"
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def kept_bytes(config: LlamaConfig, tokens: int) -> int:
@@ -151,8 +163,7 @@ def kept_bytes(config: LlamaConfig, tokens: int) -> int:
     return 4 * tokens * config.num_hidden_layers * a_row
 
 
-def _settings(request: GateRequest, fingerprint: str, digest: str) -> dict[str, str]:
+def _settings(request: GateRequest) -> dict[str, str]:
     """The settings that a run shares with the one that it resumes."""
-    rules = {name: str(value) for name, value in request.rules.to_json().items()}
-    own = {"lr": str(request.rate), "batch_tokens": str(request.batch_tokens), "data": digest, "base": fingerprint}
-    return {**rules, **own}
+    rules = {name: str(value) for name, value in asdict(request.rules).items()}
+    return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}

@@ -48,7 +48,7 @@ class GatePlan:
 class GateTrainer:
     """A gate in training (learning/run.Trainer). gate: the one to begin with; its tensors are copied.
 
-    settings: as of a `Learner`. last_loss: of the last step, None before the first.
+    settings, contents: as of a `Learner`. last_loss: of the last step, None before the first.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class GateTrainer:
         batches: Batches,
         plan: GatePlan,
         settings: Mapping[str, str] = MappingProxyType({}),
+        contents: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.last_loss: float | None = None
         self._base, self._batches, self.plan = base, batches, plan
@@ -70,7 +71,7 @@ class GateTrainer:
         named = {f"{index}.{part}": own[part] for index, own in enumerate(layers) for part in PARTS}
         adam = torch.optim.Adam(named.values(), betas=(0.9, 0.98), foreach=True)
         adam.param_groups[0]["peak"] = plan.rate
-        self.learner = Learner(named, [adam], plan.seed, settings)
+        self.learner = Learner(named, [adam], plan.seed, settings, contents)
 
     @property
     def gate(self) -> MemoryGate:

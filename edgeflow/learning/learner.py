@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from edgeflow.errors import ConfigError
 
+ANEW: Final = "--no-resume begins anew"
 _MAX_NORM: Final = 1.0  # of a gradient
 
 
@@ -21,7 +22,8 @@ class Learner:
     """Parameters and the optimisers that update them.
 
     named: by name. Each group of an optimiser has a `peak`, its highest learning rate. done_steps, cpu_seconds: so far.
-    settings: what a run must have in common with the one that it resumes, besides the seed.
+    settings: what a run must have in common with the one that it resumes, besides the seed and the number of steps.
+    contents: the same for digests of files.
     """
 
     def __init__(
@@ -30,10 +32,11 @@ class Learner:
         optimisers: Sequence[torch.optim.Optimizer],
         seed: int,
         settings: Mapping[str, str] = MappingProxyType({}),
+        contents: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.done_steps, self.cpu_seconds = 0, 0.0
         self._named, self._optimisers = named, optimisers
-        self._settings = {**settings, "seed": str(seed)}
+        self._settings, self._contents = {**settings, "seed": str(seed)}, contents
 
     def update(self, loss: Tensor, share: float) -> float:
         """Make a step down a loss at a share of the peak rates; return the loss."""
@@ -51,15 +54,21 @@ class Learner:
             optimiser.zero_grad()
         self.done_steps += 1
 
-    def save(self, path: Path) -> None:
-        """Write everything `load` needs to one safetensors file, which is replaced as a whole."""
+    def save(self, path: Path, steps: int) -> None:
+        """Write everything `load` needs to one safetensors file, which is replaced as a whole. steps: of the run."""
         tensors = _tensors(self._named, self._optimisers)
-        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}"}
-        _write_state(path, tensors, self._settings | facts)
+        facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "of_steps": str(steps)}
+        _write_state(path, tensors, {**self._settings, **self._contents, **facts})
 
-    def load(self, path: Path) -> None:
-        """Continue from the state that `save` wrote; ConfigError where that run had another seed or other settings."""
-        saved, facts = _read_state(path, self._settings)
+    def load(self, path: Path, steps: int) -> None:
+        """Continue from the state that `save` wrote; ConfigError where that run had another seed, length or settings.
+
+        steps: of the run, on which its learning rates depend.
+        """
+        saved, facts = _read_state(path)
+        others = _others(facts, self._settings | {"of_steps": str(steps)}, self._contents)
+        if others:
+            raise ConfigError(f"{path} is of another run ({'; '.join(others)}): {ANEW}, or choose another --out")
         _restore(self._named, self._optimisers, saved)
         self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
 
@@ -71,18 +80,25 @@ def _write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     partial.replace(path)
 
 
-def _read_state(path: Path, settings: Mapping[str, str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and facts; ConfigError when the file is unreadable or the run had other settings."""
+def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and facts; ConfigError when the file is unreadable."""
     try:
         with safe_open(path, "pt") as file:
             facts: dict[str, str] = file.metadata() or {}
-            saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} is not the state of a training run: remove it to begin anew") from error
-    for name, value in settings.items():
-        if facts.get(name) != value:
-            raise ConfigError(f"{name} is {value}, but {path} was trained with {name} {facts.get(name)}")
-    return saved, facts
+
+
+def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Mapping[str, str]) -> list[str]:
+    """The differences of a state from a run, in words. A state that does not state the length goes with any."""
+    told = {"of_steps": settings["of_steps"], **facts}
+    others = [
+        f"{'steps' if name == 'of_steps' else name} is {value}, was {told.get(name, 'not stated')}"
+        for name, value in settings.items()
+        if told.get(name) != value
+    ]
+    return others + [f"{name} is not what it was" for name, value in contents.items() if told.get(name) != value]
 
 
 def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:

@@ -201,6 +201,14 @@ def read_with_heads(path: Path, reader: str) -> PublishedChat:
     return published
 
 
+def unfit_for_gates(published: PublishedChat) -> str:
+    """The reason why a gate cannot serve such a model; empty where it can."""
+    if published.vision is None:
+        return ""
+    parts = len(published.text.rope.sections)
+    return f"a {published.family} with images: its positions have {parts} parts, those of a gate's base one"
+
+
 def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
     """Load a checkpoint directory; CheckpointError says what is wrong with it."""
     path = Path(path)

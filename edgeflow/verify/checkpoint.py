@@ -49,8 +49,10 @@ def verify_checkpoint(
     refuse_conversion(directory, weights, "weights")
     with exact_float32(place):
         if is_gate_bundle(directory):
-            if modes or CONFIGURED[kv] is not DENSE or weights != "float":
-                raise ConfigError("mode, kv, weights: a bundle of a memory gate is checked as it is, in float32")
+            given = {"mode": modes, "kv": CONFIGURED[kv] is not DENSE, "weights": weights != "float"}
+            if any(given.values()):
+                names = ", ".join(name for name, other in given.items() if other)
+                raise ConfigError(f"{names}: a bundle of a memory gate is checked as it is, in float32")
             return verify_gate(directory, progress, place)
         kind = read_json(directory / "config.json").get("model_type")
         if isinstance(kind, str) and kind in FAMILIES:

@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": set(),
     "console": set(),
     "openmp": set(),
+    "outputs": LEAVES,
     "rpc": set(),
     "ipc": LEAVES,
     "text": LEAVES,
@@ -54,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
         "engine/flow",
         "engine/sampling",
         "ipc",
+        "outputs",
         "policies",
         "worker",
     },
@@ -61,10 +63,10 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "learning": LEAVES,
-    "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "text"},
+    "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "outputs", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
-    | {"gate_training", "kernels", "learning"}
+    | {"gate_training", "kernels", "learning", "outputs"}
     | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
     | {"engine/control", "engine/chat", "engine/flow", "engine/sampling"}
@@ -101,6 +103,7 @@ NO_TORCH = {
     "service",
     "text",
     "openmp",
+    "outputs",
 }
 HEAVY = {"torch", "transformers"}
 

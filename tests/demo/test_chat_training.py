@@ -38,15 +38,15 @@ def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
     losses = trained(through, 6)
     first = ChatTrainer(PLAN, 0, SIZE, "cpu")
     assert trained(first, 3) == losses[:3]
-    first.learner.save(tmp_path / "state.safetensors")
+    first.learner.save(tmp_path / "state.safetensors", PLAN.steps)
     second = ChatTrainer(PLAN, 0, SIZE, "cpu")
-    second.learner.load(tmp_path / "state.safetensors")
+    second.learner.load(tmp_path / "state.safetensors", PLAN.steps)
     assert second.learner.done_steps == 3
     assert trained(second, 3) == losses[3:]
     for name, value in through.network.state_dict().items():
         assert torch.equal(value, second.network.state_dict()[name]), name
-    with pytest.raises(ConfigError, match="seed 0"):
-        ChatTrainer(PLAN, 1, SIZE, "cpu").learner.load(tmp_path / "state.safetensors")
+    with pytest.raises(ConfigError, match="seed is 1, was 0"):
+        ChatTrainer(PLAN, 1, SIZE, "cpu").learner.load(tmp_path / "state.safetensors", PLAN.steps)
 
 
 def test_the_loss_falls_on_one_batch():

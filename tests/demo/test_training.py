@@ -121,8 +121,8 @@ def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
         whole.step()
     for _ in range(PLAN.vision_steps + 1):
         first.step()
-    first.learner.save(tmp_path / "state.safetensors")
-    second.learner.load(tmp_path / "state.safetensors")
+    first.learner.save(tmp_path / "state.safetensors", PLAN.steps)
+    second.learner.load(tmp_path / "state.safetensors", PLAN.steps)
     for _ in range(PLAN.steps - second.learner.done_steps):
         second.step()
     for name, weight in whole.network.state_dict().items():
@@ -130,9 +130,9 @@ def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
 
 
 def test_resuming_with_another_seed_is_refused(data, tmp_path):
-    TokenTrainer(data, PLAN, 0, "cpu").learner.save(tmp_path / "state.safetensors")
-    with pytest.raises(ConfigError, match="seed is 1"):
-        TokenTrainer(data, PLAN, 1, "cpu").learner.load(tmp_path / "state.safetensors")
+    TokenTrainer(data, PLAN, 0, "cpu").learner.save(tmp_path / "state.safetensors", PLAN.steps)
+    with pytest.raises(ConfigError, match="seed is 1, was 0"):
+        TokenTrainer(data, PLAN, 1, "cpu").learner.load(tmp_path / "state.safetensors", PLAN.steps)
 
 
 def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):

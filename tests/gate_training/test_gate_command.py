@@ -134,6 +134,7 @@ def refused(*arguments: str) -> BaseException:
         (["--segment", "16777217"], ConfigError, "segment (l_seg) must be a whole number from 1 to 16777216"),
         (["--segment", "4000"], ConfigError, "a gate needs prompts of at least 4006 tokens"),
         (["--window", "0"], SystemExit, "2"),
+        (["--seed", "99999999999999999999999"], SystemExit, "2"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -149,12 +150,53 @@ def test_a_state_of_other_data_is_refused(model: Path, data: Path, tmp_path: Pat
     other = tmp_path / "other.jsonl"
     other.write_text(data.read_text() * 2)
     error = refused(str(model), "--data", str(other), "--out", str(tmp_path / "gate"), *SIZES)
-    assert isinstance(error, ConfigError) and "data is " in str(error) and "was trained with data" in str(error)
+    assert isinstance(error, ConfigError) and "data is not what it was" in str(error)
+
+
+def test_a_state_of_other_options_is_refused_by_their_names(model: Path, data: Path, tmp_path: Path):
+    files = ["--data", str(data), "--out", str(tmp_path)]
+    run(model, data, tmp_path, "--steps", "1")
+    error = refused(str(model), *files, *SIZES, "--segment", "15", "--batch-tokens", "99", "--steps", "2")
+    assert "segment is 15, was 16; batch-tokens is 99, was 8192; steps is 2, was 1" in str(error)
+    assert "--no-resume begins anew, or choose another --out" in str(error)
+    done = CliRunner().invoke(app, ["train-gate", str(model), *files, *SIZES, "--steps", "1"])
+    assert "after 1 step: already finished, --no-resume begins anew" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "gate"):
+        error = refused("no model", "--data", "no data", "--out", str(out))
+        assert isinstance(error, ConfigError) and str(error) == f"out: {file} is not a folder that can be written to"
 
 
 def test_a_folder_that_is_no_chat_model_is_refused(data: Path, tmp_path: Path):
     error = refused(str(tmp_path), "--data", str(data), "--out", str(tmp_path / "out"))
     assert isinstance(error, CheckpointError) and "config.json" in str(error)
+
+
+def test_a_model_that_a_gate_cannot_serve_is_refused_before_training(data: Path, tmp_path: Path):
+    write_chat_checkpoint(tmp_path / "model", "qwen2_5_vl")
+    error = refused(str(tmp_path / "model"), "--data", str(data), "--out", str(tmp_path / "out"), *SIZES)
+    assert isinstance(error, CheckpointError) and "its positions have 3 parts, those of a gate's base one" in str(error)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ((9, 8), "2 texts, 1 step"),
+        ((9, 1), "1 text, 1 step; 1 text is too short for a gate and left out"),
+        ((9, 1, 1), "1 text, 1 step; 2 texts are too short for a gate and left out"),
+    ],
+)
+def test_texts_are_counted_in_words(lengths: tuple[int, ...], told: str, tmp_path: Path):
+    model, data = tmp_path / "model", tmp_path / "data.jsonl"
+    write_chat_checkpoint(model, "llama")
+    data.write_text("".join(json.dumps({"text": "again " * length}) + "\n" for length in lengths))
+    result = CliRunner().invoke(app, command(model, data, tmp_path / "out", "--steps", "1"))
+    assert told in result.stderr.splitlines()
 
 
 def test_texts_beyond_the_trained_positions_are_announced(data: Path, tmp_path: Path):

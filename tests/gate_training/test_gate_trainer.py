@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,8 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import ConfigError
+from edgeflow.errors import ConfigError, Stopped
 from edgeflow.gate_training import trainer as training
 from edgeflow.gate_training.examples import Example, grouped
 from edgeflow.gate_training.initial import initial_gate
@@ -116,7 +119,10 @@ def test_a_resumed_run_gives_the_gate_of_a_run_without_a_pause(base: PlainBase, 
     plan = GatePlan(steps=6)
     whole = trainer_of(base, plan)
     run(whole, 6, tmp_path / "whole.safetensors", resume=False)
-    run(trainer_of(base, plan), 4, tmp_path / "part.safetensors", resume=True)
+    part = trainer_of(base, plan)
+    for _ in range(4):
+        part.step()
+    part.learner.save(tmp_path / "part.safetensors", plan.steps)
     rest = trainer_of(base, plan)
     run(rest, 6, tmp_path / "part.safetensors", resume=True)
     assert rest.learner.done_steps == 6
@@ -127,9 +133,9 @@ def test_a_resumed_run_gives_the_gate_of_a_run_without_a_pause(base: PlainBase, 
 @pytest.mark.parametrize(
     "plan, settings, message",
     [
-        (GatePlan(steps=6, seed=1), {"lr": "0.005"}, "seed is 1, but .* was trained with seed 0"),
-        (GatePlan(steps=6), {"lr": "0.1"}, r"lr is 0\.1, but .* was trained with lr 0\.005"),
-        (GatePlan(steps=6), {"lr": "0.005", "data": "x"}, "data is x, but .* was trained with data None"),
+        (GatePlan(steps=1, seed=1), {"lr": "0.005"}, r"\(seed is 1, was 0\): --no-resume begins anew, or choose"),
+        (GatePlan(steps=1), {"lr": "0.1"}, r"\(lr is 0\.1, was 0\.005\)"),
+        (GatePlan(steps=6), {"lr": "0.005", "sink": "3"}, r"\(sink is 3, was not stated; steps is 6, was 1\)"),
     ],
 )
 def test_a_state_of_another_run_is_refused(
@@ -138,10 +144,53 @@ def test_a_state_of_another_run_is_refused(
     state = tmp_path / "state.safetensors"
     run(trainer_of(base, GatePlan(steps=6), settings={"lr": "0.005"}), 1, state, resume=True)
     with pytest.raises(ConfigError, match=message):
-        run(trainer_of(base, plan, settings=settings), 6, state, resume=True)
+        run(trainer_of(base, plan, settings=settings), plan.steps, state, resume=True)
     state.write_bytes(b"no state")
     with pytest.raises(ConfigError, match="is not the state of a training run"):
         run(trainer_of(base, plan, settings=settings), 6, state, resume=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_keeps_its_state(base: PlainBase, tmp_path: Path, number: signal.Signals):
+    trainer, plan = trainer_of(base, GatePlan(steps=5)), GatePlan(steps=5)
+    step, state, before = trainer.step, tmp_path / "state.safetensors", signal.getsignal(number)
+
+    def signalled() -> tuple[float, str]:
+        if trainer.learner.done_steps == 2:
+            signal.raise_signal(number)
+        return step()
+
+    trainer.step = signalled  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match="stopped after step 3 of 5: the same command goes on from there"):
+        run(trainer, 5, state, resume=True)
+    assert signal.getsignal(number) is before
+    rest = trainer_of(base, plan)
+    run(rest, 5, state, resume=True)
+    assert rest.learner.done_steps == 5 and rest.last_loss is not None
+
+
+def test_a_second_signal_acts_at_once(base: PlainBase, tmp_path: Path):
+    trainer = trainer_of(base, GatePlan(steps=5))
+
+    def signalled() -> tuple[float, str]:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError
+
+    trainer.step = signalled  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, 5, tmp_path / "state.safetensors", resume=True)
+
+
+def test_a_state_that_does_not_state_its_length_is_resumed(base: PlainBase, tmp_path: Path):
+    plan, state = GatePlan(steps=2), tmp_path / "state.safetensors"
+    run(trainer_of(base, GatePlan(steps=1)), 1, state, resume=True)
+    with safe_open(state, "pt") as file:
+        facts = {name: value for name, value in file.metadata().items() if name != "of_steps"}
+    save_file(load_file(state), state, facts)
+    rest = trainer_of(base, plan)
+    run(rest, 2, state, resume=True)
+    assert rest.learner.done_steps == 2
 
 
 def test_the_loss_of_a_batch_falls(base: PlainBase):

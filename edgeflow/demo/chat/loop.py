@@ -22,6 +22,7 @@ from edgeflow.engine.device import choose_device
 from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import budget_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
+from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 7_500
@@ -116,7 +117,7 @@ def train_chat(out: Path, minutes: float | None, seed: int, resume: bool, device
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "chat-state.safetensors"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     trainer = ChatTrainer(plan, seed, ChatSize(), str(choose_device(device)))
     with training_progress() as progress:
         run_training(trainer, plan.steps, state=state, resume=resume, progress=progress, cpu_before=cpu_before)

@@ -20,6 +20,7 @@ from edgeflow.engine.device import choose_device
 from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import Phase, budget_share, rate_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
+from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 60_000
@@ -100,7 +101,7 @@ def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device
     """
     cpu_before, where = cpu_seconds(), str(choose_device(device))
     plan, state = plan_for(minutes), out / "state.safetensors"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with training_progress() as progress:
         bar = progress.add_task("frames", total=plan.states, note="")
         data = make_dataset(out / "data", plan.states, seed, lambda count: progress.advance(bar, count))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import write_tensors
+from edgeflow.outputs import check_writable
 from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.text.checkpoint_json import read_json
 
@@ -55,9 +55,7 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
 
     settings: those that are known so far.
     """
-    nearest = next(each for each in (out.absolute(), *out.absolute().parents) if os.path.lexists(each))
-    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        raise ConfigError(f"out: {nearest} is not a folder that can be written to")
+    check_writable(out)
     kept = _kept_settings(out)
     if not kept and out.exists() and any(out.iterdir()):
         raise ConfigError(f"out: {out} is not empty and holds no search to go on with: give a new folder")

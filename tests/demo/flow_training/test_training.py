@@ -86,8 +86,8 @@ def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
         whole.step()
     for _ in range(PLAN.vision_steps + PLAN.flow_steps + 1):
         first.step()
-    first.learner.save(tmp_path / "state.safetensors")
-    second.learner.load(tmp_path / "state.safetensors")
+    first.learner.save(tmp_path / "state.safetensors", PLAN.steps)
+    second.learner.load(tmp_path / "state.safetensors", PLAN.steps)
     for _ in range(PLAN.steps - second.learner.done_steps):
         second.step()
     for name, weight in whole.network.state_dict().items():

@@ -51,9 +51,9 @@ def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
     losses = [through.step()[0] for _ in range(6)]
     first = LogTrainer(PLAN, 0, "cpu")
     assert [first.step()[0] for _ in range(3)] == losses[:3]
-    first.learner.save(tmp_path / "state.safetensors")
+    first.learner.save(tmp_path / "state.safetensors", PLAN.steps)
     second = LogTrainer(PLAN, 0, "cpu")
-    second.learner.load(tmp_path / "state.safetensors")
+    second.learner.load(tmp_path / "state.safetensors", PLAN.steps)
     assert [second.step()[0] for _ in range(3)] == losses[3:]
     for name, value in through.network.state_dict().items():
         assert torch.equal(value, second.network.state_dict()[name]), name
@@ -95,12 +95,22 @@ def test_what_training_writes_can_be_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(training, "plan_for", lambda minutes: PLAN)
     folder = train_logs(tmp_path, 1.0, 0, True, "cpu")
     capsys.readouterr()
-    assert eval_logs_command(folder, 8, "0", 256, as_json=True) == 1
+    assert eval_logs_command(str(folder), 8, "0", 256, as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["cells"]) == 8
     assert told["summary"]["asked"] == 6 and told["look-up"]["asked"] == 2
-    assert eval_logs_command(folder, 8, "0", 256, as_json=False) == 1
+    assert eval_logs_command(str(folder), 8, "0", 256, as_json=False) == 1
     assert "most fault" in capsys.readouterr().out
+
+
+def test_prompts_longer_than_a_slot_are_not_asked():
+    with pytest.raises(ConfigError, match="longest: a prompt has at most 2040 tokens, got 100000"):
+        eval_logs_command("demo-chat", 4, "0", 100_000, as_json=True)
+
+
+def test_the_embedded_model_is_known_by_its_name(capsys):
+    assert eval_logs_command("demo-chat", 1, "0", 256, as_json=True) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["questions"] == 1
 
 
 def test_a_report_counts_by_kind_and_place():

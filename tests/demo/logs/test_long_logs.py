@@ -3,11 +3,14 @@
 import json
 import random
 import re
+import shlex
 
 import pytest
 import torch
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
+from edgeflow.cli import app
 from edgeflow.demo.chat.logs.command import draw_logs_command
 from edgeflow.demo.chat.logs.long import ELSEWHERE, LongLogs, write_long_logs
 from edgeflow.demo.chat.tokenizer import chat_text
@@ -70,6 +73,70 @@ def test_a_gate_can_be_trained_on_the_file(tmp_path):
 def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path):
     draw_logs_command(tmp_path / "new" / "logs.jsonl", LongLogs(rules=RULES, most_segments=1), 2, 0)
     assert len((tmp_path / "new" / "logs.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(ConfigError, match="segments: 40 make a log of 1517 lines, at most 600"):
+    with pytest.raises(ConfigError, match=r"segments: at most 14: .* and logs of 1517 lines"):
         draw_logs_command(tmp_path / "long.jsonl", LongLogs(rules=RULES, most_segments=40), 2, 0)
     assert not (tmp_path / "long.jsonl").exists()
+
+
+def test_the_command_says_how_to_train_on_the_file(tmp_path, capsys):
+    path = tmp_path / "some logs.jsonl"
+    draw_logs_command(path, LongLogs(rules=RULES, most_segments=1), 2, 0)
+    told = capsys.readouterr().out
+    assert "2 conversations, 0.0 MB" in told
+    _, _, command = told.partition("train on it with: edgeflow ")
+    arguments = [str(tmp_path / "gate") if each == "FOLDER" else each for each in shlex.split(command)]
+    result = CliRunner().invoke(app, [*arguments, "--steps", "1", "--batch-tokens", "1", "--device", "cpu"])
+    assert result.exit_code == 0 and "2 texts, 1 step" in result.stderr.splitlines()
+
+
+def test_the_command_tells_programs_too(tmp_path, capsys):
+    path = tmp_path / "logs.jsonl"
+    draw_logs_command(path, LongLogs(rules=RULES, most_segments=1), 1, 0, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    sizes = {"sink": 32, "window": 96, "segment": 256, "positions": "local"}
+    assert told == {"conversations": 1, "bytes": path.stat().st_size, **sizes}
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"out: .* cannot be written: Is a directory"):
+        draw_logs_command(tmp_path, LongLogs(rules=RULES), 2, 0)
+
+
+def source_of(sink, window, segment, turns=6, segments=1):
+    rules = GateRules(sink=sink, window=window, segment=segment)
+    return LongLogs(rules=rules, turns=turns, most_segments=segments)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (source_of(32, 1, 1), "segment: at least 300: .* got sink 32, window 1, segment 1,"),
+        (source_of(32, 96, 187), "segment: at least 188: .* 6 questions"),
+        (source_of(300, 200, 2048), "segment: at most 1853: "),
+        (source_of(32, 96, 256, segments=15), "segments: at most 14: "),
+        (source_of(4000, 200, 256), "sink, window: at most 4130 tokens together: "),
+        (source_of(32, 96, 256, turns=100), "turns: at most 67: "),
+    ],
+)
+def test_sizes_that_no_log_has_are_refused_with_the_nearest_that_one_has(source, message):
+    with pytest.raises(ConfigError, match=message):
+        source.check()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        source_of(0, 1, 300),
+        source_of(0, 1, 150, turns=1),
+        source_of(32, 96, 188),
+        source_of(300, 200, 1853),
+        source_of(32, 96, 256, segments=14),
+        source_of(4030, 100, 38, turns=1),
+        source_of(32, 96, 2039, turns=67),
+    ],
+)
+def test_the_smallest_sizes_that_are_not_refused_are_drawn(source):
+    source.check()
+    rng = random.Random(0)
+    for _ in range(30):
+        assert source.draw(rng).turns

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from edgeflow.console import reporting, table_console
-from edgeflow.demo.chat.logs.entries import MOST_LINES
-from edgeflow.demo.chat.logs.evaluate import NEEDED, Count, LogReport, evaluate_logs
+from edgeflow.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.demo.chat.logs.held_out import Place
 from edgeflow.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.demo.chat.logs.questions import KINDS
 from edgeflow.errors import ConfigError
+from edgeflow.model_paths import resolve_model
 
 
-def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
-    """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
+def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
+    """Print the results; exit code 1 when too few answers are exact for the model to be shipped.
+
+    model: a folder, a hub id or demo-chat.
+    """
+    if longest > LONGEST:
+        raise ConfigError(f"longest: a prompt has at most {LONGEST} tokens, got {longest}")
+    folder = resolve_model(model, chat=True)
     with reporting(Console(stderr=True)) as report:
         result = evaluate_logs(folder, questions, seed, longest, lambda done: report("questions", done, questions))
     if as_json:
@@ -28,16 +35,19 @@ def eval_logs_command(folder: Path, questions: int, seed: str, longest: int, *, 
     return 0 if result.share >= NEEDED else 1
 
 
-def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int) -> None:
-    """Write a file of conversations; ConfigError where the longest log is longer than any."""
-    lines = source.most_lines
-    if lines > MOST_LINES:
-        raise ConfigError(
-            f"segments: {source.most_segments} make a log of {lines} lines, at most {MOST_LINES} are drawn"
-        )
-    out.parent.mkdir(parents=True, exist_ok=True)
+def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int, *, as_json: bool = False) -> None:
+    """Write a file of conversations and print how to train on it; ConfigError for sizes that no log has."""
+    source.check()
     with reporting(Console(stderr=True)) as report:
         write_long_logs(out, source, conversations, seed, lambda done: report("conversations", done, conversations))
+    rules, size = source.rules, out.stat().st_size
+    if as_json:
+        sizes = {"sink": rules.sink, "window": rules.window, "segment": rules.segment}
+        print(json.dumps({"conversations": conversations, "bytes": size, **sizes, "positions": "local"}, indent=2))
+        return
+    fit = f"--sink {rules.sink} --window {rules.window} --segment {rules.segment} --positions local"
+    print(f"{out}: {conversations} conversation{'' if conversations == 1 else 's'}, {size / 1e6:.1f} MB")
+    print(f"train on it with: edgeflow train-gate demo-chat --data {shlex.quote(str(out))} --out FOLDER {fit}")
 
 
 def _as_json(result: LogReport) -> dict[str, object]:

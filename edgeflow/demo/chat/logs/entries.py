@@ -80,7 +80,10 @@ class LogSource:
         return [first + sum(steps[:line]) for line in range(lines)]
 
     def _column(self, lines: int, region: range, values: Sequence[str], quiet: str) -> list[str]:
-        """One value per line; those that are not `quiet` have one clear winner, which lies in the region alone."""
+        """One value per line; those that are not `quiet` have one clear winner, which lies in the region alone.
+
+        Where the region has the winner alone, all other lines are quiet: of sides they have none.
+        """
         rng = self._rng
         if quiet and rng.random() < 0.04:
             return [quiet] * lines

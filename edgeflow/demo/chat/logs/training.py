@@ -23,6 +23,7 @@ from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import budget_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 50.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 2_000
@@ -98,17 +99,17 @@ def plan_for(minutes: float | None) -> LogPlan:
 
 
 def train_logs(
-    out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: Path = EMBEDDED_CHAT_MODEL
+    out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: Path | None = None
 ) -> Path:
     """Train the embedded chat model on logs; the folder of the checkpoint, `out/log-chat`.
 
     minutes: budget of one core, None for the full plan. resume: continue from `out/log-chat-state.safetensors`.
-    begin: the checkpoint to train further, of the embedded chat model's layout; else ConfigError.
+    begin: the checkpoint to train further, None for the embedded one; ConfigError for one of another layout.
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "log-chat-state.safetensors"
-    out.mkdir(parents=True, exist_ok=True)
-    trainer = LogTrainer(plan, seed, str(choose_device(device)), begin)
+    make_folder(out)
+    trainer = LogTrainer(plan, seed, str(choose_device(device)), begin or EMBEDDED_CHAT_MODEL)
     with training_progress() as progress:
         run_training(trainer, plan.steps, state=state, resume=resume, progress=progress, cpu_before=cpu_before)
     return write_chat_checkpoint(out / "log-chat", trainer.network, trainer.tokenizer)

@@ -1,0 +1,39 @@
+"""Folders and files that commands write to; a place that cannot be written to is a ConfigError about `out`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from edgeflow.errors import ConfigError
+
+
+def check_writable(out: Path) -> None:
+    """ConfigError for a folder that is not there and cannot be made, or cannot be written to. Nothing is written."""
+    nearest = next(each for each in (out.absolute(), *out.absolute().parents) if os.path.lexists(each))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise ConfigError(f"out: {nearest} is not a folder that can be written to")
+
+
+def make_folder(out: Path) -> None:
+    """Make a folder with its parents where it is not there yet."""
+    check_writable(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out: {out} cannot be made: {error.strerror}") from None
+
+
+@contextmanager
+def text_file(out: Path) -> Iterator[TextIO]:
+    """A new text file in a folder that is made where needed; a file of that name is replaced."""
+    make_folder(out.parent)
+    try:
+        file = out.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out: {out} cannot be written: {error.strerror}") from None
+    with file:
+        yield file
