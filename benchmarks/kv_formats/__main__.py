@@ -31,7 +31,10 @@ from edgeflow.types import KVName, Mode
 FORMATS: tuple[KVName, ...] = ("model", "int8", "int4")
 ANSWERS = {"int8": 1.0, "fp8": 1.0, "int4": 3.0}
 EPISODES = 2.0
-CONDITIONS = ((Mode.SERIAL, 0.0), (Mode.SERIAL, 0.05), (Mode.PIPELINED, 0.0), (Mode.SPECULATIVE, 0.05))
+CONDITIONS = {
+    f"{mode.value}, {100 * speed:g} cm/s": (mode, speed)
+    for mode, speed in ((Mode.SERIAL, 0.0), (Mode.SERIAL, 0.05), (Mode.PIPELINED, 0.0), (Mode.SPECULATIVE, 0.05))
+}
 """Mode, and speed of the objects in m/s. Pipelined actions are too old for objects that move, whatever the format."""
 PROFILE = "rtx5090"
 CHAT_CAPACITY = 2048  # positions of a slot, as served by default
@@ -47,7 +50,7 @@ def main() -> None:
             rows.append(_answers(kv, arguments.questions))
             print(_line(rows[-1], rows), flush=True)
         if arguments.episodes and kv != "fp8":  # a CPU cannot serve it
-            for row in _episodes(kv, arguments.episodes):
+            for row in _episodes(kv, arguments.episodes, arguments.condition):
                 rows.append(row)
                 print(_line(row, rows), flush=True)
     missed = [row for row in rows if (points := _points(row, rows)) is not None and points < -row["bar"]]
@@ -66,17 +69,17 @@ def _answers(kv: KVName, questions: int) -> Row:
     return _row("answers", "held-out questions", kv, right, questions, slot / CHAT_CAPACITY, ANSWERS.get(kv, 0.0))
 
 
-def _episodes(kv: KVName, episodes: int) -> Iterator[Row]:
+def _episodes(kv: KVName, episodes: int, conditions: Sequence[str]) -> Iterator[Row]:
     engine = load_policy(EMBEDDED_MODEL, kv).engine
     if not isinstance(engine, PolicyEngine):
         raise TypeError(f"{EMBEDDED_MODEL} has no KV slots of tokens")
     position = engine.kv.nbytes / engine.kv.slots / engine.kv.capacity
-    for mode, speed in CONDITIONS:
+    for condition in conditions:
+        mode, speed = CONDITIONS[condition]
         plan = EvaluationPlan(
             episodes=episodes, modes=[mode], anchored=[True], speeds=[speed], profiles=[PROFILE], kv=kv
         )
         (result,) = evaluate(plan, lambda *_: None)
-        condition = f"{mode.value}, {100 * speed:g} cm/s"
         yield _row("episodes", condition, kv, result.success.successes, episodes, position, EPISODES)
 
 
@@ -114,7 +117,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kv", action="append", choices=get_args(KVName), help="a format; default: model, int8, int4")
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="0: no answers")
     parser.add_argument("--episodes", type=int, default=40, help="per condition; 0: none")
+    parser.add_argument("--condition", action="append", choices=CONDITIONS, help="of the episodes; default: all")
     arguments = parser.parse_args()
+    arguments.condition = arguments.condition or list(CONDITIONS)
     arguments.kv = arguments.kv or list(FORMATS)
     return arguments
 

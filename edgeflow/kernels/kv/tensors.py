@@ -20,7 +20,7 @@ class KVShape:
 
 
 class UnfoldedFormat:
-    """What KV formats have in common whose slots hold every position of a sequence (formats.KVFormat)."""
+    """Common part of KV formats whose slots hold every position of a sequence (formats.KVFormat)."""
 
     memory = None
 
