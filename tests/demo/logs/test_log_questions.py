@@ -38,7 +38,6 @@ def answers(kind, region=WHOLE, log=LOG):
         ("most held", "What was it holding most often?", "The object was cube.", (1, 2, 4)),
         ("most side", "Where was it most often?", "The side was left.", (0, 1, 2, 3, 5)),
         ("held at fault", "What was it holding at the fault link?", "It says link ring.", (3,)),
-        ("side at held", "What does the log say at the ring?", "It says ring left.", (3,)),
     ],
 )
 def test_answers_are_right(kind, question, answer, lines):
@@ -47,7 +46,7 @@ def test_answers_are_right(kind, question, answer, lines):
 
 def test_evidence_lies_in_the_region():
     region = range(3, 6)
-    assert answers("side at held", region) and not answers("side at held", range(3))
+    assert answers("held at fault", region) and not answers("held at fault", range(3))
     assert answers("most held") and not answers("most held", region)
     assert "Yes." not in {answer for _, answer in answers("ever held", region)}
 
@@ -73,14 +72,14 @@ def test_yes_and_no_are_balanced_and_the_other_answers_are_spread():
 
 
 def test_held_out_questions_go_through_kinds_and_places():
-    questions = list(held_out_questions(56, "0", 512))
+    questions = list(held_out_questions(48, "0", 512))
     assert Counter(question.asked.kind for question in questions) == dict.fromkeys(KINDS, 8)
-    assert Counter(question.place for question in questions) == dict.fromkeys(Place, 14)
+    assert Counter(question.place for question in questions) == dict.fromkeys(Place, 12)
     for question in questions:
         region = question.place.region(len(question.log.entries))
         assert all(line in region for line in question.asked.lines)
         assert question.messages()[0]["content"].endswith(question.asked.text)
-    assert questions == list(held_out_questions(56, "0", 512)) != list(held_out_questions(64, "1", 512))
+    assert questions == list(held_out_questions(48, "0", 512)) != list(held_out_questions(64, "1", 512))
 
 
 def test_thirds_cover_a_log():

@@ -98,7 +98,7 @@ def test_what_training_writes_can_be_evaluated(tmp_path, monkeypatch, capsys):
     assert eval_logs_command(str(folder), 8, "0", 256, as_json=True) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["cells"]) == 8
-    assert told["summary"]["asked"] == 6 and told["look-up"]["asked"] == 2
+    assert told["summary"]["asked"] == 7 and told["look-up"]["asked"] == 1
     assert eval_logs_command(str(folder), 8, "0", 256, as_json=False) == 1
     assert "most fault" in capsys.readouterr().out
 
@@ -119,5 +119,5 @@ def test_a_report_counts_by_kind_and_place():
     report = LogReport(graded)
     assert report.share == 15 / 16
     assert report.cells()["ever fault", Place.START] == Count(0, 1)
-    assert report.cells()["side at held", Place.MIDDLE] == Count(1, 1)
-    assert report.summary(asked=True) == Count(11, 12) and report.summary(asked=False) == Count(4, 4)
+    assert report.cells()["held at fault", Place.MIDDLE] == Count(1, 1)
+    assert report.summary(asked=True) == Count(13, 14) and report.summary(asked=False) == Count(2, 2)

@@ -154,9 +154,6 @@ KINDS: Final[dict[str, Kind]] = {
         _beside(_fault, FAULTS, _held, NOTHING),
         summary=False,
     ),
-    "side at held": Kind(
-        ("What does the log say at the {}?", "Where was it with the {}?"), _beside(_held, HELD, _side), summary=False
-    ),
 }
 
 
