@@ -6,7 +6,7 @@ first and the two ablations keeps as many bytes as EdgeInfinite's slot with its 
 (summaries of many lines, look-ups of one) and in two places: in what all of them compress or drop, and in what all of
 them keep.
 
-    .venv/bin/python -m benchmarks.long_context --base FOLDER --gate FOLDER --json FILE --png FILE
+    .venv/bin/python -m benchmarks.long_context --json FILE --png FILE
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from benchmarks.long_context.systems import ANSWER, Served, System, position_byt
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
 from edgeflow.gate_training.initial import initial_gate
+from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
@@ -73,8 +74,10 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--base", type=Path, required=True, help="checkpoint directory that answers questions on logs")
-    parser.add_argument("--gate", type=Path, required=True, help="directory of its trained gate")
+    parser.add_argument(
+        "--base", type=Path, default=EMBEDDED_LOG_MODEL, help="checkpoint directory that answers questions about logs"
+    )
+    parser.add_argument("--gate", type=Path, default=EMBEDDED_LOG_MODEL, help="directory of its trained gate")
     parser.add_argument("--questions", type=int, default=500, help="summaries in the compressed part")
     parser.add_argument("--others", type=int, default=100, help="questions of each other cell")
     parser.add_argument(

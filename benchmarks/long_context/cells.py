@@ -97,7 +97,7 @@ def opening_tokens(model: ChatModel) -> int:
 
 def question_tokens(model: ChatModel) -> tuple[int, int]:
     """The fewest and the most tokens behind the last line."""
-    subjects = ("000", *FAULTS, *HELD)
+    subjects = (*FAULTS, *HELD)
     texts = [text.format(subject) for kind in KINDS.values() for text in kind.phrasings for subject in subjects]
     lengths = [len(model.chat_prompt(model.render([{"role": "user", "content": f"\n{text}"}]))) for text in texts]
     before = len(model.chat_prompt(model.render([{"role": "user", "content": ""}]).partition("<|im_end|>")[0] + "\n"))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.attention.deepseek import refuse_experts
 from edgeflow.models.checkpoint import Weights
@@ -203,10 +204,13 @@ def read_with_heads(path: Path, reader: str) -> PublishedChat:
 
 def unfit_for_gates(published: PublishedChat) -> str:
     """The reason why a gate cannot serve such a model; empty where it can."""
-    if published.vision is None:
-        return ""
-    parts = len(published.text.rope.sections)
-    return f"a {published.family} with images: its positions have {parts} parts, those of a gate's base one"
+    if published.vision is not None:
+        parts = len(published.text.rope.sections)
+        return f"a {published.family} with images: its positions have {parts} parts, those of a gate's base one"
+    stored = published.text.attention.kv_format
+    if stored is not DENSE:
+        return f"a {published.family}: its slots are {stored.name}, a gate reads the keys and values of heads"
+    return ""
 
 
 def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:

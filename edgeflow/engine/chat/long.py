@@ -11,12 +11,12 @@ import torch
 from edgeflow.config_sections import ChatConfig
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, MemoryRules, configured_format, slot_bytes
+from edgeflow.kernels.kv.formats import KVFormat, MemoryRules, configured_format, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.memory import memory_bytes as bytes_of_a_layer
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.models.chat import read_published
+from edgeflow.models.chat import read_published, unfit_for_gates
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateHeader, GateRules, MemoryGate, gate_header
@@ -75,17 +75,8 @@ def long_header(config: ChatConfig, path: Path) -> GateHeader | None:
         return None
     published = read_published(path)
     found = _gate_path(config.long.gate, path)
-    if published.vision is not None:
-        raise ConfigError(
-            f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family} with images: "
-            f"its positions have {len(published.text.rope.sections)} parts, those of a gate's base one"
-        )
-    stored = published.text.attention.kv_format
-    if stored is not DENSE:
-        raise ConfigError(
-            f"chat.long.gate: {found} cannot serve chat.model {path.name}, a {published.family}: its slots are "
-            f"{stored.name}, a gate reads the keys and values of heads"
-        )
+    if unfit := unfit_for_gates(published):
+        raise ConfigError(f"chat.long.gate: {found} cannot serve chat.model {path.name}, {unfit}")
     known_by = base_fingerprint(path)
     header = gate_header(found, published.text, base_fingerprint=known_by)
     sizes: dict[str, Any] = config.long.sizes
