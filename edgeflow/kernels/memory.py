@@ -46,7 +46,7 @@ def read_batched(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: Packed
     parts = []
     for rows, gated in _spans(layout):
         slot = layout.row_slot[rows.start : rows.start + 1]
-        parts.append(_mixed(q[rows], attended[rows], layer, slot) if gated else attended[rows])
+        parts.append(_read_span(q[rows], attended[rows], layer, slot) if gated else attended[rows])
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -67,7 +67,7 @@ def fold_batched(layer: MemoryLayer, slot: int, first: int, stop: int) -> None:
     layer.norms[slot] += feature.sum(1)
 
 
-def _mixed(q: Tensor, attended: Tensor, layer: MemoryLayer, slot: Tensor) -> Tensor:
+def _read_span(q: Tensor, attended: Tensor, layer: MemoryLayer, slot: Tensor) -> Tensor:
     """The rows of one span. slot [1]: on the device."""
     matrix, norm = layer.matrices.index_select(0, slot)[0], layer.norms.index_select(0, slot)[0]
     kv_heads = len(norm)
@@ -77,10 +77,10 @@ def _mixed(q: Tensor, attended: Tensor, layer: MemoryLayer, slot: Tensor) -> Ten
     read = sums / torch.bmm(feature, norm[..., None]).clamp(min=layer.rules.eps)
     rows = read.to(q.dtype).view(grouped.shape).transpose(0, 1).flatten(1, 2)  # [n, H, D]
     share = torch.sigmoid(layer.gate.g)
-    return torch.lerp(attended, _told(rows, layer.gate), share.expand_as(attended))
+    return torch.lerp(attended, _mlp(rows, layer.gate), share.expand_as(attended))
 
 
-def _told(rows: Tensor, gate: Gate) -> Tensor:
+def _mlp(rows: Tensor, gate: Gate) -> Tensor:
     """The MLP of each head over what it read: [n, H, D] → [n, H, D]"""
     if len(gate.w1) == 1:
         inner = torch.relu(torch.addmm(gate.b1[0], rows.flatten(0, 1), gate.w1[0].T))

@@ -5,7 +5,7 @@ qkv [L_Q, (H + 2 KH) D]; rows: RowPlaces of the pass; layer: of the KV format, w
 else. Returns q [L_Q, H, D]. The implementations here write dense slots and latent ones.
 
 Over latent slots there are no values: qk [L_Q, (H + KH) D]. Of each head the last r numbers are rotated, as many as the
-rotations have; the others are kept. The caller gives qk away.
+rotations have; the others are kept. `qk` is overwritten.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int4
 
 
 def on_device(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int4Layer) -> Tensor:
-    """Every row with its whole group, by indices that stay on the device: as slow as that sounds.
+    """Every row with its whole group, by indices that stay on the device.
 
-    Rows of a group write the same wherever they write.
+    That is up to GROUP times the work of `indexed`. Rows of a group write the same wherever they write.
     """
     q, keys, values = _turned(rope_write_kv.indexed, qkv, heads, kv_heads, rows)
     capacity, lines = layer.keys.shape[1], layer.exact.shape[1]
