@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from edgeflow.commands.options import ChosenKV, Json, OptionalFloat, OptionalPath, OptionalText
+from edgeflow.commands.options import ChosenKV, Json, OptionalFloat, OptionalText
 from edgeflow.errors import CheckpointError
 
 
@@ -49,7 +49,7 @@ def chat(
 
 
 def eval_chat(
-    model: Annotated[OptionalPath, typer.Option(help="Checkpoint directory; default: the embedded chat model.")] = None,
+    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, demo-chat or demo-logs.")] = "demo-chat",
     questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 500,
     seed: Annotated[str, typer.Option(help="Seed of the questions.")] = "held out",
     kv: ChosenKV = "model",
@@ -65,9 +65,7 @@ def eval_chat(
 
 
 def eval_logs(
-    model: Annotated[
-        str, typer.Option(help="Checkpoint directory, for instance of `train-demo --logs`, hub id, or demo-chat.")
-    ],
+    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id, demo-logs or demo-chat.")] = "demo-logs",
     questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 512,
     seed: Annotated[str, typer.Option(help="Seed of the logs and questions.")] = "0",
     longest: Annotated[int, typer.Option(min=256, help="Most tokens of a prompt, up to 2040.")] = 2040,

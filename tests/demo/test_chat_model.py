@@ -71,7 +71,7 @@ def test_held_out_questions_get_exact_answers():
 
 
 def test_the_command_tells_the_share(capsys):
-    assert eval_chat_command(EMBEDDED_CHAT_MODEL, 8, "command", kv="model", as_json=True) in (0, 1)
+    assert eval_chat_command("demo-chat", 8, "command", kv="model", as_json=True) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["wrong"]) == round(8 * (1 - told["exact"]))
     assert 0.9 < NEEDED < 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,15 +11,15 @@ from rich.table import Table
 
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.model_paths import resolve_model
 from edgeflow.types import KVName
 
 
-def eval_chat_command(folder: Path | None, questions: int, seed: str, *, kv: KVName, as_json: bool) -> int:
+def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, as_json: bool) -> int:
     """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
-            folder or EMBEDDED_CHAT_MODEL,
+            resolve_model(model, chat=True),
             questions,
             seed,
             progress=lambda done: report("questions", done, questions),

@@ -47,7 +47,7 @@ def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int
         return
     fit = f"--sink {rules.sink} --window {rules.window} --segment {rules.segment} --positions local"
     print(f"{out}: {conversations} conversation{'' if conversations == 1 else 's'}, {size / 1e6:.1f} MB")
-    print(f"train on it with: edgeflow train-gate demo-chat --data {shlex.quote(str(out))} --out FOLDER {fit}")
+    print(f"train on it with: edgeflow train-gate demo-logs --data {shlex.quote(str(out))} --out FOLDER {fit}")
 
 
 def _as_json(result: LogReport) -> dict[str, object]:
