@@ -11,7 +11,6 @@ from edgeflow.engine.device import choose_device, choose_dtype, device_name
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
-from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
@@ -58,12 +57,6 @@ def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") ->
             f"{section}kv: {kv_format.name} needs a CUDA device of compute capability {least // 10}.{least % 10} or "
             f"later, this one is {device_name(device)}: choose int8, which takes as many bytes, or int4"
         )
-
-
-def check_action_tokens(kv_format: KVFormat, count: int) -> None:
-    """ConfigError for a policy with more action tokens than int4 rounds at a time: drafts reach back no further."""
-    if kv_format is INT4 and count > GROUP:
-        raise ConfigError(f"policy.kv: int4 serves at most {GROUP} action tokens, this checkpoint has {count}")
 
 
 def operators_line(config: ServiceConfig) -> str:

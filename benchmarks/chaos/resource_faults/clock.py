@@ -23,7 +23,7 @@ import time
 DAY_NS = 24 * 3600 * 10**9
 true_ns = time.time_ns
 def jumping_ns():
-    return true_ns() + (0, DAY_NS, 0, -DAY_NS)[int(time.monotonic()) % 4]
+    return true_ns() + (0, DAY_NS, 2 * DAY_NS, -DAY_NS)[int(time.monotonic()) % 4]
 time.time_ns = jumping_ns
 time.time = lambda: jumping_ns() / 1e9
 """

@@ -17,8 +17,7 @@ from edgeflow.engine.executor import Executor
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Decoder, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
-from edgeflow.engine.table import check_action_tokens
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.implementations import Hardware

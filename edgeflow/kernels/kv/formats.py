@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
 from edgeflow.types import KVName
 
@@ -189,3 +189,9 @@ def configured_format(key: str, name: KVName, own: KVFormat) -> KVFormat:
             "position for both: set it to model"
         )
     return CONFIGURED[name]
+
+
+def check_action_tokens(kv_format: KVFormat, count: int) -> None:
+    """ConfigError for a policy with more action tokens than int4 rounds at a time: drafts reach back no further."""
+    if kv_format is INT4 and count > GROUP:
+        raise ConfigError(f"policy.kv: int4 serves at most {GROUP} action tokens, this checkpoint has {count}")

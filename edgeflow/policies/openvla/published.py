@@ -8,8 +8,8 @@ import torch
 
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.engine.table import check_action_tokens, check_kv
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.engine.table import check_kv
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.footprint import read_footprint
