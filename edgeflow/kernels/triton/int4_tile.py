@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.int4 import GROUP
 from edgeflow.kernels.triton.attention_tile import score_keys, weigh
 
 PLACES = tl.constexpr(GROUP)
-"""Of a group, and of a block of keys."""
+"""Positions in a group, and in a block of keys."""
 
 
 @triton.jit
