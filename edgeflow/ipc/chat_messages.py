@@ -75,10 +75,10 @@ class ChatReady:
     """Worker → front, before WorkerReady: a chat model is loaded.
 
     length: the most tokens of a prompt and its answer together. capacity: positions of a slot, which `length` exceeds
-    only where slots have a memory. long: None without a gate. slots: ids of the declared fixed prefixes. kv_bytes: of
-    all slots, with their memories. step_ns: time of a decode step. row_ns: time per prompt row within a chunk.
-    sampling: the checkpoint's own temperature, top_p, min_p and repetition_penalty. numbers: precision and its cost,
-    for people.
+    only where slots have a memory. long: None without a gate. slots: ids of the declared fixed prefixes.
+    slot_bytes: of one slot, with its memory; kv_bytes: of all, one for recordings included. step_ns: time of a decode
+    step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own temperature, top_p, min_p and
+    repetition_penalty. numbers: precision and its cost, for people.
     """
 
     model: str
@@ -89,6 +89,7 @@ class ChatReady:
     capacity: int
     long: LongSlots | None
     slots: list[str]
+    slot_bytes: int
     kv_bytes: int
     step_ns: int
     row_ns: int

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from edgeflow.kernels import greedy, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
+from edgeflow.kernels import memory as memories
 from edgeflow.kernels import varlen_attention as varlen
 from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.kv import shift_kv
 from edgeflow.kernels.kv.int4 import GROUP, Grid, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.memory import ACTIVATIONS, MemoryLayer
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.narrow_kv import int4_write, scaled
 from edgeflow.kernels.table.dimensions import kv_formats
@@ -325,7 +327,98 @@ def one_row_short(data, source, target, length):
     shift_kv.reference(data, source, target, max(length - 1, 0))
 
 
+def memory(change: Callable[[MemoryLayer], MemoryLayer]) -> Callable:
+    """The reference reads a memory that is changed."""
+    return lambda q, attended, layer, layout: memories.read_reference(q, attended, change(layer), layout)
+
+
+def memory_of_the_span(q, attended, layer, layout):
+    """Span i reads slot i."""
+    spans = torch.arange(len(layout.lengths)).repeat_interleave(torch.tensor(layout.lengths))
+    return memories.read_reference(q, attended, layer, replace(layout, row_slot=spans))
+
+
+def share_exchanged(q, attended, layer, layout):
+    gate = replace(layer.gate, g=-layer.gate.g)
+    return memories.read_reference(q, attended, replace(layer, gate=gate), layout)
+
+
+def every_span_gated(q, attended, layer, layout):
+    return memories.read_reference(q, attended, layer, replace(layout, gated=(True,) * len(layout.gated)))
+
+
+def one_pair_short(layer, slot, first, stop):
+    memories.fold_reference(layer, slot, first, stop - 1)
+
+
+def another_slot(layer, slot, first, stop):
+    memories.fold_reference(layer, 1 - slot, first, stop)
+
+
+def transposed_fold(layer, slot, first, stop):
+    memories.fold_reference(replace(layer, matrices=layer.matrices.mT), slot, first, stop)
+
+
+def features_in_the_dtype(layer, slot, first, stop):
+    """Keys are activated in the dtype of the model."""
+    feature = ACTIVATIONS[layer.rules.activation](layer.keys[slot, first:stop]).float().transpose(0, 1)
+    value = layer.values[slot, first:stop].float().transpose(0, 1)
+    layer.matrices[slot] += feature.mT @ value
+    layer.norms[slot] += feature.sum(1)
+
+
+def sums_in_the_dtype(layer, slot, first, stop):
+    """M and z are kept in the dtype of the model."""
+    memories.fold_reference(layer, slot, first, stop)
+    for sums in (layer.matrices, layer.norms):
+        sums.copy_(sums.to(layer.keys.dtype))
+
+
+def queries_in_the_dtype(q, attended, layer, layout):
+    """Queries are activated in the dtype of the model."""
+    activate, group = ACTIVATIONS[layer.rules.activation], q.shape[1] // layer.norms.shape[1]
+    slots = layout.row_slot
+    feature = activate(q).float()
+    matrices, norms = (each[slots].repeat_interleave(group, 1) for each in (layer.matrices, layer.norms))
+    sums = torch.einsum("lhd,lhde->lhe", feature, matrices)
+    read = sums / torch.einsum("lhd,lhd->lh", feature, norms).clamp(min=layer.rules.eps)[..., None]
+    return mixed(read, attended, layer, layout)
+
+
+def products_in_the_dtype(q, attended, layer, layout):
+    """A memory is read by a product in the dtype of the model."""
+    return memories.read_reference(q, attended, replace(layer, matrices=layer.matrices.to(q.dtype).float()), layout)
+
+
+def mixed(read, attended, layer, layout):
+    """What a gate that all heads share makes of what rows read."""
+    gate = layer.gate
+    inner = torch.relu(read.to(attended.dtype) @ gate.w1[0].T + gate.b1[0])
+    told, share = inner @ gate.w2[0].T + gate.b2[0], torch.sigmoid(gate.g)
+    gated = torch.tensor(layout.gated).repeat_interleave(torch.tensor(layout.lengths))[:, None, None]
+    return torch.where(gated, share * told + (1 - share) * attended, attended)
+
+
 WRONG = {
+    "memory: transposed": ("read_memory", memory(lambda layer: replace(layer, matrices=layer.matrices.mT))),
+    "memory: of the next head": (
+        "read_memory",
+        memory(lambda layer: replace(layer, matrices=layer.matrices.roll(1, 1), norms=layer.norms.roll(1, 1))),
+    ),
+    "memory: no least denominator": (
+        "read_memory",
+        memory(lambda layer: replace(layer, rules=replace(layer.rules, eps=0.0))),
+    ),
+    "memory: one more in the denominator": (
+        "read_memory",
+        memory(lambda layer: replace(layer, norms=layer.norms * 1.05)),
+    ),
+    "memory: the slot of the span's number": ("read_memory", memory_of_the_span),
+    "memory: shares exchanged": ("read_memory", share_exchanged),
+    "memory: all spans gated": ("read_memory", every_span_gated),
+    "fold: one pair short": ("fold_memory", one_pair_short),
+    "fold: another slot": ("fold_memory", another_slot),
+    "fold: transposed": ("fold_memory", transposed_fold),
     "rms_norm: eps": ("rms_norm", lambda x, w, eps: rms_norm.reference(x, w, eps * 1.5)),
     "rms_norm: mean over one more": (
         "rms_norm",
@@ -391,6 +484,27 @@ def test_a_wrong_implementation_fails(name, dtype):
     operator, function = WRONG[name]
     op_name, _, kv = operator.partition(" ")
     assert worst(op_name, kv, function, dtype) > 1.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("op_name", "function"),
+    [
+        ("fold_memory", features_in_the_dtype),
+        ("fold_memory", sums_in_the_dtype),
+        ("read_memory", queries_in_the_dtype),
+        ("read_memory", products_in_the_dtype),
+    ],
+)
+def test_a_memory_is_computed_in_float32_whatever_the_dtype(op_name, function, dtype):
+    own = [case for case in small_cases(op_name) if function is not queries_in_the_dtype or not by_head(case)]
+    assert worst_of(own, function, dtype) > 1.5
+    assert worst_of(own, function, torch.float32) <= 1, "nothing else is wrong with it"
+
+
+def by_head(case: Case) -> bool:
+    """True for a case of `read_memory` whose heads have an MLP each."""
+    return len(case.problem(CPU, torch.float32).arguments[2].gate.w1) > 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

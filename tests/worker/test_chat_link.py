@@ -40,6 +40,7 @@ READY = ChatReady(
     capacity=2000,
     long=None,
     slots=[],
+    slot_bytes=0,
     kv_bytes=0,
     step_ns=1,
     row_ns=1,

@@ -100,6 +100,7 @@ class BuiltChat:
             capacity=kv.capacity,
             long=self.long,
             slots=[prefix.slot_id for prefix in self.prefixes],
+            slot_bytes=kv.nbytes // kv.slots,
             kv_bytes=kv.nbytes,
             step_ns=self.times.step_ns,
             row_ns=self.times.row_ns,

@@ -187,7 +187,12 @@ def _read_memory() -> list[Case]:
     heads = [Heads(4, 4, 16), Heads(6, 2, 64), Heads(14, 2, 64), Heads(3, 1, 128)]
     lengths: Sequence[list[int]] = ([1], [5, 3, 65], [1, 1, 1], [64, 2])
     plain = [memory_cases.read_memory(each, head, hidden=24) for each, head in zip(lengths, heads, strict=True)]
-    return [*plain, memory_cases.read_memory([7, 2], heads[1], hidden=40, by_head=True)]
+    return [
+        *plain,
+        memory_cases.read_memory([7, 2], heads[1], hidden=40, by_head=True),
+        memory_cases.read_in_float32([3, 1, 9], heads[1]),
+        memory_cases.read_empty([2, 4, 1], heads[2]),
+    ]
 
 
 def _fold_memory() -> list[Case]:

@@ -29,13 +29,16 @@ STORED_TOLERANCE = {"awq": 5e-4}
 """The tolerance of products with stored weights, which the reference rounds to float16. A scale that is off by 2 %
 gives 2e-2."""
 
+SUMS_IN_FLOAT32 = {"fold_memory"}
+"""Operators whose outputs are in float32, and as exact, whatever the dtype of the model."""
+
 ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without VNNI
 
 
 def tolerance(case: Case, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
     """The largest deviation of a correct implementation. weight: the format that it takes; own: its own deviation."""
     written = WRITTEN_TOLERANCE.get(case.kv, 0.0) if case.op_name == "rope_write_kv" else 0.0
-    exact = max(TOLERANCE[dtype], written)
+    exact = max(TOLERANCE[torch.float32 if case.op_name in SUMS_IN_FLOAT32 else dtype], written)
     coarser = ROWS_OF_7_BITS if weight == "int8" and saturates() else 1.0
     format = STORED_TOLERANCE if case.weight == weight else CONVERTED_TOLERANCE
     return max(exact, coarser * format.get(weight, 0.0), own)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import MemoryLayer
 from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Problem
+
+_FAR_BELOW: Final = -4.0
+"""Queries at which exp(x) - 1 in 16 bits is -1, or nearly so."""
+_OPPOSITE: Final = 25.0
+"""Rows of a memory are this far above and below 0 in turns: their sums nearly cancel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +32,35 @@ class GateTensors:
 
 
 def read_memory(lengths: Sequence[int], heads: Heads, *, hidden: int, by_head: bool = False) -> Case:
-    """Spans of which every other one is gated, each in its own slot. hidden: h of the gate. by_head: an MLP each."""
+    """Spans of which every other one is gated, in slots in reverse order. hidden: h of the gate. by_head: an MLP each."""
 
     def build(make: Numbers) -> Problem:
-        layout = PackedLayout.of([Span(slot, 0, length) for slot, length in enumerate(lengths)], make.device)
-        layout = replace(layout, gated=tuple(slot % 2 == 0 for slot in range(len(lengths))))
         layer = _memory(make, heads, slots=len(lengths), places=1, hidden=hidden, by_head=by_head)
-        rows = sum(lengths), heads.query, heads.width
-        arguments = make.normal(*rows), make.normal(*rows), layer, layout
-        return Problem(arguments, lambda result: (result,), cold_bytes=layer.matrices.nbytes)
+        return _reading(make, lengths, heads, make.normal(sum(lengths), heads.query, heads.width), layer)
+
+    return Case(op_name="read_memory", build=build)
+
+
+def read_in_float32(lengths: Sequence[int], heads: Heads) -> Case:
+    """Queries and memories of which an activation, a sum or a product in 16 bits would lose most."""
+
+    def build(make: Numbers) -> Problem:
+        layer = _memory(make, heads, slots=len(lengths), places=1, hidden=24)
+        signs = torch.ones_like(layer.norms).cumsum(-1) % 2 * 2 - 1  # of each key feature
+        layer = replace(layer, matrices=layer.matrices / 3 + signs[..., None] * _OPPOSITE)
+        queries = make.given(make.normal(sum(lengths), heads.query, heads.width) / 16 + _FAR_BELOW)
+        return _reading(make, lengths, heads, queries, layer)
+
+    return Case(op_name="read_memory", build=build)
+
+
+def read_empty(lengths: Sequence[int], heads: Heads) -> Case:
+    """Memories of zeros under an activation that gives zeros: what is read is 0, not 0 / 0."""
+
+    def build(make: Numbers) -> Problem:
+        layer = _memory(make, heads, slots=len(lengths), places=1, hidden=24, activation="relu")
+        layer = replace(layer, matrices=layer.matrices * 0, norms=layer.norms * 0)
+        return _reading(make, lengths, heads, make.normal(sum(lengths), heads.query, heads.width), layer)
 
     return Case(op_name="read_memory", build=build)
 
@@ -46,6 +73,15 @@ def fold_memory(places: int, heads: Heads, activation: str = "elu_plus_one") -> 
         return Problem((layer, 1, 2, places + 2), lambda _: (layer.matrices, layer.norms), cold_bytes=layer.keys.nbytes)
 
     return Case(op_name="fold_memory", build=build)
+
+
+def _reading(make: Numbers, lengths: Sequence[int], heads: Heads, queries: Tensor, layer: MemoryLayer) -> Problem:
+    """Every other span is gated, from the first on; the first reads the last slot."""
+    count = len(lengths)
+    layout = PackedLayout.of([Span(count - 1 - span, 0, length) for span, length in enumerate(lengths)], make.device)
+    layout = replace(layout, gated=tuple(span % 2 == 0 for span in range(count)))
+    attended = make.normal(sum(lengths), heads.query, heads.width)
+    return Problem((queries, attended, layer, layout), lambda result: (result,), cold_bytes=layer.matrices.nbytes)
 
 
 def _memory(

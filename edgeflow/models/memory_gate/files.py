@@ -40,6 +40,7 @@ CHOICES = {
 """The readings of what the paper leaves open, the default first."""
 _IN_FILE = {"sink": "l_sink", "window": "l_window", "segment": "l_seg"}
 _LEAST = {"sink": 0, "window": 1, "segment": 1}
+_LEAST_EPS = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,8 @@ class GateRules:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}")
-        if type(self.eps) not in (int, float) or not 0 < self.eps < math.inf:
-            raise ConfigError(f"eps must be a number above 0, got {self.eps!r}")
+        if type(self.eps) not in (int, float) or not _LEAST_EPS <= self.eps <= 1:
+            raise ConfigError(f"eps must be a number from {_LEAST_EPS:.2g} to 1, got {self.eps!r}")
         if self.positions == "local" and self.fold == "cached":
             raise ConfigError(
                 "positions 'local' does not go with fold 'cached': keys that are kept would stand at old positions"

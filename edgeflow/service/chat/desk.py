@@ -100,8 +100,7 @@ class ChatDesk:
 
     def worker_ready(self, ready: ChatReady) -> None:
         self.ready = ready
-        slots = 1 + len(ready.slots)
-        memory = {"slots": slots, "slot_bytes": ready.kv_bytes // slots, "kv_bytes": ready.kv_bytes}
+        memory = {"slots": 1 + len(ready.slots), "slot_bytes": ready.slot_bytes, "kv_bytes": ready.kv_bytes}
         named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers}
         limits = {"length": ready.length, "capacity": ready.capacity}
         self._log.event("chat_ready", **named, **limits, **memory)

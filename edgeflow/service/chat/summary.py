@@ -11,8 +11,10 @@ def chat_summary(ready: ChatReady) -> str:
     """The model, the memory of its slots, and the longest prompt."""
     slots = 1 + len(ready.slots)
     memory = f" with a memory of {_size(ready.long.memory_bytes)}" if ready.long is not None else ""
-    each, whole = _size(ready.kv_bytes // slots), _size(ready.kv_bytes)
-    size = f"{slots} slots of {ready.capacity} positions{memory}, {each} each, {whole} in all"
+    each, whole = _size(ready.slot_bytes), _size(ready.kv_bytes)
+    scratch = " with one for recordings" if ready.kv_bytes > slots * ready.slot_bytes else ""
+    counted = f"{slots} slot{'s' * (slots > 1)}"
+    size = f"{counted} of {ready.capacity} positions{memory}, {each} each, {whole} in all{scratch}"
     return f"{ready.model} ({ready.family}; {ready.numbers}), {size}{_length(ready)}"
 
 

@@ -169,7 +169,8 @@ def test_what_is_recorded_at_the_start_is_told(model: ChatModel):
     built = build(model, "on")
     assert built.ready().numbers.endswith(f", {len(shapes_of(replaying(model)))} graphs")
     assert built.engine.recordings == len(shapes_of(replaying(model))), "nothing else is recorded while it starts"
-    assert built.ready().kv_bytes == 2 * model.decoder.kv_slots(1, CAPACITY).nbytes, "one slot is scratch"
+    slot = model.decoder.kv_slots(1, CAPACITY).nbytes
+    assert (built.ready().slot_bytes, built.ready().kv_bytes) == (slot, 2 * slot), "one slot is scratch"
 
 
 def test_a_model_that_cannot_be_recorded_runs_eagerly_unless_graphs_are_required(tmp_path):

@@ -80,8 +80,11 @@ def test_segments_of_a_text():
         ({"first_segment": ["zero"]}, r"first_segment must be bypass or zero, got \['zero'\]"),
         ({"memory_content": "sink"}, "memory_content must be segment or sink_and_segment, got 'sink'"),
         ({"activation": "softplus"}, "activation must be elu_plus_one or relu, got 'softplus'"),
-        ({"eps": 0}, "eps must be a number above 0, got 0"),
-        ({"eps": float("inf")}, "eps must be a number above 0, got inf"),
+        ({"eps": 0}, "eps must be a number from 1.2e-38 to 1, got 0"),
+        ({"eps": 1e-60}, "got 1e-60"),  # 0 in float32
+        ({"eps": 1e39}, "got 1e\\+39"),
+        ({"eps": 10**400}, "got 1000000"),  # no float
+        ({"eps": float("nan")}, "got nan"),
     ],
 )
 def test_rules_that_cannot_be_kept_are_refused(changes: dict[str, Any], message: str):

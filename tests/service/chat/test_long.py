@@ -164,16 +164,17 @@ async def test_a_memory_that_is_not_finite_ends_its_answer_and_no_other(text_mod
 @pytest.mark.parametrize(
     ("long", "told"),
     [
-        (None, "1 slots of 32 positions, 3.0 MiB each, 3.0 MiB in all"),
+        (None, "1 slot of 32 positions, 3.0 MiB each, 6.0 MiB in all with one for recordings"),
         (
             SIZES,
-            "1 slots of 32 positions with a memory of 8.0 KiB, 3.0 MiB each, 3.0 MiB in all, for prompts of any length "
-            "up to 3000 tokens; from 20 on they are folded",
+            "1 slot of 32 positions with a memory of 8.0 KiB, 3.0 MiB each, 6.0 MiB in all with one for recordings, "
+            "for prompts of any length up to 3000 tokens; from 20 on they are folded",
         ),
     ],
 )
 def test_the_start_tells_the_memory_of_a_slot(long: LongSlots | None, told: str):
-    ready = replace(READY, capacity=32, length=3000, long=long, kv_bytes=3 << 20, numbers="float32")
+    sizes = {"capacity": 32, "length": 3000, "slot_bytes": 3 << 20, "kv_bytes": 6 << 20}  # one slot for recordings
+    ready = replace(READY, **sizes, long=long, numbers="float32")
     assert chat_summary(ready) == f"small (test; float32), {told}"
 
 

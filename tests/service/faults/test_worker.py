@@ -161,6 +161,7 @@ async def test_a_whole_chunk_of_a_prompt_is_no_silence():
         capacity=4096,
         long=None,
         slots=[],
+        slot_bytes=0,
         kv_bytes=0,
         step_ns=1_000_000,
         row_ns=2_000_000,
