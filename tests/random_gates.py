@@ -22,7 +22,14 @@ SIZE: dict[str, Any] = {
 
 
 def random_gate(
-    config: LlamaConfig, rules: GateRules, *, hidden: int = 12, per_head: bool = False, shared_g: bool = False
+    config: LlamaConfig,
+    rules: GateRules,
+    *,
+    hidden: int = 12,
+    per_head: bool = False,
+    shared_g: bool = False,
+    fingerprint: str = "",
+    dtype: torch.dtype = torch.float32,
 ) -> MemoryGate:
     """A gate whose share of memory is neither small nor large. per_head: an MLP for each head."""
     make = torch.Generator().manual_seed(11)
@@ -31,7 +38,7 @@ def random_gate(
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=make)
 
-    layers = tuple(
+    layers = (
         GateLayer(
             w1=draw(mlp, hidden, width) / width**0.5,
             b1=draw(mlp, hidden) / 4,
@@ -41,7 +48,8 @@ def random_gate(
         )
         for _ in range(config.num_hidden_layers)
     )
-    return MemoryGate(rules=rules, layers=layers, mlp_hidden=hidden)
+    given = tuple(GateLayer(**{name: each.to(dtype) for name, each in layer.tensors().items()}) for layer in layers)
+    return MemoryGate(rules=rules, layers=given, mlp_hidden=hidden, base_fingerprint=fingerprint)
 
 
 def random_base(config: LlamaConfig, seed: int = 3) -> PlainBase:

@@ -42,8 +42,11 @@ def chat(
     path = config.chat_path
     if path is None:
         raise CheckpointError("model: the embedded chat model is not installed: give a checkpoint with --model")
-    with Console(stderr=True).status("loading"):
+    console = Console(stderr=True)
+    with console.status("loading"):
         conversation = open_conversation(config.chat, path, device, temperature, system)
+    for remark in conversation.remarks:
+        console.print(remark, style="yellow", highlight=False)
     prompt = "> " if sys.stdin.isatty() else ""
     converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
 

@@ -32,9 +32,12 @@ class SlotMemory:
         self._state.length[slot] = 0
 
     def finite(self, slot: int) -> bool:
-        """True where all numbers of a slot's memory are finite. Waits for the device."""
-        _, *memories = self._kv.tensors
-        return all(bool(each[:, :, slot].isfinite().all()) for each in memories)
+        """True where all numbers of a slot's memory, and of the keys and values that it holds, are finite. Waits for the
+        device.
+        """
+        pairs, *memories = self._kv.tensors
+        held = [pairs[:, :, slot, : int(self._state.length[slot])], *(each[:, :, slot] for each in memories)]
+        return all(bool(each.isfinite().all()) for each in held)
 
     def change(self, slot: int, before: Before) -> None:
         """Do what a segment asks for before its rows run."""
@@ -57,6 +60,6 @@ class SlotMemory:
 
 
 def _move_up(lines: Tensor, target: int, source: int) -> None:
-    """Lines from `source` on move to `target` on."""
+    """Move the lines from `source` onwards to `target`."""
     rest = lines[source:].clone()
     lines[target : target + len(rest)] = rest

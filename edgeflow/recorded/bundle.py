@@ -47,8 +47,14 @@ class Entry:
         return value
 
     def whole_number(self, key: str) -> int:
+        value = self.optional_whole_number(key)
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        return value
+
+    def optional_whole_number(self, key: str) -> int | None:
         value = self._values.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if value is not None and not _is(value, int):
             raise CheckpointError(f"{self._where}.{key} must be a whole number")
         return value
 

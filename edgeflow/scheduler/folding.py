@@ -37,6 +37,10 @@ class Route(Protocol):
     @property
     def folded(self) -> int: ...
 
+    def settled(self, known: int) -> int:
+        """How many of `folded` segments are folded by the time that `known` tokens are known."""
+        ...
+
     def take(self, position: int, rows: int, known: int) -> Run:
         """Take the run that begins at `position`, or further back where tokens are run again.
 
@@ -46,9 +50,12 @@ class Route(Protocol):
 
 
 class Straight:
-    """Every position is its own place."""
+    """The route of a slot that holds every position at its own place."""
 
     folded = 0
+
+    def settled(self, known: int) -> int:  # noqa: ARG002 - alike for all
+        return 0
 
     def take(self, position: int, rows: int, known: int) -> Run:
         if position < rows:
@@ -194,6 +201,9 @@ class FoldingRoute:
     @property
     def folded(self) -> int:
         return self._folded
+
+    def settled(self, known: int) -> int:
+        return min(self._folded, self._folding.segments(known))
 
     def take(self, position: int, rows: int, known: int) -> Run:
         return self._of_prompt(position, rows) if position < rows == known else self._decoding(position, rows, known)

@@ -61,6 +61,13 @@ class RequestPlan:
         """True when no further pass is to be planned."""
         return self.finish is not None or not (self.left or self.planned < self.tokens)
 
+    @property
+    def folds(self) -> int:
+        """Segments in the memory after the passes that are committed. One that is launched ahead may have folded another,
+        behind the last token of the answer.
+        """
+        return self.route.settled(self.rows + max(self.settled - 1, 0))
+
     def next(self, most: int) -> Segment[int] | None:
         """At most `most` rows of the prompt, or the row of the newest token; None where all is planned."""
         if self.complete:

@@ -72,7 +72,7 @@ class _Reader:
     def case(self, recorded: RecordedCase) -> GateCase:
         entry, where = recorded.entry, f"{self.directory / CASES_FILE} case {recorded.name}"
         ids, greedy_ids, route = entry.ids("input_ids"), entry.ids("greedy_ids"), entry.text("route")
-        vocab, residual = self.config.vocab_size, entry.optional_number("residual_after_prefill")
+        vocab, residual = self.config.vocab_size, entry.optional_whole_number("residual_after_prefill")
         if route not in ("short", "long"):
             raise CheckpointError(f"{where}: route must be short or long, got {route!r}")
         if not greedy_ids or not ids or not all(0 <= token < vocab for token in (*ids, *greedy_ids)):
@@ -84,7 +84,7 @@ class _Reader:
             greedy_ids=greedy_ids,
             long_route=route == "long",
             segments=entry.whole_number("segments_after_prefill"),
-            residual=None if residual is None else int(residual),
+            residual=residual,
             folds_at=entry.ids("decode_folds_at"),
             segments_at_end=entry.whole_number("segments_at_end"),
             margin=entry.optional_number("min_margin"),
@@ -95,12 +95,15 @@ class _Reader:
 
     def _own_gate(self, entry: Entry, where: str) -> MemoryGate:
         """The tensors that a case names under the rules that it states, which override those of gate.json."""
-        name, stated = entry.text("gate_file"), entry.optional_entry("options")
+        name, options = entry.text("gate_file"), entry.optional_entry("options")
         if Path(name).name != name or not (self.directory / name).is_file():
             raise CheckpointError(f"{where}: gate_file must be a file beside {CASES_FILE}, got {name!r}")
         layers = read_layers(self.directory / name, self.config, torch.float32, self.device)
+        own, stated = self.gate.rules.to_json(), {} if options is None else options.values()
+        if unknown := sorted(stated.keys() - own.keys()):
+            raise CheckpointError(f"{where}: options: unknown {unknown[0]!r}, known are {', '.join(own)}")
         try:
-            rules = GateRules.of_json({**self.gate.rules.to_json(), **({} if stated is None else stated.values())})
+            rules = GateRules.of_json({**own, **stated})
         except ConfigError as error:
             raise CheckpointError(f"{where}: options: {error}") from error
         return MemoryGate(rules=rules, layers=layers, mlp_hidden=layers[0].b1.shape[1])

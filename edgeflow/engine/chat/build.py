@@ -21,9 +21,8 @@ from edgeflow.engine.chat.long import (
     folding_of,
     long_header,
     read_long,
+    remarks,
     store_format,
-    uncompared_base,
-    untrained_positions,
 )
 from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
@@ -203,22 +202,24 @@ def build_chat(
     prefixes = []
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
         fixed = FixedPrefix(prompt, index)
-        for done in fixed.compute(engine, chunk):
-            progress(f"prefix {slot.id}", done, len(prompt))
+        try:
+            for done in fixed.compute(engine, chunk):
+                progress(f"prefix {slot.id}", done, len(prompt))
+        except RequestError as error:
+            raise ConfigError(f"chat.slots {slot.id}: {error.text}") from error
         prefixes.append(Prefix(slot.id, fixed))
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
-    remarks = (untrained_positions(gate, config, model.config), uncompared_base(gate)) if gate is not None else ()
     return BuiltChat(
         name=config.name,
         engine=engine,
         prefixes=tuple(prefixes),
         times=times,
         fingerprint=fingerprint,
-        numbers=", ".join(filter(None, (numbers, told, *remarks))),
+        numbers=", ".join(filter(None, (numbers, told, *remarks(gate, config, model.config)))),
         length=size.length,
         long=size.told(gate),
     )

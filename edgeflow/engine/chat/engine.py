@@ -66,6 +66,8 @@ class ChatEngine:
         record: Record | None = None,
         keep_logits: bool = False,
     ) -> None:
+        if (folding is None) != (kv.format.memory is None):
+            raise ValueError("slots with a memory need the sizes of what is folded, and others have none")
         self.model = model
         self.decode = decode or model
         self.kv = kv

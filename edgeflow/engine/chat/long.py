@@ -132,17 +132,18 @@ def folding_of(rules: GateRules) -> Folding:
     )
 
 
-def uncompared_base(gate: MemoryGate) -> str:
-    """A remark for the start if nothing says which base the gate belongs to; empty otherwise."""
-    return "" if gate.base_fingerprint else "gate not compared with its base: gate.json has no base_fingerprint"
-
-
-def untrained_positions(gate: MemoryGate, config: ChatConfig, text: LlamaConfig) -> str:
-    """A remark for the start if prompts may leave the positions that the base was trained with; empty otherwise."""
-    trained, length = text.max_position_embeddings, config.long.most_tokens
-    if gate.rules.positions == "local" or length <= trained:
-        return ""
-    return f"prompts of up to {length} tokens leave the {trained} positions of the base"
+def remarks(gate: MemoryGate | None, config: ChatConfig, text: LlamaConfig) -> list[str]:
+    """What a person should know of the gate at the start: prompts that leave the positions that the base was trained
+    with, and a base that the gate was not compared with.
+    """
+    if gate is None:
+        return []
+    trained, length, found = text.max_position_embeddings, config.long.most_tokens, []
+    if gate.rules.positions == "absolute" and length > trained:
+        found.append(f"prompts of up to {length} tokens leave the {trained} positions of the base")
+    if not gate.base_fingerprint:
+        found.append("gate not compared with its base: gate.json has no base_fingerprint")
+    return found
 
 
 def _gate_path(gate: str, model: Path) -> Path:

@@ -296,7 +296,7 @@ class ChatPlane:
 
     def _done(self, request: _Request, reason: str) -> None:
         now_ns, plan, placement = self._clock.now_ns(), request.plan, self.engine.placement
-        folds = plan.route.folded if plan is not None else 0
+        folds = plan.folds if plan is not None else 0
         started_ns = request.started_ns or now_ns
         first_ns = request.first_token_ns or now_ns
         self._publish(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, store_format
+from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, remarks, store_format
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.sampling.params import SamplingParams
@@ -43,9 +43,15 @@ class AnswerTimes:
 
 
 class Conversation:
-    """A conversation over one slot; each answer is computed from all turns so far."""
+    """A conversation over one slot; each answer is computed from all turns so far.
 
-    def __init__(self, engine: ChatEngine, params: SamplingParams, system: str = "") -> None:
+    remarks: what a person should know of the model before the first question.
+    """
+
+    def __init__(
+        self, engine: ChatEngine, params: SamplingParams, system: str = "", remarks: Sequence[str] = ()
+    ) -> None:
+        self.remarks = tuple(remarks)
         self._model = engine.model
         self._engine = engine
         self._params = params
@@ -74,7 +80,7 @@ class Conversation:
         finally:  # an answer that was stopped is part of the conversation as far as it came
             now = time.perf_counter()
             times = (first or now) - started, len(generation.tokens), now - (first or now)
-            self.times = AnswerTimes(*times, self._engine.placement.compressed(generation.plan.route.folded))
+            self.times = AnswerTimes(*times, self._engine.placement.compressed(generation.plan.folds))
             self._messages = [*messages, {"role": "assistant", "content": said}]
 
 
@@ -89,7 +95,8 @@ def open_conversation(
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
     size = SlotSize.of(config, model.config, gate)
     kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
-    return Conversation(ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None), params, system)
+    engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None)
+    return Conversation(engine, params, system, remarks(gate, config, model.config))
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:

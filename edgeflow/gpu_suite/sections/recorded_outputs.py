@@ -14,15 +14,16 @@ def verify(setting: Setting) -> Found:
     """A row per bundle; OffError where one differs, or where none could be checked."""
     if setting.bundles is None:
         raise SkipError("no folder of recorded checkpoints is given: --bundles")
-    bundles = sorted(path.parent for path in setting.bundles.glob("*/cases.json"))
+    bundles = sorted(path.parent for path in setting.bundles.glob("**/cases.json"))
     if not bundles:
         raise SkipError(f"no recorded checkpoint in {setting.bundles}")
     found: Found = {"bundles": []}
     for bundle in bundles:
+        name = bundle.relative_to(setting.bundles).as_posix()
         if setting.left_s < 0:
-            found.setdefault(LEFT_OUT, []).append(bundle.name)
+            found.setdefault(LEFT_OUT, []).append(name)
             continue
-        found["bundles"].append({"bundle": bundle.name, **_checked(setting, bundle)})
+        found["bundles"].append({"bundle": name, **_checked(setting, bundle)})
         setting.tell(found)
     if off := [row["bundle"] for row in found["bundles"] if row["result"] == "differs"]:
         raise OffError(f"{', '.join(off)}: differs from the recorded outputs", found)

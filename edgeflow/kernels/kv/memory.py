@@ -102,7 +102,7 @@ class MemoryKV:
         )
 
     def reusable(self, known: int) -> int:  # noqa: ARG002 - alike for all
-        """None: how many a sequence may continue behind depends on the whole prompt (scheduler/folding.py)."""
+        """0: how many rows can be reused depends on the whole prompt (scheduler/folding.py)."""
         return 0
 
 

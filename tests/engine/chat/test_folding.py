@@ -21,7 +21,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import Internal
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate.files import CHOICES, GateLayer, GateRules, MemoryGate
+from edgeflow.models.memory_gate.files import CHOICES, GateRules, MemoryGate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import Before
@@ -29,6 +29,7 @@ from edgeflow.verify import gate_streaming as streaming
 from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 from tests.engine.recorded import record
+from tests.random_gates import random_gate
 
 CPU = torch.device("cpu")
 LONGEST = 160
@@ -51,6 +52,11 @@ def model(directory: Path) -> ChatModel:
 
 
 @pytest.fixture(scope="module")
+def models(directory: Path) -> dict[torch.dtype, ChatModel]:
+    return {dtype: load_chat_model(directory, dtype, CPU) for dtype in (torch.float32, torch.bfloat16)}
+
+
+@pytest.fixture(scope="module")
 def base(directory: Path) -> PlainBase:
     return PlainBase.read(directory, torch.float32, CPU)
 
@@ -64,27 +70,8 @@ def rules() -> st.SearchStrategy[GateRules]:
     )
 
 
-def gate_of(model: ChatModel, rules: GateRules, *, seed: int = 0, by_head: bool = False) -> MemoryGate:
-    """Random numbers, large enough that a wrong read changes the logits."""
-    config, hidden = model.config, 12
-    generator = torch.Generator().manual_seed(seed)
-    heads, width = config.num_attention_heads, config.head_dim
-    mlps = heads if by_head else 1
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    layers = tuple(
-        GateLayer(
-            w1=drawn(mlps, hidden, width),
-            b1=drawn(mlps, hidden),
-            w2=drawn(mlps, width, hidden),
-            b2=drawn(mlps, width),
-            g=drawn(heads, width),
-        )
-        for _ in range(config.num_hidden_layers)
-    )
-    return MemoryGate(rules=rules, layers=layers, mlp_hidden=hidden)
+def gate_of(model: ChatModel, rules: GateRules, *, by_head: bool = False) -> MemoryGate:
+    return random_gate(model.config, rules, per_head=by_head)
 
 
 def engine_of(model: ChatModel, gate: MemoryGate, slots: int = 1, **options: Any) -> ChatEngine:
@@ -155,14 +142,25 @@ def test_a_decode_step_equals_a_fresh_prefill(model: ChatModel, rules: GateRules
 
 
 @settings(max_examples=15)
+@given(st.integers(1, SMALL.threshold - 1), st.integers(1, 20))
+def test_short_prompts_are_bit_equal_to_those_of_the_base(models: dict[torch.dtype, ChatModel], rows: int, chunk: int):
+    for model in models.values():
+        ids, tokens = ids_of(rows), SMALL.threshold - rows
+        plain = ChatEngine(model, model.decoder.kv_slots(1, SMALL.threshold), keep_logits=True)
+        wanted = logits_of(plain, request(plain, ids, tokens), chunk)
+        gate = random_gate(model.config, SMALL, dtype=model.decoder.dtype)
+        engine = engine_of(model, gate)
+        assert all(map(torch.equal, logits_of(engine, request(engine, ids, tokens), chunk), wanted))
+
+
+@settings(max_examples=15)
 @given(st.integers(1, SMALL.threshold - 1), st.integers(1, 20), st.integers(1, 20))
-def test_short_prompts_are_bit_equal_to_those_of_the_base(model: ChatModel, rows: int, chunk: int, other: int):
-    """Also beside a long one in the same passes, whose rows run before them."""
+def test_a_short_prompt_beside_a_long_one_is_that_of_the_base(model: ChatModel, rows: int, chunk: int, other: int):
+    """In the same passes, in which the rows of the long one run before its own."""
     ids, tokens = ids_of(rows), SMALL.threshold - rows
     plain = ChatEngine(model, model.decoder.kv_slots(2, SMALL.threshold), keep_logits=True)
     wanted = logits_of(plain, request(plain, ids, tokens), chunk)
     engine = engine_of(model, gate_of(model, SMALL), slots=3)
-    assert all(map(torch.equal, logits_of(engine, request(engine, ids, tokens), chunk), wanted))
     short, long = request(engine, ids, tokens, slot=2), request(engine, ids_of(20 + other, seed=1), 40, slot=1)
     beside = []
     while short.finish is None:

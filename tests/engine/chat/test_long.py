@@ -14,7 +14,7 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, untrained_positions
+from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
 from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
@@ -22,35 +22,19 @@ from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate, write_gate
+from edgeflow.models.memory_gate.files import GateRules, MemoryGate, write_gate
 from edgeflow.scheduler.plan import Before, Pass, Segment
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.oracles import ORACLES
+from tests.random_gates import random_gate
 
 CPU = torch.device("cpu")
 RULES = {"sink": 4, "window": 6, "segment": 10}
 
 
-def random_gate(text: LlamaConfig, fingerprint: str = "", **rules: Any) -> MemoryGate:
-    """A gate with an MLP for all heads and a g for each."""
-    generator = torch.Generator().manual_seed(3)
-    width, hidden = text.head_dim, 2 * text.head_dim
-
-    def some(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    layers = tuple(
-        GateLayer(
-            w1=some(1, hidden, width),
-            b1=some(1, hidden),
-            w2=some(1, width, hidden),
-            b2=some(1, width),
-            g=some(text.num_attention_heads, width),
-        )
-        for _ in range(text.num_hidden_layers)
-    )
-    chosen = GateRules(**{**RULES, **rules})
-    return MemoryGate(rules=chosen, layers=layers, mlp_hidden=hidden, base_fingerprint=fingerprint)
+def gate_for(text: LlamaConfig, fingerprint: str = "", **rules: Any) -> MemoryGate:
+    """A random gate of RULES, but for those given."""
+    return random_gate(text, GateRules(**{**RULES, **rules}), fingerprint=fingerprint)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base with its gate beside it."""
     path = tmp_path_factory.mktemp("long")
     write_chat_checkpoint(path, "qwen2")
-    write_gate(path, random_gate(read_published(path).text, base_fingerprint(path)))
+    write_gate(path, gate_for(read_published(path).text, base_fingerprint(path)))
     return path
 
 
@@ -86,7 +70,7 @@ def test_the_gate_s_sizes_hold_unless_others_are_configured(model: Path):
 def test_a_gate_is_sought_in_the_model_s_folder_and_then_in_the_working_directory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    write_gate(tmp_path / "elsewhere", random_gate(read_published(model).text, segment=9))
+    write_gate(tmp_path / "elsewhere", gate_for(read_published(model).text, segment=9))
     monkeypatch.chdir(tmp_path)
     names = ["gate.json", "elsewhere", "elsewhere/gate.json", str(tmp_path / "elsewhere"), str(model)]
     found = [read(model, long={"gate": name}) for name in names]
@@ -118,7 +102,7 @@ def test_sizes_that_do_not_fit_a_slot_are_refused_with_both_values(model: Path, 
 
 
 def test_the_gate_s_own_window_may_be_larger_than_the_slot(model: Path, tmp_path: Path):
-    write_gate(tmp_path, random_gate(read_published(model).text, window=300))
+    write_gate(tmp_path, gate_for(read_published(model).text, window=300))
     with pytest.raises(ConfigError, match=r"chat.long.window: 300 is more than a slot holds: chat.capacity is 256"):
         read(model, capacity=256, long={"gate": str(tmp_path)})
 
@@ -127,9 +111,9 @@ def test_a_gate_without_a_fingerprint_belongs_to_the_folder_it_lies_in(tmp_path:
     base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
     write_chat_checkpoint(base, "qwen2")
     text = read_published(base).text
-    write_gate(base, random_gate(text))
-    write_gate(elsewhere, random_gate(text))
-    write_gate(tmp_path / "own", random_gate(text, base_fingerprint(base)))
+    write_gate(base, gate_for(text))
+    write_gate(elsewhere, gate_for(text))
+    write_gate(tmp_path / "own", gate_for(text, base_fingerprint(base)))
     (tmp_path / "link").symlink_to(base)
     model, told = load_chat_model(base, torch.float32, CPU), {}
     for name in ("gate.json", str(base), str(tmp_path / "link"), str(elsewhere), str(tmp_path / "own")):
@@ -143,8 +127,8 @@ def test_a_gate_without_a_fingerprint_belongs_to_the_folder_it_lies_in(tmp_path:
 
 def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
     text = read_published(model).text
-    write_gate(tmp_path / "other", random_gate(text, "a" * 64))
-    write_gate(tmp_path / "wider", random_gate(replace(text, head_dim=2 * text.head_dim)))
+    write_gate(tmp_path / "other", gate_for(text, "a" * 64))
+    write_gate(tmp_path / "wider", gate_for(replace(text, head_dim=2 * text.head_dim)))
     for name, told in (("other", base_fingerprint(model)), ("wider", f"heads of width {text.head_dim}")):
         with pytest.raises(CheckpointError) as refused:
             read(model, long={"gate": str(tmp_path / name)})
@@ -166,7 +150,7 @@ def test_sizes_are_refused_and_memory_is_foretold_without_a_tensor_of_the_gate(
 
 def test_a_model_with_images_has_no_gate(tmp_path: Path):
     write_chat_checkpoint(tmp_path, "qwen2_5_vl")
-    write_gate(tmp_path, random_gate(read_published(tmp_path).text))
+    write_gate(tmp_path, gate_for(read_published(tmp_path).text))
     with pytest.raises(
         ConfigError, match=r"gate.json cannot serve chat.model .*, a qwen2_5_vl with images: .* 3 parts"
     ):
@@ -218,7 +202,7 @@ def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
     model: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]
 ):
     rules = dict(zip(("sink", "window", "segment"), sizes, strict=True))
-    gate = random_gate(read_published(model).text, **rules)
+    gate = gate_for(read_published(model).text, **rules)
     loaded = load_chat_model(model, torch.float32, CPU)
     built = build_chat(chat(model), loaded, "f", lambda *_: None, gate=gate)
     timed: list[Segment[int]] = []
@@ -237,11 +221,11 @@ def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
 
 def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):
     text = read_published(model).text
-    gate, local = random_gate(text), random_gate(text, positions="local")
+    gate, local = gate_for(text, "a" * 64), gate_for(text, "a" * 64, positions="local")
     far = chat(model, long={"length": 513})
-    assert untrained_positions(gate, far, text) == "prompts of up to 513 tokens leave the 512 positions of the base"
-    assert not untrained_positions(local, far, text)
-    assert not untrained_positions(gate, chat(model, long={"length": 512}), text)
+    assert remarks(gate, far, text) == ["prompts of up to 513 tokens leave the 512 positions of the base"]
+    assert remarks(local, far, text) == remarks(gate, chat(model, long={"length": 512}), text) == []
+    assert remarks(None, far, text) == []
 
 
 @pytest.mark.oracle("edgeinfinite-tiny")

@@ -24,7 +24,7 @@ from edgeflow.models.memory_gate.files import write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.chat.test_long import random_gate
+from tests.engine.chat.test_long import gate_for
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -123,13 +123,13 @@ def test_a_directory_without_a_model_is_told(tmp_path: Path):
 def test_a_conversation_goes_on_beyond_a_slot_with_a_gate(tmp_path: Path):
     write_chat_checkpoint(tmp_path, "qwen2")
     text = read_published(tmp_path).text
-    write_gate(tmp_path, random_gate(text))
+    write_gate(tmp_path, gate_for(text))
     long = LongConfig(gate="gate.json", length=400)
     config = ChatConfig(model=str(tmp_path), dtype="float32", capacity=32, max_tokens=6, long=long)
     chat = open_conversation(config, tmp_path, "cpu", 0.0)
     written = "".join(talk(chat, "hello " * 20, "and then?", "x" * 400))
     assert written.count("(6 tokens, ") == 2 and "at most 400" in written
-    twin = StreamingTwin(PlainBase.read(tmp_path, torch.float32, CPU), random_gate(text))
+    twin = StreamingTwin(PlainBase.read(tmp_path, torch.float32, CPU), gate_for(text))
     model = load_chat_model(tmp_path, torch.float32, CPU)
     prompt = model.chat_prompt(model.render([{"role": "user", "content": ("hello " * 20).strip()}]))
     tokens = [int(twin.prefill(prompt.ids).logits.argmax())]

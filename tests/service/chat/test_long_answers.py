@@ -21,7 +21,7 @@ from edgeflow.models.memory_gate.files import MemoryGate, read_gate, write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.chat.test_long import random_gate
+from tests.engine.chat.test_long import gate_for
 from tests.oracles import ORACLES
 from tests.service.chat.test_answers import CHAT, TEXT, said, streamed
 from tests.service.chat.workers import CPU, Gate, Loaded, chatting, load
@@ -106,7 +106,7 @@ def long(policy_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Long:
     """A byte tokenizer, so that lengths are exact; 4 + 6 + 10 tokens."""
     path = tmp_path_factory.mktemp("long-model")
     write_chat_checkpoint(path, "qwen2")
-    write_gate(path, random_gate(read_published(path).text, base_fingerprint(path)))
+    write_gate(path, gate_for(read_published(path).text, base_fingerprint(path)))
     return Long.of(policy_path, path, path)
 
 
