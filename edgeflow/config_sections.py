@@ -154,6 +154,13 @@ class ChatConfig(Section):
         for name, size in long.sizes.items():
             if size > self.capacity:
                 raise ValueError(f"long.{name} is {size}, but a slot holds at most capacity = {self.capacity} tokens")
+        told, together = (
+            " + ".join(f"long.{name} {size}" for name, size in long.sizes.items()),
+            sum(long.sizes.values()),
+        )
+        for limit, most in (("capacity", self.capacity), ("long.length", long.most_tokens)):
+            if together > most:
+                raise ValueError(f"{told} are {together} tokens, but {limit} is {most}")
         return self
 
 

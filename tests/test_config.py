@@ -89,6 +89,14 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             {"chat": {"long": {"gate": "g", "window": 300}, "capacity": 256}},
             "chat: long.window is 300, but a slot holds at most capacity = 256 tokens",
         ),
+        (
+            {"chat": {"long": {"gate": "g", "sink": 100, "segment": 200}, "capacity": 256}},
+            "chat: long.sink 100 + long.segment 200 are 300 tokens, but capacity is 256",
+        ),
+        (
+            {"chat": {"long": {"gate": "g", "sink": 0, "window": 60, "segment": 5, "length": 64}}},
+            "chat: long.sink 0 + long.window 60 + long.segment 5 are 65 tokens, but long.length is 64",
+        ),
         ({"chat": {"long": {"gate": "g.json"}, "kv": "int8"}}, "chat: kv is int8, but long.gate g.json needs keys"),
         (
             {"chat": {"long": {"gate": "g.json"}, "decode_model": "other"}},

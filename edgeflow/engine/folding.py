@@ -32,9 +32,7 @@ class SlotMemory:
         self._state.length[slot] = 0
 
     def finite(self, slot: int) -> bool:
-        """True where all numbers of a slot's memory, and of the keys and values that it holds, are finite. Waits for the
-        device.
-        """
+        """True where a slot's memory and the keys and values that it holds are finite. Waits for the device."""
         pairs, *memories = self._kv.tensors
         held = [pairs[:, :, slot, : int(self._state.length[slot])], *(each[:, :, slot] for each in memories)]
         return all(bool(each.isfinite().all()) for each in held)

@@ -53,7 +53,7 @@ class Prompt:
 
 
 def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> int:
-    """The number of leading ids that are the same, by halves: a loop over the ids of a long prompt takes milliseconds."""
+    """The number of leading ids that two prompts share, by halves: a loop over a long prompt takes milliseconds."""
     same, stop = 0, min(len(mine), len(theirs))
     while same < stop:
         middle = (same + stop + 1) // 2

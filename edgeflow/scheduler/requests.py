@@ -63,9 +63,7 @@ class RequestPlan:
 
     @property
     def folds(self) -> int:
-        """Segments in the memory after the passes that are committed. One that is launched ahead may have folded another,
-        behind the last token of the answer.
-        """
+        """Segments that are folded after the passes that are committed; one launched ahead may have folded another."""
         return self.route.settled(self.rows + max(self.settled - 1, 0))
 
     def next(self, most: int) -> Segment[int] | None:

@@ -13,18 +13,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.chat.long import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.memory_gate.files import CHOICES, GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.recorded import READS_ON_THE_HOST, record
+from tests.random_gates import random_gate
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -138,6 +141,23 @@ def test_chat_reads_nothing_and_copies_once_per_pass(model: ChatModel, name: str
         [at for at, event in enumerate(watched.events) if event == name] for name in (LAUNCH, COLLECT)
     )
     assert len(launches) == len(collected) and all(map(int.__gt__, collected, launches[1:]))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("fold", CHOICES["fold"])
+def test_a_fold_reads_nothing(model: ChatModel, fold: str, graphs: bool, monkeypatch):
+    """In a prompt of four segments and an answer with one."""
+    gate = random_gate(model.config, GateRules(sink=3, window=4, segment=6, fold=fold))
+    kv = model.decoder.kv_slots(2, gate.rules.threshold, memory_format(gate, 80))
+    engine = ChatEngine(model, kv, folding=folding_of(gate.rules), chunk=16, graphs=graphs, record=record)
+    engine.record_all(lambda *_: None)
+    for executor in engine._executors:
+        executor.launch_ahead = 1
+    generation = Generation(engine, model.text_prompt("abcdefgh" * 4), PARAMS["greedy"], ignore_stop=True)
+    with Watched(monkeypatch) as watched:
+        list(generate(engine, generation, 16))
+    assert generation.plan.folds == 5
+    assert all(step[READ] == 0 for step in watched.between_launches())
 
 
 @pytest.mark.parametrize("graphs", [False, True])

@@ -2,7 +2,8 @@
 
 The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
 the specialisation a launch on such tensors has. A JSON line per kernel: registers, stack, shared memory, loads of 16
-bytes. All widths of a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
+bytes. All widths of a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on. What
+rows see and slots in 4 bits are compiled for sm_87 and sm_90, as sm_80 has the registers and instructions of sm_87.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def real_cases(arch: int) -> Iterator[Case]:
     for kv_format in (INT8, *([FP8] if arch >= 89 else [])):
         yield cases.rope_write_kv_scaled(SPANS, Heads(4, 4, 128), kv_format)
         yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), kv_format)
+    if arch == 80:
+        return
     yield int4_cases.packed_attention(SPANS, Heads(14, 2, 128))
     yield from seen_cases([window(span, 32, 4) for span in SPANS])
 
@@ -89,7 +92,7 @@ def seen_cases(sees: list[Sees]) -> Iterator[Case]:
 
 def tree_cases(arch: int) -> Iterator[Case]:
     """Attention with bits, which takes more registers than the rest."""
-    if WIDTHS[arch]:
+    if WIDTHS[arch] and arch != 80:
         yield from seen_cases([causal(SPANS[0]), tree_of_drafts(SPANS[1], [-1])])
 
 

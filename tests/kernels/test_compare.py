@@ -77,9 +77,7 @@ def fails(cases: list[Case], function: Callable, dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize(("op_name", "kv", "weight", "impl_id"), ON_CPU)
 def test_candidates_pass(op_name, kv, weight, impl_id, dtype):
     candidate = TABLE.implementation(op_name, impl_id, kv)
-    taken = [
-        case for case in posed(op_name, kv, weight) if not candidate.objection(HERE, dtype, case.signed()[1])
-    ]
+    taken = [case for case in posed(op_name, kv, weight) if not candidate.objection(HERE, dtype, case.signed()[1])]
     assert len(taken) >= 3 or candidate.objection(HERE, dtype)
     if taken:
         assert worst_of(taken, candidate.load(), dtype, candidate.weight, candidate.deviation) <= 1

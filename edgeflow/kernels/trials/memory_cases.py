@@ -32,7 +32,7 @@ class GateTensors:
 
 
 def read_memory(lengths: Sequence[int], heads: Heads, *, hidden: int, by_head: bool = False) -> Case:
-    """Spans of which every other one is gated, in slots in reverse order. hidden: h of the gate. by_head: an MLP each."""
+    """Spans in slots in reverse order, every other one gated. hidden: h of the gate. by_head: an MLP for each head."""
 
     def build(make: Numbers) -> Problem:
         layer = _memory(make, heads, slots=len(lengths), places=1, hidden=hidden, by_head=by_head)

@@ -28,6 +28,7 @@ from edgeflow.scheduler.plan import Before
 from edgeflow.verify import gate_streaming as streaming
 from edgeflow.verify.gate_streaming import StreamingTwin
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
+from tests.engine.chat.test_launch_ahead import ahead
 from tests.engine.recorded import record
 from tests.random_gates import random_gate
 
@@ -218,6 +219,37 @@ def test_replayed_passes_give_the_tokens_of_eager_ones(directory: Path, base: Pl
         assert asked.tokens == greedy(base, gate, ids_of(rows), tokens)
     graphs = engine._prompts.graphs
     assert graphs is not None and 0 < graphs.eager_passes <= len(lengths) * (20 // SMALL.segment + 1)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"fold": "cached"}, {"first_segment": "zero"}, {"positions": "local"}])
+def test_passes_that_are_launched_ahead_give_the_tokens_of_the_twin(
+    directory: Path, base: PlainBase, changes: dict[str, str], graphs: bool
+):
+    """A fold is enqueued while the pass before it is under way; no fold behind the end of an answer is counted."""
+    model = load_chat_model(directory, torch.float32, CPU, table=ON_THE_DEVICE)
+    gate = gate_of(model, replace(SMALL, **changes))
+    engine = engine_of(model, gate, slots=2, chunk=4, graphs=graphs, record=record)
+    engine.record_all(lambda *_: None)
+    engine.kv.data.fill_(0)
+    for rows, tokens in ((5, 9), (40, 15), (13, 1)):
+        asked = request(ahead(engine), ids_of(rows), tokens)
+        launched = 0
+        for _ in generate(engine, asked, 4):
+            launched = max(launched, asked.plan.passes)
+        assert launched > 0 or tokens == 1, "a pass is under way while another is collected"
+        assert asked.tokens == greedy(base, gate, ids_of(rows), tokens)
+        assert asked.plan.folds == gate.rules.segments(rows + tokens - 1)
+
+
+def test_a_stop_token_in_front_of_a_fold_leaves_it_out_of_the_count(model: ChatModel):
+    """The pass that folds is launched before the stop token is known."""
+    engine = ahead(engine_of(model, gate_of(model, SMALL)))
+    asked = request(engine, ids_of(SMALL.threshold - 2), 20)
+    for _ in generate(engine, asked, 50):
+        if len(asked.tokens) == 2:
+            asked.stop()
+    assert (asked.plan.route.folded, asked.plan.folds) == (1, 0)
 
 
 def test_rows_that_only_pad_a_pass_stay_within_the_rotations(directory: Path, base: PlainBase):

@@ -197,6 +197,17 @@ def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_foll
         build_chat(chat(model, long={"gate": ""}), loaded, "f", lambda *_: None)
 
 
+def test_a_prefix_whose_memory_is_not_finite_ends_the_start_with_its_name(model: Path):
+    """A memory that overflows; and, of a prefix that fills the slot, kept pairs that were computed with it."""
+    loaded, gate = load_chat_model(model, torch.float32, CPU), gate_for(read_published(model).text)
+    huge = replace(gate, layers=tuple(replace(each, b2=each.b2 + 3e38) for each in gate.layers))
+    for words in (28, 60):
+        configured = chat(model, slots=[{"id": "arm", "text": "a" * words}])
+        with pytest.raises(ConfigError, match=r"^chat.slots arm: the memory of the prefix is not finite"):
+            build_chat(configured, loaded, "f", lambda *_: None, gate=huge)
+        build_chat(configured, loaded, "f", lambda *_: None, gate=gate)
+
+
 @pytest.mark.parametrize("sizes", [(4, 16, 28), (4, 20, 16), (0, 1, 2), (4, 16, 300)])
 def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
     model: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int]

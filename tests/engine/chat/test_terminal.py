@@ -127,6 +127,7 @@ def test_a_conversation_goes_on_beyond_a_slot_with_a_gate(tmp_path: Path):
     long = LongConfig(gate="gate.json", length=400)
     config = ChatConfig(model=str(tmp_path), dtype="float32", capacity=32, max_tokens=6, long=long)
     chat = open_conversation(config, tmp_path, "cpu", 0.0)
+    assert chat.remarks == ()
     written = "".join(talk(chat, "hello " * 20, "and then?", "x" * 400))
     assert written.count("(6 tokens, ") == 2 and "at most 400" in written
     twin = StreamingTwin(PlainBase.read(tmp_path, torch.float32, CPU), gate_for(text))
@@ -137,6 +138,9 @@ def test_a_conversation_goes_on_beyond_a_slot_with_a_gate(tmp_path: Path):
         tokens.append(int(twin.step(tokens[-1]).logits.argmax()))
     assert written.startswith(model.tokenizer.decode(tokens))
     assert f"(6 tokens, {10 * twin.folded} tokens compressed)" in written
+    far = config.model_copy(update={"long": LongConfig(gate="gate.json", length=600)})
+    (remark,) = open_conversation(far, tmp_path, "cpu", 0.0).remarks
+    assert remark == "prompts of up to 600 tokens leave the 512 positions of the base"
 
 
 def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_path: Path):
