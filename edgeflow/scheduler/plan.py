@@ -46,7 +46,7 @@ class Place:
 
 
 class Before(Enum):
-    """What happens to a slot with memory before the rows of a segment run.
+    """The change of a slot with memory before the rows of a segment run.
 
     FOLD: the segment behind the sink enters the memory, and every pair behind the sink is dropped. FOLD_KEEPING: the
     pairs behind that segment stay, and move up to the sink. REWIND: pairs behind the sink are written again.

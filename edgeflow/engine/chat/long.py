@@ -133,8 +133,8 @@ def folding_of(rules: GateRules) -> Folding:
 
 
 def remarks(gate: MemoryGate | None, config: ChatConfig, text: LlamaConfig) -> list[str]:
-    """What a person should know of the gate at the start: prompts that leave the positions that the base was trained
-    with, and a base that the gate was not compared with.
+    """Remarks on the gate for the start: prompts that leave the positions that the base was trained with, and a base
+    that the gate was not compared with.
     """
     if gate is None:
         return []
