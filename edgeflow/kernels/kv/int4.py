@@ -49,9 +49,9 @@ class Grid:
         return cls(step.view(torch.int16), offset)
 
     def codes(self, numbers: Tensor) -> Tensor:
-        """uint8, one in each byte"""
-        steps = _nearest(numbers.float() / _divisor(self.step.view(torch.bfloat16)))
-        return (steps - self.offset).clamp(0, LARGEST).nan_to_num(0.0).to(torch.uint8)
+        """The codes of the nearest numbers of the grid: uint8, one in each byte."""
+        steps = numbers.to(torch.float32, copy=True).div_(_divisor(self.step.view(torch.bfloat16)))
+        return steps.add_(0.5).floor_().sub_(self.offset).clamp_(0, LARGEST).nan_to_num_(0.0).to(torch.uint8)
 
     def numbers(self, codes: Tensor) -> Tensor:
         """float32"""
