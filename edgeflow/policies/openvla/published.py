@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.engine.table import check_kv
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
@@ -48,7 +48,7 @@ class PublishedOpenVLA:
             kv=kv,
             kv_format=self._kv_format,
             positions=numbers.image_tokens + stages,
-            row_bytes=activation_bytes(text, 1, dtype),
+            row_bytes=activation_bytes(text, 1, dtype) + written_bytes(self._kv_format, kv, rows=1),
             graphs=True,
         )
 
