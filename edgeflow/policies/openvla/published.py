@@ -54,7 +54,7 @@ class PublishedOpenVLA:
 
     def load(self, placement: Placement) -> OpenVLAPolicy:
         check_kv(self._kv_format, placement.device, section="policy.")
-        check_action_tokens(self._kv_format, self._config.action_width)
+        check_action_tokens("policy.kv", self._kv_format, self._config.action_width)
         return OpenVLAPolicy.load(
             self._directory,
             placement.dtype,

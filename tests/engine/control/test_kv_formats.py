@@ -29,6 +29,7 @@ from edgeflow.recorded.comparison import mismatches_but_ties
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine, kv_need
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike
@@ -153,6 +154,15 @@ def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
     path = write_checkpoint(tmp_path, TinySize(actions=33))
     with pytest.raises(ConfigError, match=rf"policy\.kv: {told}"):
         build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
+
+
+def test_a_cost_that_cannot_be_measured_is_refused_before_a_weight_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    path = write_checkpoint(tmp_path, TinySize(actions=33))
+    with pytest.raises(ConfigError, match=r"^kv: int4 serves at most 32 action tokens, this checkpoint has 33"):
+        verify_checkpoint(path, [], lambda *_: None, kv="int4", family="openvla")
 
 
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
