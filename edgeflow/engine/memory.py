@@ -118,7 +118,7 @@ def _widens(kv_format: KVFormat, shape: KVShape, device: torch.device) -> bool:
 
 
 def written_bytes(kv_format: KVFormat, shape: KVShape, *, rows: int = 0, spans: int = 0) -> int:
-    """What the write into int4 slots makes beside the queries, for rows of so many spans: an upper bound.
+    """Intermediate results of a write into int4 slots, for so many rows and spans, queries aside: an upper bound.
 
     The keys and values of the rows, and then the whole groups in which the rows of a span lie: as many places as it has
     rows, and at most two groups more. Other formats: 0.

@@ -196,7 +196,7 @@ class Footprint:
         return slot_bytes(self.kv_format, replace(self.kv, capacity=capacity)) if self.kv else 0
 
     def visited_bytes(self, capacity: int, device: torch.device) -> int:
-        """What a pass makes for a slot of so many positions that it writes and reads, besides what rows take."""
+        """Intermediate results of a pass for each slot of so many positions that it writes and reads, rows aside."""
         if self.kv is None:
             return 0
         shape = replace(self.kv, capacity=capacity)
