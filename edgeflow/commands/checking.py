@@ -29,7 +29,11 @@ def verify(
     directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint with recorded cases.")],
     mode: OptionalMode = None,
     kv: Annotated[
-        KVName, typer.Option(help="model; or int8, fp8, int4: measure the error and the memory of that KV format.")
+        KVName,
+        typer.Option(
+            help="model; or int8, fp8, int4: measure the error and the memory of that KV format. Bounds have room for "
+            "random weights: ok means that nothing is broken, not that a model is as good as before."
+        ),
     ] = "model",
     weights: Annotated[
         str, typer.Option(help="float, or fp8: measure the error of FP8 weights and activations, on any CPU.")

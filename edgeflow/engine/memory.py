@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import KVFormat
+from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.table.dimensions import STAGES, signature
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.models.llama import LlamaConfig
 
 MOST_SESSIONS = 8
@@ -96,14 +99,36 @@ def widened_bytes(kv_format: KVFormat, shape: KVShape, device: torch.device) -> 
     All layers share them. There are two sets: for the rows of a pass, and for those that are sampled, which attend by
     themselves in the last layer.
     """
-    kernel = device.type == "cuda" and (kv_format is not INT4 or shape.dtype != torch.float32)
-    if kv_format not in (INT8, FP8, INT4) or kernel:
+    if not _widens(kv_format, shape, device):
         return 0
     numbers = shape.capacity * shape.kv_heads * shape.head_dim
     widening = 0
     if kv_format is INT4:  # codes of keys or values, and floats where the model's are narrower
         widening = numbers // 2 + (0 if shape.dtype == torch.float32 else numbers * torch.float32.itemsize)
     return 2 * (2 * numbers * shape.dtype.itemsize + widening)
+
+
+def _widens(kv_format: KVFormat, shape: KVShape, device: torch.device) -> bool:
+    """True where the operator table chooses attention that widens slots, in any stage."""
+    table, hardware, sizes = built_in_table(), Hardware.of(device), signature(kv=shape.kv_heads, d=shape.head_dim)
+    keys = (
+        OperatorKey(op_name="packed_attention", stage=stage, kv=kv_format.name, shape_sig=sizes) for stage in STAGES
+    )
+    return any(table.choose(key, hardware, shape.dtype).implementation.impl_id == "widened" for key in keys)
+
+
+def written_bytes(kv_format: KVFormat, shape: KVShape, *, rows: int = 0, spans: int = 0) -> int:
+    """Intermediate results of a write into int4 slots, for so many rows and spans, queries aside: an upper bound.
+
+    The keys and values of the rows, and then the whole groups in which the rows of a span lie: as many places as it has
+    rows, and at most two groups more. Other formats: 0.
+    """
+    if kv_format is not INT4:
+        return 0
+    numbers, itemsize = shape.kv_heads * shape.head_dim, shape.dtype.itemsize
+    codes = torch.float32.itemsize + 2  # a quotient, a code in a byte, and two codes in a byte twice
+    place = numbers * max(3 * itemsize, itemsize + codes)
+    return rows * (3 * numbers * itemsize + place) + spans * 2 * GROUP * place
 
 
 def free_bytes(device: torch.device) -> int:

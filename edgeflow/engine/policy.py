@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.memory import widened_bytes
+from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
@@ -195,9 +195,12 @@ class Footprint:
         """Memory of a slot of so many positions."""
         return slot_bytes(self.kv_format, replace(self.kv, capacity=capacity)) if self.kv else 0
 
-    def widened_bytes(self, capacity: int, device: torch.device) -> int:
-        """The floats of a slot of so many positions while a pass reads it (engine/memory.py)."""
-        return widened_bytes(self.kv_format, replace(self.kv, capacity=capacity), device) if self.kv else 0
+    def visited_bytes(self, capacity: int, device: torch.device) -> int:
+        """Intermediate results of a pass for each slot of so many positions that it writes and reads, rows aside."""
+        if self.kv is None:
+            return 0
+        shape = replace(self.kv, capacity=capacity)
+        return widened_bytes(self.kv_format, shape, device) + written_bytes(self.kv_format, shape, spans=1)
 
     def row_budget(self, configured: int | None, text_rows: int) -> int:
         """Most rows of a pass (scheduler.row_budget_of). text_rows: the most of an instruction."""

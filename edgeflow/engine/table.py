@@ -17,9 +17,6 @@ from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
 
-LEAST_ARCH = {FP8.name: 89}
-"""The first CUDA architecture that has a KV format's numbers, as in `Hardware`."""
-
 
 def operator_table(
     overlay: Path | None,
@@ -50,12 +47,15 @@ def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch
 
 
 def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") -> None:
-    """ConfigError for a KV format that the device does not have. section: as of `operator_table`."""
-    least, hardware = LEAST_ARCH.get(kv_format.name, 0), Hardware.of(device)
-    if least and (hardware.device_type != "cuda" or hardware.arch < least):
+    """ConfigError for fp8 where no kernel reads its numbers on the device. section: as of `operator_table`."""
+    if kv_format is not FP8:
+        return
+    least = built_in_table().implementation("packed_attention", "triton", FP8.name).least_arch
+    hardware = Hardware.of(device)
+    if hardware.device_type != "cuda" or hardware.arch < least:
         raise ConfigError(
             f"{section}kv: {kv_format.name} needs a CUDA device of compute capability {least // 10}.{least % 10} or "
-            f"later, this one is {device_name(device)}: choose int8, which takes as many bytes, or int4"
+            f"later, this one is {device_name(device)}: choose int8, which takes as many bytes"
         )
 
 

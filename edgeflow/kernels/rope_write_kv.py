@@ -28,13 +28,15 @@ class RowPlaces:
     """The rotations and places of a pass's rows, for all layers.
 
     cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative, or r in place of D where only a part of a
-    head is rotated; flat [L_Q] int64: slot * T + position. live: as of PackedLayout.
+    head is rotated; flat [L_Q] int64: slot * T + position. lengths: rows of each span, on the host. live: as of
+    PackedLayout.
     """
 
     cos: Tensor
     sin: Tensor
     minus_sin: Tensor
     flat: Tensor
+    lengths: tuple[int, ...]
     live: Tensor | None = None
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -84,7 +86,7 @@ class RotaryTable:
         sin = self._of_rows(self.sin, layout.rope_position)
         cos = self._of_rows(self.cos, layout.rope_position)
         flat = layout.row_slot * capacity + layout.row_position
-        return RowPlaces(cos=cos, sin=sin, minus_sin=-sin, flat=flat, live=layout.live)
+        return RowPlaces(cos=cos, sin=sin, minus_sin=-sin, flat=flat, lengths=layout.lengths, live=layout.live)
 
     def _of_rows(self, table: Tensor, position: Tensor) -> Tensor:
         """table [T, 1, n], position [C, L_Q] → [L_Q, 1, n]; each section from its component's row of the table."""

@@ -71,6 +71,7 @@ def _rope(scaling: Mapping[str, Any], positions: int) -> Rope:
     sections = tuple(scaling.get("mrope_section") or ())
     if kind in ("default", "mrope"):
         return Rope(sections=sections) if sections else PLAIN
+    mscales: dict[str, Any] = {name: scaling.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
     if kind == "llama3":
         return Rope(
             kind=kind,
@@ -78,8 +79,8 @@ def _rope(scaling: Mapping[str, Any], positions: int) -> Rope:
             low=scaling["low_freq_factor"],
             high=scaling["high_freq_factor"],
             trained=scaling["original_max_position_embeddings"],
+            **mscales,
         )
-    mscales: dict[str, Any] = {name: scaling.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
     if kind == "yarn":
         trained = scaling.get("original_max_position_embeddings") or positions
         return Rope(

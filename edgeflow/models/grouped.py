@@ -315,11 +315,11 @@ class _Shared:
     """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
 
     def __init__(
-        self, rows: RowPlaces, crossing: RowPlaces, prefix_rows: int, make: Callable[[str, bool], Attend]
+        self, rows: RowPlaces, crossing: RowPlaces, prefixes: int, make: Callable[[str, bool], Attend]
     ) -> None:
         self.rows = rows
         self.crossing = crossing
-        self.prefix = first_rows(rows, prefix_rows)
+        self.prefix = first_spans(rows, prefixes)
         self._make = make
         self._attend: dict[tuple[str, bool], Attend] = {}
 
@@ -332,7 +332,7 @@ class _Shared:
         def make(kind: str, suffix_alone: bool) -> Attend:
             return decoder.attention(layout.suffix(kind) if suffix_alone else layout.of_kind(kind), kv)
 
-        return cls(rows, crossing, layout.prefix_rows, make)
+        return cls(rows, crossing, layout.prefixes, make)
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
         """Made once per kind. suffix_alone: prefix rows do not ask."""
@@ -345,10 +345,16 @@ class _Shared:
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
-def first_rows(rows: RowPlaces, count: int) -> RowPlaces:
-    """The first `count` rows."""
+def first_spans(rows: RowPlaces, spans: int) -> RowPlaces:
+    """The rows of so many spans."""
+    lengths = rows.lengths[:spans]
+    count = sum(lengths)
     return RowPlaces(
-        cos=rows.cos[:count], sin=rows.sin[:count], minus_sin=rows.minus_sin[:count], flat=rows.flat[:count]
+        cos=rows.cos[:count],
+        sin=rows.sin[:count],
+        minus_sin=rows.minus_sin[:count],
+        flat=rows.flat[:count],
+        lengths=lengths,
     )
 
 

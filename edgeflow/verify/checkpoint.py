@@ -42,8 +42,9 @@ def verify_checkpoint(
 
     modes: of control policies, empty for all; chat models have other modes. kv: other than `model`, measure the errors
     and the memory of that KV format instead. weights: other than float, measure the cost of that precision: logits
-    and tokens against float32. overlay: operators for a control policy. device: cpu, cuda or auto; ConfigError where
-    it, or such weights on it, are not available. family: of a policy; by default as the bundle says.
+    and tokens against float32. ConfigError where both are given. overlay: operators for a control policy. device: cpu,
+    cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by default as the
+    bundle says.
     """
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
@@ -54,6 +55,8 @@ def verify_checkpoint(
                 names = ", ".join(name for name, other in given.items() if other)
                 raise ConfigError(f"{names}: a bundle of a memory gate is checked as it is, in float32")
             return verify_gate(directory, progress, place)
+        if kv != "model" and weights != "float":
+            raise ConfigError(f"kv, weights: {kv} and {weights} are both given; the cost of each is measured by itself")
         kind = read_json(directory / "config.json").get("model_type")
         if isinstance(kind, str) and kind in FAMILIES:
             if modes:

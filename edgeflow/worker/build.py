@@ -120,7 +120,7 @@ def kv_need(
         capacity=capacity,
         slot_bytes=footprint.slot_bytes(capacity),
         reserve_bytes=FIXED_BYTES[device.type] + rows * footprint.row_bytes,
-        frame_bytes=footprint.frame_bytes + footprint.slots * footprint.widened_bytes(capacity, device),
+        frame_bytes=footprint.frame_bytes + footprint.slots * footprint.visited_bytes(capacity, device),
         chat_bytes=chat_bytes,
     )
 

@@ -1,5 +1,6 @@
 """Run by test_triton.py with TRITON_INTERPRET=1: attention over slots of 4 bits where passes follow one another, and
-where one pass is replayed at other places. A JSON line per replay, with the largest difference from the reference."""
+where one pass is replayed at other places, and moves of slots. A JSON line per replay, with the largest difference from
+the reference, and one of the moves, with a flag for each tensor of the store."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from dataclasses import replace
 import torch
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.shift_kv import chain_reference
 from edgeflow.kernels.packed_attention import reference
 from edgeflow.kernels.trials import int4_cases
 from edgeflow.kernels.trials.cases import Heads
 from edgeflow.kernels.triton.packed_attention import packed_attention_int4
-from tests.kernels.test_int4_kv import Passes
+from edgeflow.kernels.triton.shift_kv import shift_kv_chain
+from tests.kernels.test_int4_kv import Passes, store
 
 CPU = torch.device("cpu")
 HEADS = Heads(6, 2, 16)
@@ -49,7 +52,22 @@ def replay() -> None:
         print(json.dumps({"off": off.item()}), flush=True)
 
 
+def move() -> None:
+    """Lines of bytes, of 16-bit numbers and of floats: one for each position, for a group, and for the whole slot."""
+    stores, moves = (store(), store()), torch.tensor([[1, 2, 40], [0, 1, 33], [2, 0, 0]])
+    for ours, theirs in zip(*(kv.tensors for kv in stores), strict=True):
+        ours.copy_(torch.randint(0, 100, ours.shape, generator=torch.Generator().manual_seed(2)))
+        theirs.copy_(ours)
+    before = [tensor.clone() for tensor in stores[0].tensors]
+    for kv, chain in zip(stores, (shift_kv_chain, chain_reference), strict=True):
+        kv.move_rows(chain, moves)
+    same = [torch.equal(*each) for each in zip(*(kv.tensors for kv in stores), strict=True)]
+    moved = [not torch.equal(*each) for each in zip(before, stores[0].tensors, strict=True)]
+    print(json.dumps({"same": same, "moved": moved}), flush=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     follow_one_another()
     replay()
+    move()

@@ -182,8 +182,25 @@ def int4_rounded_down(qkv, heads, kv_heads, rows, layer):
 
 def group_not_begun(qkv, heads, kv_heads, rows, layer):
     """The keys before a span are not brought."""
-    layer.newest.zero_()
-    return int4_write.reference(qkv, heads, kv_heads, rows, layer)
+    blind = replace(layer, newest=torch.zeros_like(layer.newest))
+    q = int4_write.reference(qkv, heads, kv_heads, rows, blind)
+    layer.newest.copy_(torch.where(blind.newest == 0, layer.newest, blind.newest))
+    return q
+
+
+def newest_not_kept(qkv, heads, kv_heads, rows, layer):
+    """The next pass finds those of the one before."""
+    return int4_write.reference(qkv, heads, kv_heads, rows, replace(layer, newest=layer.newest.clone()))
+
+
+def full_groups_not_exact(qkv, heads, kv_heads, rows, layer):
+    """Rows before the last one of a group see others."""
+    q = int4_write.reference(qkv, heads, kv_heads, rows, layer)
+    for flat in rows.flat.tolist():
+        slot, position = divmod(flat, layer.keys.shape[1])
+        if position % GROUP == GROUP - 1:
+            layer.exact[slot, position + 1 - GROUP : position + 1] = 7.0
+    return q
 
 
 def other_codes(layout, kv):
@@ -467,6 +484,8 @@ WRONG = {
     "fp8: rounded down": ("rope_write_kv fp8", e4m3_rounded_down),
     "int4: rounded down": ("rope_write_kv int4", int4_rounded_down),
     "int4: a group that is not brought": ("rope_write_kv int4", group_not_begun),
+    "int4: nothing kept as the newest": ("rope_write_kv int4", newest_not_kept),
+    "int4: full groups no longer exact": ("rope_write_kv int4", full_groups_not_exact),
     "int8: no rotation": ("rope_write_kv int8", no_rotation),
     "attention: one key fewer": ("packed_attention dense", off_by_one),
     "latent attention: one key fewer": ("packed_attention latent", off_by_one),

@@ -18,6 +18,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import causal
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.narrow_kv.int4_places import most_groups
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
 
@@ -175,6 +176,38 @@ def test_a_row_sees_what_follows_from_its_position(write, attention, plans, samp
                 spans.append(Span(slot, start, length))
         if spans:
             passes.run(spans, [min(samples, span.length) for span in spans], padding)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=25, deadline=None)
+@given(plans=pass_plans(), padding=st.sampled_from([0, 0, 5, 40, 90]))
+def test_what_is_written_on_the_device_is_what_the_host_places(dtype: torch.dtype, plans, padding: int):
+    """Bit by bit, in every pass: codes, grids, the newest keys, and the exact ones that rows see."""
+    writes = [TABLE.implementation("rope_write_kv", name, "int4").load() for name in ("indexed", "on_device")]
+    stores, rotary = (store(dtype), store(dtype)), RotaryTable.of(CAPACITY, WIDTH, 1e4, torch.ones(1, dtype=dtype))
+    dice = torch.Generator().manual_seed(0)
+    for kv in stores:
+        kv.layer(0).newest.copy_(torch.randn(kv.layer(0).newest.shape, generator=dice.manual_seed(0)))
+    for plan in plans:
+        spans = [Span(slot, min(3 * back, CAPACITY - length), length) for slot, _, back, length in plan]
+        padded = [replace(each, length=min(each.length + padding, CAPACITY - each.start)) for each in spans]
+        live = torch.cat([torch.arange(p.length) < s.length for p, s in zip(padded, spans, strict=True)])
+        rows = rotary.places(replace(PackedLayout.of(padded, CPU), live=live), CAPACITY)
+        qkv = torch.randn(len(live), (HEADS + 2 * KV_HEADS) * WIDTH, generator=dice).to(dtype)
+        queries = [write(qkv, HEADS, KV_HEADS, rows, kv.layer(0)) for write, kv in zip(writes, stores, strict=True)]
+        assert torch.equal(*queries)
+        one, other = (kv.layer(0) for kv in stores)
+        for name in ("keys", "values", "key_grids", "value_grids", "newest"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=0, atol=0, equal_nan=True)
+        for span in spans:
+            seen = span.slot, slice(span.start // GROUP * GROUP, span.start + span.length)
+            torch.testing.assert_close(one.exact[seen], other.exact[seen], rtol=0, atol=0, equal_nan=True)
+
+
+@given(st.integers(1, 200))
+def test_a_span_lies_in_no_more_groups_than_are_counted(length: int):
+    found = {len({place // GROUP for place in range(start, start + length)}) for start in range(GROUP)}
+    assert max(found) == most_groups([length])
 
 
 @pytest.mark.parametrize("write", WRITES)

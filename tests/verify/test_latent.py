@@ -20,9 +20,23 @@ from tests.verify.test_chat import MODES
 
 TOKENS = 32
 PROMPTS = ["put the carrot on the plate", "a", "the gripper has been closed since second 12: why?"]
+PLAIN_YARN = {name: value for name, value in YARN.items() if not name.startswith("mscale")}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale_all_dim": 0.8,
+}
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("deepseek_v2", {}),
+    "v2, queries in two, YaRN": ("deepseek_v2", {"q_lora_rank": 24, "rope_parameters": YARN}),
+    "v2, YaRN without scaled scores": ("deepseek_v2", {"rope_parameters": PLAIN_YARN}),
     "v3": ("deepseek_v3", {"q_lora_rank": 24, "rope_parameters": YARN, "rms_norm_eps": 1e-5}),
+    "v3, halves": ("deepseek_v3", {"rope_interleave": False}),
+    "v3, llama3": ("deepseek_v3", {"rope_parameters": LLAMA3}),
 }
 
 

@@ -41,6 +41,13 @@ def test_of_other_bundles_everything_is_shown(tmp_path: Path):
     assert shown(tmp_path, RESULTS) == RESULTS
 
 
+def test_two_costs_are_not_measured_at_once(tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match=r"^kv, weights: int4 and fp8 are both given; the cost of each is measured by"
+    ):
+        verify_checkpoint(tmp_path, [], lambda *_: None, kv="int4", weights="fp8")
+
+
 def test_only_options_that_were_given_are_refused(gate_bundle: Path):
     for options, told in (({"kv": "int8"}, "kv: a bundle"), ({"kv": "int8", "weights": "fp8"}, "kv, weights: a")):
         with pytest.raises(ConfigError, match=f"^{told}"):

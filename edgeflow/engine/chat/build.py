@@ -37,9 +37,10 @@ from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
@@ -47,6 +48,7 @@ from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.memory_gate.files import MemoryGate
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
+from edgeflow.types import KVName
 
 REPEATS = 5
 RECORDINGS_OF_A_SHAPE = 3  # at most: rows are sampled in as many ways
@@ -278,7 +280,8 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
     free, gated = free_bytes(model.device), isinstance(kv_format, MemoryKV)
     memories = f", {size.memory_bytes} of them of the memory" if gated else ""
     key, lower = ("chat.long", "chat.long.segment") if gated else ("chat.capacity", "chat.capacity")
-    narrower = ", or choose chat.kv int8 or int4" if kv_format is DENSE else ""
+    least = _least_kv(size.shape(model.config, model.decoder.dtype))
+    narrower = f", or choose chat.kv {least}" if kv_format is DENSE and least != "model" else ""
     error = ConfigError(
         f"{key}: no memory for {need.slots} slots of {size.positions} positions: {need.slots} x {need.slot_bytes} "
         f"bytes in {model.config.num_hidden_layers} layers{memories}, and {need.beside_bytes} bytes for sequences of "
@@ -291,6 +294,12 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
         return model.decoder.kv_slots(need.slots, size.positions, kv_format)
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
+
+
+def _least_kv(shape: KVShape) -> KVName:
+    """The name of the format of any device in which a slot of heads takes the fewest bytes."""
+    names: tuple[KVName, ...] = ("model", "int8", "int4")
+    return min(names, key=lambda name: slot_bytes(CONFIGURED[name], shape))
 
 
 def _told(error: float) -> str:

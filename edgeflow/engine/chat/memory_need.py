@@ -11,7 +11,7 @@ import torch
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.long import SlotSize, pairs_format
-from edgeflow.engine.memory import activation_bytes, widened_bytes
+from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateHeader, MemoryGate
@@ -87,9 +87,11 @@ def _pass_bytes(
     shape: KVShape,
     device: torch.device,
 ) -> int:
-    """A chunk's intermediate results, its slot widened, and what reading a memory and folding take, all at once."""
-    chunk, dtype = config.prefill_chunk, shape.dtype
-    common = activation_bytes(text, chunk, dtype) + widened_bytes(pairs_format(config, text), shape, device)
+    """A chunk's intermediate results, its slot written and widened, and what reading a memory and folding take, all at
+    once."""
+    chunk, dtype, pairs = config.prefill_chunk, shape.dtype, pairs_format(config, text)
+    slot = widened_bytes(pairs, shape, device) + written_bytes(pairs, shape, rows=chunk, spans=1)
+    common = activation_bytes(text, chunk, dtype) + slot
     if gate is None:
         return common
     width, rules = text.head_dim, gate.rules

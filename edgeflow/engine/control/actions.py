@@ -110,7 +110,7 @@ class PolicyEngine(Executor):
         kv_format: KVFormat = DENSE,
         **options: Any,
     ) -> None:
-        check_action_tokens(kv_format, policy.K)
+        check_action_tokens("policy.kv", kv_format, policy.K)
         shortest = policy.image_tokens + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
         kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)

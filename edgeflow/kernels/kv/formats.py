@@ -94,7 +94,7 @@ def slot_bytes(format: KVFormat, shape: KVShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """keys, values [S, T, KH, D] in the dtype of the model."""
+    """The slots of one layer in the dtype of the model. keys, values [S, T, KH, D]: one tensor in a latent layer."""
 
     keys: Tensor
     values: Tensor
@@ -118,7 +118,10 @@ class DenseKV(UnfoldedFormat):
 
 @dataclass(frozen=True, slots=True)
 class ScaledLayer:
-    """keys, values [S, T, KH, D] int8 or e4m3; key_scales, value_scales [S, T, KH] float32; number = stored * scale."""
+    """The slots of one layer in 8 bits: number = stored * scale.
+
+    keys, values [S, T, KH, D] int8 or e4m3; key_scales, value_scales [S, T, KH] float32.
+    """
 
     keys: Tensor
     values: Tensor
@@ -191,7 +194,10 @@ def configured_format(key: str, name: KVName, own: KVFormat) -> KVFormat:
     return CONFIGURED[name]
 
 
-def check_action_tokens(kv_format: KVFormat, count: int) -> None:
-    """ConfigError for a policy with more action tokens than int4 rounds at a time: drafts reach back no further."""
+def check_action_tokens(key: str, kv_format: KVFormat, count: int) -> None:
+    """ConfigError for a policy with more action tokens than int4 rounds at a time: drafts reach back no further.
+
+    key: by which the format was given.
+    """
     if kv_format is INT4 and count > GROUP:
-        raise ConfigError(f"policy.kv: int4 serves at most {GROUP} action tokens, this checkpoint has {count}")
+        raise ConfigError(f"{key}: int4 serves at most {GROUP} action tokens, this checkpoint has {count}")

@@ -49,30 +49,31 @@ class Grid:
         return cls(step.view(torch.int16), offset)
 
     def codes(self, numbers: Tensor) -> Tensor:
-        """uint8, one in each byte"""
-        steps = _nearest(numbers.float() / _divisor(self.step.view(torch.bfloat16)))
-        return (steps - self.offset).clamp(0, LARGEST).nan_to_num(0.0).to(torch.uint8)
+        """The codes of the nearest numbers of the grid: uint8, one in each byte."""
+        steps = numbers.to(torch.float32, copy=True).div_(_divisor(self.step.view(torch.bfloat16)))
+        return steps.add_(0.5).floor_().sub_(self.offset).clamp_(0, LARGEST).nan_to_num_(0.0).to(torch.uint8)
 
     def numbers(self, codes: Tensor) -> Tensor:
-        """float32"""
+        """The numbers that codes stand for, in float32."""
         return (codes + self.offset).float() * self.step.view(torch.bfloat16).float()
 
 
 def packed(codes: Tensor) -> Tensor:
-    """[.., D] → [.., D/2]: number i in the low bits of a byte, i + D/2 in its high bits"""
+    """Codes [.., D], two in each byte [.., D/2]: that of number i in its low bits, that of i + D/2 in its high bits."""
     low, high = codes.chunk(2, dim=-1)
     return low | high << 4
 
 
 def unpacked(codes: Tensor) -> Tensor:
-    """[.., D/2] → [.., D]"""
+    """The codes [.., D] that `packed` has put into bytes [.., D/2]."""
     return torch.cat([codes & LARGEST, codes >> 4], dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Layer:
-    """keys, values [S, T, KH, D/2] uint8, two codes per byte.
+    """The slots of one layer in 4 bits.
 
+    keys, values [S, T, KH, D/2] uint8: codes, two per byte.
     key_grids [2, S, groups, KH, D], value_grids [2, S, T, KH] int16: steps and offsets.
     newest [S, RING, KH, D]: the keys last written in each slot, each at its position modulo RING.
     exact [S, T rounded up to groups, KH, D]: the keys of the rows of a pass and of the groups in which they begin;

@@ -90,6 +90,7 @@ def _written(
         sin=rows.sin.float(),
         minus_sin=rows.minus_sin.float(),
         flat=torch.arange(count, device=qkv.device),
+        lengths=rows.lengths,
     )
     q = write_wide(qkv.float(), heads, kv_heads, own, DenseLayer(keys, values))
     stored = (layer.keys, layer.key_scales), (layer.values, layer.value_scales)

@@ -13,7 +13,10 @@ from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Outputs, Problem
 
 
 def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:
-    """Compares the read of the last row of each span, behind groups that other passes have begun."""
+    """Compares what the last row of each span reads, the exact keys from the first group of each on, and the newest.
+
+    The spans lie behind groups that other passes have begun.
+    """
 
     def build(make: Numbers) -> Problem:
         capacity, rows = places(make, spans, heads, False)
@@ -25,7 +28,8 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:
 
         def outputs(q: Tensor) -> Outputs:
             read = [layer.read(slot, slice(end), end - 1) for slot, end in ends]
-            return q, *(torch.cat(each) for each in zip(*read, strict=True))
+            exact = [layer.exact[span.slot, span.start // GROUP * GROUP : span.start + span.length] for span in spans]
+            return q, *(torch.cat(each) for each in zip(*read, strict=True)), torch.cat(exact), layer.newest
 
         return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=kv.data.nbytes)
 

@@ -99,7 +99,7 @@ def _fold_codes(
 
 @triton.jit
 def _codes(codes, place, inside, KH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Those of the places inside: [PLACES, BLOCK_D] float32. A byte is read for each of its two codes."""
+    """The codes of keys or values at the places inside [PLACES, BLOCK_D], float32. Each byte is read twice."""
     HALF: tl.constexpr = D // 2
     width = tl.arange(0, BLOCK_D)
     line = place.to(tl.int64) * (KH * HALF)

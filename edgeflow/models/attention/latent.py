@@ -82,7 +82,7 @@ class LatentHeads:
 
     @property
     def absorbed(self) -> dict[str, tuple[int, int]]:
-        """Keys and values of latents."""
+        """Outputs and inputs of the projection that makes the keys and values of all heads from a latent, by name."""
         return {"kv_b_proj": (self.heads * (self.sizes.plain + self.sizes.value), self.sizes.rank)}
 
     @property

@@ -49,7 +49,7 @@ class AttentionForm(Protocol):
 
     @property
     def absorbed(self) -> Mapping[str, tuple[int, int]]:
-        """Those of projections that are always held in floats, and multiplied head by head."""
+        """Outputs and inputs of each projection that is held in floats and multiplied head by head, by its name."""
         ...
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.engine.table import check_kv
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
@@ -48,13 +48,13 @@ class PublishedOpenVLA:
             kv=kv,
             kv_format=self._kv_format,
             positions=numbers.image_tokens + stages,
-            row_bytes=activation_bytes(text, 1, dtype),
+            row_bytes=activation_bytes(text, 1, dtype) + written_bytes(self._kv_format, kv, rows=1),
             graphs=True,
         )
 
     def load(self, placement: Placement) -> OpenVLAPolicy:
         check_kv(self._kv_format, placement.device, section="policy.")
-        check_action_tokens(self._kv_format, self._config.action_width)
+        check_action_tokens("policy.kv", self._kv_format, self._config.action_width)
         return OpenVLAPolicy.load(
             self._directory,
             placement.dtype,

@@ -21,12 +21,12 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.engine.table import operator_table
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.policies.family import Progress, Verification
-from edgeflow.policies.openvla.config import RESIZE_STRATEGIES
+from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.policies.openvla.recorded import Case, read_bundle
@@ -92,7 +92,11 @@ def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[t
 
 
 def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[tuple[str, CheckResult]]:
-    """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory."""
+    """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory.
+
+    ConfigError for a format that cannot serve the checkpoint, before its weights are read.
+    """
+    check_action_tokens("kv", kv_format, load_config(directory).action_width)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
     cases, told = [_prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"

@@ -15,6 +15,7 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run
 from edgeflow.engine.chat.text import Chunk
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.errors import InvalidArgument, WorkerError
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -46,9 +47,10 @@ def prompt_of(model: ChatModel, text: str) -> Prompt:
     return model.chat_prompt(f"{text[:half]}<|image_pad|>{text[half:]}", [IMAGE])
 
 
-def poisoned(model: ChatModel, slots: int, capacity: int = CAPACITY) -> KVSlots:
-    kv = model.decoder.kv_slots(slots, capacity)
-    kv.data.fill_(torch.nan)
+def poisoned(model: ChatModel, slots: int, capacity: int = CAPACITY, kv_format: KVFormat = DENSE) -> KVSlots:
+    kv = model.decoder.kv_slots(slots, capacity, kv_format)
+    for tensor in kv.tensors:
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 0x7F)
     return kv
 
 
@@ -66,8 +68,10 @@ def whole(model: ChatModel, prompt: Prompt, count: int) -> list[int]:
     return tokens
 
 
-def engine_of(model: ChatModel, slots: int = 1, capacity: int = CAPACITY, **options: Any) -> ChatEngine:
-    return ChatEngine(model, poisoned(model, slots, capacity), **options)
+def engine_of(
+    model: ChatModel, slots: int = 1, capacity: int = CAPACITY, kv_format: KVFormat = DENSE, **options: Any
+) -> ChatEngine:
+    return ChatEngine(model, poisoned(model, slots, capacity, kv_format), **options)
 
 
 def greedy(engine: ChatEngine, prompt: Prompt, slot: int = 0, known: int = 0, count: int = 6) -> Generation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -87,6 +89,23 @@ def test_chunks_of_any_length_and_decode_rows_are_replayed_with_the_tokens_of_ea
         expected = Generation(plain, prompt, PARAMS["greedy"], ignore_stop=True)
         list(generate(plain, expected, 1000))
         found = Generation(engine, prompt, PARAMS["greedy"], slot, ignore_stop=True)
+        ran += len(list(generate(engine, found, CHUNK)))
+        assert found.tokens == expected.tokens
+    assert replays.count == ran and eager_passes(engine) == 0
+
+
+def test_passes_over_four_bits_are_replayed_with_the_tokens_of_eager_ones(tmp_path: Path):
+    """Chunks and decode rows that end groups, and that follow another request in the same slot."""
+    write_chat_checkpoint(tmp_path, "qwen2")
+    table = ON_THE_DEVICE.forcing(rope_write_kv="on_device")
+    model, plain = (load_chat_model(tmp_path, torch.float32, CPU, table=each) for each in (table, None))
+    replays, ran = Replays(), 0
+    engine = replaying(model, 2, replays, kv_format=INT4)
+    for slot, text in ((0, "abcdefgh" * 7 + "abcd"), (1, "badcfe"), (0, "hgfedcba" * 3 + "abcdef")):
+        eager = engine_of(plain, kv_format=INT4)
+        expected = Generation(eager, prompt_of(plain, text), PARAMS["greedy"], ignore_stop=True)
+        list(generate(eager, expected, 1000))
+        found = Generation(engine, prompt_of(model, text), PARAMS["greedy"], slot, ignore_stop=True)
         ran += len(list(generate(engine, found, CHUNK)))
         assert found.tokens == expected.tokens
     assert replays.count == ran and eager_passes(engine) == 0

@@ -15,14 +15,16 @@ from torch.profiler import ProfilerActivity, profile
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
-from edgeflow.engine.memory import widened_bytes
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE
+from edgeflow.engine.memory import widened_bytes, written_bytes
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import MemoryLayer, MemoryRules
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.memory import fold_batched, read_batched
 from edgeflow.kernels.narrow_kv import int4_attention, scaled
+from edgeflow.kernels.rope_write_kv import RotaryTable
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
@@ -107,6 +109,43 @@ def test_a_read_and_a_fold_take_no_more_than_is_counted(path: Path, dtype: torch
     fold = peak_bytes(lambda: fold_batched(layer, 0, 4, 304))
     counted = need_of(config, text, gate, dtype).pass_bytes - need_of(config, text, None, dtype).pass_bytes
     assert 0.75 * counted < read + fold <= 1.01 * counted
+
+
+HEADS, CAPACITY = {"as many keys as queries": (8, 8, 128), "few keys": (14, 2, 64)}, 400
+SPANS = {
+    "prompt": [Span(0, 5, 300)],
+    "prompt and decode rows": [Span(0, 0, 280), *(Span(slot, 280 + slot, 1) for slot in range(1, 7))],
+    "drafts": [Span(slot, 280 + slot, 7) for slot in range(7)],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
+@pytest.mark.parametrize("write", ["indexed", "on_device"])
+@torch.inference_mode()
+def test_a_write_in_four_bits_takes_no_more_than_is_counted(write: str, spans: list[Span], heads, dtype: torch.dtype):
+    count, kv_heads, width = heads
+    kv = KVSlots(
+        layers=1, slots=7, capacity=CAPACITY, kv_heads=kv_heads, head_dim=width, dtype=dtype, device=CPU, format=INT4
+    )
+    rows = RotaryTable.of(CAPACITY, width, 1e4, torch.ones(1, dtype=dtype)).places(
+        PackedLayout.of(spans, CPU), CAPACITY
+    )
+    qkv = torch.randn(len(rows.flat), (count + 2 * kv_heads) * width).to(dtype)
+    function = built_in_table().implementation("rope_write_kv", write, "int4").load()
+    peak = peak_bytes(lambda: function(qkv, count, kv_heads, rows, kv.layer(0)))
+    shape = KVShape(layers=1, capacity=CAPACITY, kv_heads=kv_heads, head_dim=width, dtype=dtype)
+    queries = len(qkv) * count * width * dtype.itemsize
+    counted = queries + written_bytes(INT4, shape, rows=len(qkv), spans=len(spans))
+    assert peak <= counted
+    assert write == "indexed" or peak >= 0.65 * counted
+
+
+def test_a_prompts_row_takes_a_place_of_a_group_and_not_a_group():
+    shape = KVShape(layers=1, capacity=CAPACITY, kv_heads=32, head_dim=128, dtype=torch.bfloat16)
+    assert written_bytes(INT4, shape, rows=300, spans=1) / 300 < 16 * 32 * 128
+    assert written_bytes(INT8, shape, rows=300, spans=1) == 0
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

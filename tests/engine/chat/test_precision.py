@@ -17,7 +17,8 @@ from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.long import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.errors import ConfigError
-from edgeflow.kernels.kv.formats import CONFIGURED
+from edgeflow.kernels.kv.formats import CONFIGURED, slot_bytes
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -65,7 +66,17 @@ def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
         match=r"1 slots of 96 positions: 1 x 13824 bytes in 3 layers, and .* are 1 MiB, 0 MiB are free",
     ):
         build(model, kv="int8")
-    with pytest.raises(ConfigError, match=r"or choose chat\.kv int8"):
+
+
+@pytest.mark.parametrize(("layers", "capacity", "advised"), [(3, 96, "int8"), (24, 96, "int8"), (24, 2048, "int4")])
+def test_the_format_is_advised_whose_slot_takes_least(model, monkeypatch, layers: int, capacity: int, advised: str):
+    """Short slots keep most of their keys as they are, and few layers share those of a pass."""
+    shape = KVShape(layers=layers, capacity=capacity, kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    taken = {kv: slot_bytes(CONFIGURED[kv], shape) for kv in ("model", "int8", "int4")}
+    assert taken[advised] == min(taken.values())
+    monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
+    monkeypatch.setattr(SlotSize, "shape", lambda *_: shape)
+    with pytest.raises(ConfigError, match=rf"or choose chat\.kv {advised}$"):
         build(model)
 
 

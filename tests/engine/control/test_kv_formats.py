@@ -15,19 +15,21 @@ from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.memory import widened_bytes
+from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.engine.policy import LoadOptions, PreparedFrame
 from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat
+from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
 from edgeflow.recorded.comparison import mismatches_but_ties
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine, kv_need
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike
@@ -154,6 +156,15 @@ def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
         build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
 
 
+def test_a_cost_that_cannot_be_measured_is_refused_before_a_weight_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    path = write_checkpoint(tmp_path, TinySize(actions=33))
+    with pytest.raises(ConfigError, match=r"^kv: int4 serves at most 32 action tokens, this checkpoint has 33"):
+        verify_checkpoint(path, [], lambda *_: None, kv="int4", family="openvla")
+
+
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
 def test_these_are_not_the_numbers_of_float_kv(policy, kv_format: KVFormat):
     frames = make_frames(policy, 3, seed=4)
@@ -174,8 +185,28 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     assert need.kv_bytes(2) == built.engine.kv.nbytes
     assert footprint.kv is not None
     shape = replace(footprint.kv, capacity=need.capacity)
-    assert need.frame_bytes == need.ring * widened_bytes(CONFIGURED[kv], shape, CPU), "a pass reads whole rings"
+    visited = widened_bytes(CONFIGURED[kv], shape, CPU) + written_bytes(CONFIGURED[kv], shape, spans=1)
+    assert need.frame_bytes == need.ring * visited, "a pass writes and reads whole rings"
     assert (need.frame_bytes == 0) == (kv == "model")
+    own = family.load(checkpoint, {}, LoadOptions()).footprint(torch.float32).row_bytes
+    assert footprint.row_bytes - own == written_bytes(CONFIGURED[kv], shape, rows=1)
+    assert (footprint.row_bytes > own) == (kv == "int4")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 320], ids=["heads of 64", "heads of 320"])
+@pytest.mark.parametrize("profile", ["cpu", "cuda_sm75", "cuda_sm80", "cuda_sm87", "cuda_sm89", "cuda_sm90"])
+def test_slots_are_widened_where_the_table_says_so(monkeypatch: pytest.MonkeyPatch, profile: str, width: int, dtype):
+    hardware = Hardware.named(profile)
+    monkeypatch.setattr(Hardware, "of", lambda device: hardware)
+    shape = KVShape(layers=2, capacity=96, kv_heads=2, head_dim=width, dtype=dtype)
+    least = {INT8: 80, FP8: 89, INT4: 80}
+    for kv_format in CONFIGURED.values():
+        key = OperatorKey(op_name="packed_attention", kv=kv_format.name, shape_sig=f"kv=2|d={width}")
+        chosen = built_in_table().choose(key, hardware, dtype).implementation.impl_id
+        assert (widened_bytes(kv_format, shape, CPU) > 0) == (chosen == "widened")
+        by_kernel = kv_format in least and hardware.arch >= least[kv_format] and dtype.itemsize < 4 and width <= 256
+        assert (chosen == "widened") == (kv_format is not DENSE and not by_kernel)
 
 
 def test_a_format_that_is_unknown_is_refused(checkpoint: Path):
