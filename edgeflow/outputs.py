@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from safetensors import SafetensorError
+
 from edgeflow.errors import ConfigError
 
 
@@ -28,12 +30,18 @@ def make_folder(out: Path) -> None:
 
 
 @contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Whatever keeps `out` from being written, such as a full disk, becomes a ConfigError that names it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"out: {out} cannot be written: {reason}") from error
+
+
+@contextmanager
 def text_file(out: Path) -> Iterator[TextIO]:
     """A new text file in a folder that is made where needed; a file of that name is replaced."""
     make_folder(out.parent)
-    try:
-        file = out.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"out: {out} cannot be written: {error.strerror}") from None
-    with file:
+    with writing(out), out.open("w", encoding="utf-8") as file:
         yield file

@@ -34,5 +34,8 @@ def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path):
             make_folder(place)
     with pytest.raises(ConfigError, match=r"out: .* cannot be written: Is a directory"), text_file(tmp_path):
         pass
+    told = pytest.raises(ConfigError, match=r"out: /dev/full cannot be written: No space left")
+    with told, text_file(Path("/dev/full")) as full:
+        full.write("x" * 100_000)
     with pytest.raises(ConfigError, match=r"out: /proc/"):
         make_folder(Path("/proc/edgeflow"))

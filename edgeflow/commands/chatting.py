@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from edgeflow.commands.options import ChosenKV, Json, OptionalFloat, OptionalText
-from edgeflow.errors import CheckpointError
+from edgeflow.commands.options import ChosenKV, Json, OptionalFloat, OptionalPath, OptionalText
+from edgeflow.errors import CheckpointError, ConfigError
 
 
 def chat(
@@ -18,6 +18,9 @@ def chat(
         str, typer.Option(help="Checkpoint directory, hub id, demo-chat (embedded model) or demo-logs.")
     ] = "demo-chat",
     system: Annotated[str, typer.Option(help="System message.")] = "",
+    system_file: Annotated[
+        OptionalPath, typer.Option(help="Text file with the system message, such as a log to ask about.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     capacity: Annotated[
         int,
@@ -35,8 +38,12 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal; Ctrl-D ends the conversation."""
     from edgeflow.config import load_config
-    from edgeflow.engine.chat.terminal import converse, open_conversation
+    from edgeflow.engine.chat.terminal import converse, open_conversation, read_text
 
+    if system_file is not None:
+        if system:
+            raise ConfigError("system_file: give --system or --system-file, not both")
+        system = read_text(system_file, "system_file")
     settings = {"model": model, "capacity": capacity, "long.gate": gate, "max_tokens": max_tokens}
     config = load_config(None, {f"chat.{name}": value for name, value in settings.items()})
     path = config.chat_path

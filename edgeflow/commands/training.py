@@ -21,7 +21,7 @@ from edgeflow.commands.options import (
     Json,
     OptionalFloat,
     OptionalInt,
-    OptionalPath,
+    OptionalText,
 )
 from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
@@ -94,7 +94,9 @@ def train_demo(
     policy: Embedded = "tokens",
     chat: Annotated[bool, typer.Option("--chat", help="Train the chat model instead of a policy.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Train the embedded chat model further, on logs.")] = False,
-    begin: Annotated[OptionalPath, typer.Option(help="With --logs: begin with this checkpoint instead.")] = None,
+    begin: Annotated[
+        OptionalText, typer.Option(help="With --logs: begin with this checkpoint, or demo-logs, instead.")
+    ] = None,
 ) -> None:
     """Train an embedded model.
 
@@ -124,7 +126,7 @@ def train_demo(
 
 
 def train_gate(
-    model: Annotated[str, typer.Argument(help="Checkpoint directory of a chat model, hub id, or demo-chat.")],
+    model: Annotated[str, typer.Argument(help="Checkpoint directory of a chat model, hub id, demo-chat or demo-logs.")],
     data: Annotated[
         list[Path],
         typer.Option(help='JSONL file of lines {"text": …} or {"messages": […]}. Repeat for several.'),
@@ -139,7 +141,7 @@ def train_gate(
     ] = "absolute",
     epochs: Annotated[OptionalInt, typer.Option(min=1, help="Times that each text is learned; default: 2.")] = None,
     steps: Annotated[OptionalInt, typer.Option(min=1, help="Batches to train on, instead of --epochs.")] = None,
-    lr: Annotated[float, typer.Option(help="Highest learning rate.")] = 0.005,
+    lr: Annotated[float, typer.Option(help="Highest learning rate, at most 1.")] = 0.005,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a batch; a longer text is one by itself.")] = 8192,
     seed: Annotated[
         int, typer.Option(min=0, max=MOST_SEED, help="Seed of the gate's first weights and of the order of texts.")
@@ -158,8 +160,8 @@ def train_gate(
     from edgeflow.gate_training.run import GateRequest
     from edgeflow.models.memory_gate.files import GateRules
 
-    if not 0 < lr < float("inf"):
-        raise ConfigError(f"lr: must be above 0, got {lr}")
+    if not 0 < lr <= 1:
+        raise ConfigError(f"lr: must be above 0 and at most 1, got {lr}")
     request = GateRequest(
         model=model,
         data=tuple(data),

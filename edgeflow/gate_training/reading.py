@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.gate_training.examples import Example
@@ -41,7 +41,7 @@ class ModelText:
             return self._answers(values["messages"])
         if not isinstance(values["text"], str):
             raise InvalidArgument("text must be text")
-        return Example.plain(self.tokenizer.encode(values["text"], special=True))
+        return Example.plain(self.tokenizer.encode(values["text"], special=True, field="text"))
 
     def _answers(self, messages: Any) -> Example:
         """A conversation, which ends with its last answer."""
@@ -146,11 +146,14 @@ def _raw_lines(paths: Sequence[Path]) -> Iterator[tuple[Path, int, int, bytes]]:
                 offset += len(raw)
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> BinaryIO:
+    """The file, open; a pipe or a folder is refused, as lines are read again when they are drawn."""
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"data: {path} is not a regular file: give a JSONL file, which is read more than once")
         return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"data: {path} cannot be read: give a JSONL file") from error
+        raise ConfigError(f"data: {path} cannot be read: {error.strerror}: give a JSONL file") from error
 
 
 def _value(raw: bytes) -> Any:

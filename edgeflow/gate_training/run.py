@@ -22,7 +22,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.outputs import check_writable, make_folder
+from edgeflow.outputs import check_writable, make_folder, writing
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 
@@ -33,7 +33,7 @@ KEPT_BYTES: Final = 1 << 30  # of one batch, for its gradients; above, layers ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRequest:
-    """A run. model: a checkpoint's folder, a hub id or demo-chat. data: JSONL files. out: the folder to write.
+    """A run. model: a checkpoint's folder, a hub id, demo-chat or demo-logs. data: JSONL files. out: folder to write.
 
     epochs, steps: the length, of which one is given; None for both: EPOCHS. batch_tokens: of a step, at most.
     """
@@ -103,7 +103,8 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
     make_folder(request.out)
     state = request.out / STATE
     run_training(trainer, trainer.plan.steps, state=state, resume=request.resume, progress=progress, cpu_before=started)
-    write_gate(request.out, trainer.gate)
+    with writing(request.out):
+        write_gate(request.out, trainer.gate)
     learner = trainer.learner
     return replace(outcome, steps=learner.done_steps, loss=trainer.last_loss, cpu_seconds=round(learner.cpu_seconds, 1))
 

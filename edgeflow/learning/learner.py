@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from edgeflow.errors import ConfigError
+from edgeflow.outputs import writing
 
 ANEW: Final = "--no-resume begins anew"
 _MAX_NORM: Final = 1.0  # of a gradient
@@ -74,10 +75,11 @@ class Learner:
 
 
 def _write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Write one safetensors file, replacing it as a whole."""
+    """Write one safetensors file, replacing it as a whole; ConfigError where it cannot be written."""
     partial = path.with_suffix(".partial")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, dict(facts))
-    partial.replace(path)
+    with writing(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, dict(facts))
+        partial.replace(path)
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

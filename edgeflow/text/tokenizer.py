@@ -50,12 +50,13 @@ class TextTokenizer:
         """The contents of tokenizer.json."""
         return str(self._tokenizer.to_str())
 
-    def encode(self, text: str, *, special: bool) -> list[int]:
+    def encode(self, text: str, *, special: bool, field: str = "messages") -> list[int]:
         """The token ids of a text. special: add the tokens of a plain text (BOS); chat templates write their own.
 
-        Special tokens spelled out in a text are encoded as such, as published tokenizers do.
+        Special tokens spelled out in a text are encoded as such, as published tokenizers do. field: of the text, for
+        InvalidArgument where it is not valid Unicode.
         """
-        _check_unicode(text)
+        _check_unicode(text, field)
         return encode(self._tokenizer, text, special=special)
 
     def far_exceeds(self, text: str, most: int) -> bool:
@@ -75,10 +76,8 @@ class TextTokenizer:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
 
 
-def _check_unicode(text: str) -> None:
+def _check_unicode(text: str, field: str = "messages") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            "contains an unpaired surrogate, which is not valid Unicode text", field="messages"
-        ) from error
+        raise InvalidArgument("contains an unpaired surrogate, which is not valid Unicode text", field=field) from error

@@ -62,7 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
     "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
-    "learning": LEAVES,
+    "learning": LEAVES | {"outputs"},
     "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "outputs", "text"},
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}

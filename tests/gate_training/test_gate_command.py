@@ -119,6 +119,15 @@ def test_a_gate_beside_its_base_leaves_the_fingerprint(model: Path, data: Path, 
     read_gate(both, read_published(both).text, torch.float32, CPU, base_fingerprint=base_fingerprint(both))
 
 
+def test_a_gate_that_cannot_be_written_is_told_and_its_training_is_kept(model: Path, data: Path, tmp_path: Path):
+    (tmp_path / "gate.json").mkdir()
+    files = [str(model), "--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--steps", "1", *SIZES]
+    error = refused(*files)
+    assert isinstance(error, ConfigError) and f"out: {tmp_path} cannot be written: Is a directory" in error.text
+    (tmp_path / "gate.json").rmdir()
+    assert run(model, data, tmp_path, "--steps", "1")["loss"] is None
+
+
 def refused(*arguments: str) -> BaseException:
     result = CliRunner().invoke(app, ["train-gate", *arguments])
     assert result.exit_code != 0 and result.exception is not None
@@ -129,8 +138,9 @@ def refused(*arguments: str) -> BaseException:
     "options, kind, message",
     [
         (["--steps", "1", "--epochs", "1"], ConfigError, "epochs and steps: give one of them, got 1 and 1"),
-        (["--lr", "0"], ConfigError, "lr: must be above 0, got 0.0"),
-        (["--lr", "nan"], ConfigError, "lr: must be above 0, got nan"),
+        (["--lr", "0"], ConfigError, "lr: must be above 0 and at most 1, got 0.0"),
+        (["--lr", "nan"], ConfigError, "at most 1, got nan"),
+        (["--lr", "1e300"], ConfigError, "at most 1, got 1e+300"),
         (["--segment", "16777217"], ConfigError, "segment (l_seg) must be a whole number from 1 to 16777216"),
         (["--segment", "4000"], ConfigError, "a gate needs prompts of at least 4006 tokens"),
         (["--window", "0"], SystemExit, "2"),

@@ -74,7 +74,7 @@ def test_of_a_text_every_token_is_learned(text: ModelText):
         ({"messages": CHAT[:1]}, "no answer: none has the role assistant"),
         ({"messages": [{"role": "robot", "content": "a"}, CHAT[1]]}, "unknown role robot"),
         ({"text": "long " * 30000}, "a text has at most 131072 tokens, got 150000"),
-        ({"text": "\ud800"}, "unpaired surrogate"),
+        ({"text": "\ud800"}, "text: contains an unpaired surrogate"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(text: ModelText, tmp_path: Path, line: object, message: str):

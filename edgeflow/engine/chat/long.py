@@ -147,12 +147,13 @@ def remarks(gate: MemoryGate | None, config: ChatConfig, text: LlamaConfig) -> l
 
 
 def _gate_path(gate: str, model: Path) -> Path:
-    inside = model / gate
-    if inside.exists():
+    """A gate in the model's folder, or else in the working directory; in the latter alone with ./ or ../ before it."""
+    here, inside = Path(gate), model / gate
+    if inside.exists() and not gate.startswith(("./", "../")):
         return inside
-    if not Path(gate).exists():
-        raise ConfigError(f"chat.long.gate: neither {inside} nor {Path(gate).absolute()} exists")
-    return Path(gate)
+    if not here.exists():
+        raise ConfigError(f"chat.long.gate: neither {inside} nor {here.absolute()} exists")
+    return here
 
 
 def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> None:

@@ -15,11 +15,12 @@ from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, remarks, 
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import RequestError
+from edgeflow.errors import ConfigError, RequestError
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.text_stream import TextStream
 
 CHUNK = 256
+MAX_TEXT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,21 @@ class Conversation:
             times = (first or now) - started, len(generation.tokens), now - (first or now)
             self.times = AnswerTimes(*times, self._engine.placement.compressed(generation.plan.folds))
             self._messages = [*messages, {"role": "assistant", "content": said}]
+
+
+def read_text(file: Path, key: str) -> str:
+    """The text of a file of at most MAX_TEXT_BYTES; ConfigError about `key` where it is none."""
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_TEXT_BYTES + 1)
+        text = raw.decode()
+    except OSError as error:
+        raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key}: {file} is not UTF-8 text") from error
+    if len(raw) > MAX_TEXT_BYTES:
+        raise ConfigError(f"{key}: {file} has more than {MAX_TEXT_BYTES} bytes")
+    return text
 
 
 def open_conversation(

@@ -17,8 +17,8 @@ from edgeflow.demo.chat.logs.evaluate import Count, GradedLog, LogReport
 from edgeflow.demo.chat.logs.held_out import Place, held_out_questions
 from edgeflow.demo.chat.logs.training import LogPlan, LogTrainer, plan_for, train_logs
 from edgeflow.demo.chat.tokenizer import chat_text
-from edgeflow.errors import ConfigError
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, resolve_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = LogPlan(steps=6, longest=256, batch_tokens=256)
@@ -79,9 +79,20 @@ def test_training_begins_with_a_given_checkpoint(tmp_path):
 def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"begin: .* has no model\.safetensors"):
         LogTrainer(PLAN, 0, "cpu", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        LogTrainer(PLAN, 0, "cpu", tmp_path)
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"begin: .* other tensors"):
         LogTrainer(PLAN, 0, "cpu", tmp_path)
+
+
+def test_a_run_does_not_go_on_from_another_beginning(tmp_path):
+    first = LogTrainer(PLAN, 0, "cpu")
+    first.learner.save(tmp_path / "state", PLAN.steps)
+    first.learner.load(tmp_path / "state", PLAN.steps)
+    with pytest.raises(ConfigError, match="begin is not what it was"):
+        LogTrainer(PLAN, 0, "cpu", resolve_model("demo-logs", chat=True)).learner.load(tmp_path / "state", PLAN.steps)
 
 
 def test_a_budget_scales_the_steps():

@@ -75,6 +75,9 @@ def test_a_gate_is_sought_in_the_model_s_folder_and_then_in_the_working_director
     names = ["gate.json", "elsewhere", "elsewhere/gate.json", str(tmp_path / "elsewhere"), str(model)]
     found = [read(model, long={"gate": name}) for name in names]
     assert [gate and gate.rules.segment for gate in found] == [10, 9, 9, 9, 10]
+    write_gate(tmp_path, gate_for(read_published(model).text, segment=8))
+    found = [read(model, long={"gate": name}) for name in ("./gate.json", "gate.json", ".")]
+    assert [gate and gate.rules.segment for gate in found] == [8, 10, 10]
     with pytest.raises(ConfigError) as refused:
         read(model, long={"gate": "nowhere"})
     assert str(model / "nowhere") in refused.value.text and str(tmp_path / "nowhere") in refused.value.text

@@ -16,9 +16,16 @@ import torch
 from edgeflow.config_sections import ChatConfig, LongConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.terminal import AnswerTimes, Conversation, converse, open_conversation
+from edgeflow.engine.chat.terminal import (
+    MAX_TEXT_BYTES,
+    AnswerTimes,
+    Conversation,
+    converse,
+    open_conversation,
+    read_text,
+)
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import CheckpointError
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.memory_gate.files import write_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
@@ -107,6 +114,16 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(model: ChatModel):
 
 def test_ctrl_c_at_the_prompt_leaves(model: ChatModel):
     assert talk(conversation(model), KeyboardInterrupt, "never read") == []
+
+
+def test_a_system_message_may_come_from_a_file(tmp_path: Path):
+    (tmp_path / "log").write_text("412 none cube left\nä", encoding="utf-8")
+    assert read_text(tmp_path / "log", "system_file") == "412 none cube left\nä"
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    (tmp_path / "long").write_bytes(b"x" * (MAX_TEXT_BYTES + 1))
+    for name, told in (("none", "No such file"), ("bytes", "not UTF-8"), ("long", f"more than {MAX_TEXT_BYTES} bytes")):
+        with pytest.raises(ConfigError, match=rf"^system_file: .*{name} .*{told}"):
+            read_text(tmp_path / name, "system_file")
 
 
 def test_the_line_of_an_answer():

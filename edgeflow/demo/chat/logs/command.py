@@ -21,7 +21,7 @@ from edgeflow.model_paths import resolve_model
 def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
     """Print the results; exit code 1 when too few answers are exact for the model to be shipped.
 
-    model: a folder, a hub id or demo-chat.
+    model: a folder, a hub id, demo-logs or demo-chat.
     """
     if longest > LONGEST:
         raise ConfigError(f"longest: a prompt has at most {LONGEST} tokens, got {longest}")

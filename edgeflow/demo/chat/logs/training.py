@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from edgeflow.demo.chat.batches import Batcher, ChatBatch
@@ -22,7 +21,9 @@ from edgeflow.errors import ConfigError
 from edgeflow.learning.learner import Learner
 from edgeflow.learning.rates import budget_share
 from edgeflow.learning.run import cpu_seconds, run_training, training_progress
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
+from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
+from edgeflow.models.checkpoint import read_tensors
+from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 50.0  # of one core, what STEPS take; another budget scales them
@@ -56,7 +57,8 @@ class LogTrainer:
         self._plan, self._seed, self._device = plan, seed, torch.device(device)
         self._batcher = Batcher(self.tokenizer)
         named = dict(self.network.named_parameters())
-        self.learner = Learner(named, optimisers_of(named, _RATE), seed)
+        contents = {"begin": base_fingerprint(begin)}
+        self.learner = Learner(named, optimisers_of(named, _RATE), seed, contents=contents)
 
     def step(self) -> tuple[float, str]:
         """Train on one batch; return its loss, and what it was about."""
@@ -87,7 +89,7 @@ def _load(network: ChatNetwork, folder: Path) -> None:
     path, needed = folder / "model.safetensors", network.state_dict()
     if not path.is_file():
         raise ConfigError(f"begin: {folder} has no model.safetensors")
-    weights = load_file(path)
+    weights = read_tensors(path)
     if {name: each.shape for name, each in weights.items()} != {name: each.shape for name, each in needed.items()}:
         raise ConfigError(f"begin: {folder} has other tensors than the embedded chat model")
     network.load_state_dict({name: weight.float() for name, weight in weights.items()})
@@ -99,17 +101,19 @@ def plan_for(minutes: float | None) -> LogPlan:
 
 
 def train_logs(
-    out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: Path | None = None
+    out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: str | None = None
 ) -> Path:
     """Train the embedded chat model on logs; the folder of the checkpoint, `out/log-chat`.
 
     minutes: budget of one core, None for the full plan. resume: continue from `out/log-chat-state.safetensors`.
-    begin: the checkpoint to train further, None for the embedded one; ConfigError for one of another layout.
+    begin: the checkpoint to train further, a folder or an embedded model's name, None for demo-chat; ConfigError for
+    one of another layout.
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "log-chat-state.safetensors"
     make_folder(out)
-    trainer = LogTrainer(plan, seed, str(choose_device(device)), begin or EMBEDDED_CHAT_MODEL)
+    folder = resolve_model(begin or EMBEDDED_CHAT, chat=True)
+    trainer = LogTrainer(plan, seed, str(choose_device(device)), folder)
     with training_progress() as progress:
         run_training(trainer, plan.steps, state=state, resume=resume, progress=progress, cpu_before=cpu_before)
     return write_chat_checkpoint(out / "log-chat", trainer.network, trainer.tokenizer)
