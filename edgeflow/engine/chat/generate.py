@@ -31,7 +31,7 @@ class Constraint(Protocol):
 def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
     """How many tokens an answer may have; InvalidArgument where the prompt does not fit a slot."""
     if len(prompt) > capacity:
-        text = f"{len(prompt)} tokens, at most {capacity} fit the slot"
+        text = f"{len(prompt)} tokens, at most {capacity} are permitted"
         raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     return min(params.max_tokens, capacity - len(prompt) + 1)
 

@@ -86,7 +86,7 @@ def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
 
 def test_a_conversation_that_no_longer_fits_is_told_and_goes_on(model: ChatModel):
     written = "".join(talk(conversation(model, capacity=60), "x" * 100, "hi"))
-    assert "at most 60 fit the slot" in written and "(6 tokens)" in written
+    assert "at most 60 are permitted" in written and "(6 tokens)" in written
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(model: ChatModel):
