@@ -1,4 +1,4 @@
-"""Section: decode steps of a chat with a long context, with keys and values in the model's dtype and in int8."""
+"""Section: decode steps of a chat with a long context, with keys and values in each format that the device has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting, named
 from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
-from edgeflow.kernels.kv.formats import DENSE, INT8
+from edgeflow.kernels.kv.formats import DENSE, FP8, INT8, KVFormat
+from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel
 
 MODEL = "qwen2.5-7b"
@@ -27,7 +30,7 @@ def long_context(setting: Setting) -> Found:
     rows: list[Found] = []
     found: Found = {"steps": rows}
     for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
-        for kv_format in (DENSE, INT8):
+        for kv_format in _formats(setting):
             kind = named(setting.dtype) if kv_format is DENSE else kv_format.name
             if setting.left_s < 0:
                 found.setdefault(LEFT_OUT, []).append(f"{context} rows, {kind}")
@@ -37,6 +40,12 @@ def long_context(setting: Setting) -> Found:
             rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
             setting.tell(found)
     return found
+
+
+def _formats(setting: Setting) -> list[KVFormat]:
+    kernel = built_in_table().implementation("packed_attention", "triton", FP8.name)
+    lacks_fp8 = setting.device.type != "cuda" or Hardware.of(setting.device).arch < kernel.least_arch
+    return [DENSE, INT8, INT4] if lacks_fp8 else [DENSE, INT8, FP8, INT4]
 
 
 def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
