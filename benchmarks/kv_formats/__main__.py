@@ -124,7 +124,7 @@ def _arguments() -> argparse.Namespace:
         "--kv", action="append", choices=get_args(KVName), help="a format beside model; default: int8, int4"
     )
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="0: no answers")
-    parser.add_argument("--episodes", type=int, default=40, help="per condition; 0: none")
+    parser.add_argument("--episodes", type=int, default=200, help="per condition; 0: none")
     parser.add_argument("--condition", action="append", choices=CONDITIONS, help="of the episodes; default: all")
     arguments = parser.parse_args()
     arguments.condition = arguments.condition or list(CONDITIONS)
