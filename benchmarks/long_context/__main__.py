@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gate", type=Path, default=EMBEDDED_LOG_MODEL, help="directory of its trained gate")
     parser.add_argument("--questions", type=_count, default=500, help="summaries in the compressed part")
     parser.add_argument("--look-ups", type=_count, default=400, help="look-ups in the compressed part")
-    parser.add_argument("--kept", type=_count, default=60, help="questions of each cell in the kept part")
+    parser.add_argument("--kept", type=_count, default=20, help="questions of each cell in the kept part")
     parser.add_argument(
         "--band",
         type=int,
