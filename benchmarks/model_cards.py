@@ -1,4 +1,4 @@
-"""The figures of the embedded models' cards: success of the policy in lockstep, and exact answers of the chat model.
+"""The figures of the embedded models' cards: success of the policy in lockstep, and exact answers of the chat models.
 
     .venv/bin/python -m benchmarks.model_cards --json benchmarks/results/model-cards-cpu.json
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,13 @@ from edgeflow.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
 from edgeflow.demo.evaluate import Timing
 from edgeflow.demo.measure import Condition, measure
 from edgeflow.demo.training.actions import NAMES
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, EMBEDDED_POLICY
+from edgeflow.model_paths import (
+    EMBEDDED_CHAT,
+    EMBEDDED_CHAT_MODEL,
+    EMBEDDED_LOG_MODEL,
+    EMBEDDED_LOGS,
+    EMBEDDED_POLICY,
+)
 from tests.demo.reference_policy import read_policy
 
 SEEDS = (HELD_OUT_SEED, "another seed")
@@ -41,10 +48,7 @@ def main() -> None:
         low, high = rate.interval
         rows.append({"condition": name, "successes": rate.successes, "episodes": episodes, "interval_95": [low, high]})
         print(f"policy, {name}: {rate.successes} of {episodes} ({100 * low:.1f} to {100 * high:.1f} %)", flush=True)
-    answers = {seed: _exact(arguments.questions, seed) for seed in SEEDS}
-    for seed, exact in answers.items():
-        print(f"chat, seed {seed!r}: {exact} of {arguments.questions} answers exact", flush=True)
-    chat = {"questions": arguments.questions, "exact_by_seed": answers}
+    chat = list(_chat(arguments.questions))
     keep(arguments.json, {**machine_facts(), "policy": rows, "chat": chat})
 
 
@@ -57,11 +61,18 @@ def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, Co
         yield f"still objects, {name} neutral", Condition(dropped=index), ablation_episodes
 
 
-def _exact(questions: int, seed: str) -> int:
+def _chat(questions: int) -> Iterator[dict[str, Any]]:
+    """Exact answers of each chat model about single states, by seed of the questions."""
+    for name, folder in ((EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL), (EMBEDDED_LOGS, EMBEDDED_LOG_MODEL)):
+        for seed in SEEDS:
+            exact = _exact(folder, questions, seed)
+            print(f"{name}, seed {seed!r}: {exact} of {questions} answers exact", flush=True)
+            yield {"model": name, "seed": seed, "exact": exact, "questions": questions}
+
+
+def _exact(folder: Path, questions: int, seed: str) -> int:
     with reporting(Console(stderr=True)) as report:
-        result = evaluate_chat(
-            EMBEDDED_CHAT_MODEL, questions, seed, progress=lambda done: report("questions", done, questions)
-        )
+        result = evaluate_chat(folder, questions, seed, progress=lambda done: report("questions", done, questions))
     return len(result.graded) - len(result.wrong)
 
 

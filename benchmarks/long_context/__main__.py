@@ -1,10 +1,10 @@
 """Long logs on small memory: what of a prompt is kept, at equal bytes, and how many questions are answered then.
 
 All pairs (up to the length that the base was trained on); sink and window; selected pairs in the manner of SnapKV; and
-EdgeInfinite with a trained gate, with one that was not trained, without sink and without window. Every row but the
-first and the two ablations keeps as many bytes as EdgeInfinite's slot with its memory. Questions are of two kinds
-(summaries of many lines, look-ups of one) and in two places: in what all of them compress or drop, and in what all of
-them keep.
+EdgeInfinite with a trained gate, with one that was not trained, without sink, and with a window of one token, which is
+the least. Every row but the first and the last two keeps as many bytes as EdgeInfinite's slot with its memory.
+Questions are of three kinds (was it ever, what was it most often, look-ups of one line) and in two places: in what all
+of them compress or drop, and in what all of them keep.
 
     .venv/bin/python -m benchmarks.long_context --json FILE --png FILE
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,62 +24,86 @@ from benchmarks.long_context.cells import (
     Band,
     Cell,
     Layout,
+    Where,
     cells_of,
     draw_questions,
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.report import Gain, Row, Score, gain, picture, table
+from benchmarks.long_context.picture import picture
+from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
+from edgeflow.errors import StartError
 from edgeflow.gate_training.initial import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 
 CPU = torch.device("cpu")
 FULL, WINDOW, SNAPKV = "full attention", "sink + window", "SnapKV-style"
-TRAINED, UNTRAINED = "EdgeInfinite", "EdgeInfinite, gate untrained"
-NO_SINK, NO_WINDOW = "EdgeInfinite, no sink", "EdgeInfinite, no window"
+TRAINED, UNTRAINED = "EdgeInfinite", "EdgeInfinite, untrained"
+NO_SINK, NO_WINDOW = "EdgeInfinite, no sink", "EdgeInfinite, window 1"
+
+DEFAULT_BANDS = ((1000, 2030), (2500, 4000))
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model and the systems that are compared, with the questions that they are asked."""
+
+    model: ChatModel
+    rules: GateRules
+    systems: dict[str, System]
+    layout: Layout
+    cells: list[Cell]
+
+    @classmethod
+    def read(cls, base: Path, gate: Path, bands: Sequence[Band]) -> Subject:
+        """From the directories of a base and its gate; StartError for a gate of another base, and for bands that hold
+        no questions."""
+        known_by = base_fingerprint(base)
+        model = load_chat_model(base, torch.float32, CPU)
+        trained = read_gate(gate, model.config, torch.float32, CPU, base_fingerprint=known_by)
+        systems = _systems(model, PlainBase.read(base, torch.float32, CPU), trained, bands)
+        layout = _layout(model, trained.rules, systems[TRAINED].slot_bytes)
+        for band in bands:
+            layout.check(band)
+        return cls(model, trained.rules, systems, layout, cells_of(bands))
 
 
 def main() -> None:
     """Measure and print; exit code 1 when the trained gate is not enough better than sink and window."""
-    arguments = _arguments()
+    parser = _parser()
+    arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model = load_chat_model(arguments.base, torch.float32, CPU)
-    gate = read_gate(arguments.gate, model.config, torch.float32, CPU)
-    bands = [Band(*each) for each in arguments.band]
-    systems = _systems(model, PlainBase.read(arguments.base, torch.float32, CPU), gate, bands)
-    rows = [Row(name, system.slot_bytes, {}) for name, system in systems.items()]
-    cells = cells_of(bands)
-    layout = _layout(model, gate.rules, systems[TRAINED].slot_bytes)
-    for cell in cells:
-        _ask(model, systems, rows, cell, layout, arguments)
-    table_console().print(table(rows, cells))
-    gains = list(_gains(rows, cells))
-    for cell, found in gains:
-        print(f"{cell.name}, {cell.band.name}: {found.points:+.1%} of {TRAINED} over {WINDOW}, apart: {found.apart}")
-    asked = {"seed": arguments.seed, "threads": arguments.threads}
-    told = [{"cell": cell.name, "band": cell.band.name, "points": each.points, "met": each.met} for cell, each in gains]
-    report = {**machine_facts(), **asked, "rules": gate.rules.to_json(), "rows": [row.to_json() for row in rows]}
-    keep(arguments.json, {**report, "gains": told})
-    if arguments.png is not None:
-        picture(arguments.png, rows, cells)
+    try:
+        bands = [Band(*each) for each in arguments.band or DEFAULT_BANDS]
+        subject = Subject.read(arguments.base, arguments.gate, bands)
+    except StartError as error:
+        parser.error(str(error))
+    rows = [Row(name, system.slot_bytes, {}) for name, system in subject.systems.items()]
+    for cell in subject.cells:
+        _ask(subject, rows, cell, arguments)
+    gains = list(_gains(rows, subject.cells))
+    _show(rows, subject.cells, gains)
+    _keep(arguments, subject, rows, gains)
     raise SystemExit(not all(each.met for _, each in gains))
 
 
-def _arguments() -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = options(__doc__)
     parser.add_argument(
         "--base", type=Path, default=EMBEDDED_LOG_MODEL, help="checkpoint directory that answers questions about logs"
     )
     parser.add_argument("--gate", type=Path, default=EMBEDDED_LOG_MODEL, help="directory of its trained gate")
-    parser.add_argument("--questions", type=int, default=500, help="summaries in the compressed part")
-    parser.add_argument("--others", type=int, default=100, help="questions of each other cell")
+    parser.add_argument("--questions", type=_count, default=500, help="summaries in the compressed part")
+    parser.add_argument("--look-ups", type=_count, default=400, help="look-ups in the compressed part")
+    parser.add_argument("--kept", type=_count, default=20, help="questions of each cell in the kept part")
     parser.add_argument(
         "--band",
         type=int,
@@ -89,11 +113,16 @@ def _arguments() -> argparse.Namespace:
         help="tokens of a prompt; repeat for several bands (default: 1000 2030 and 2500 4000)",
     )
     parser.add_argument("--seed", default="0", help="of the questions")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=_count, default=1)
     parser.add_argument("--png", type=Path, help="draw the exact answers here")
-    arguments = parser.parse_args()
-    arguments.band = arguments.band or [(1000, 2030), (2500, 4000)]
-    return arguments
+    return parser
+
+
+def _count(text: str) -> int:
+    """A number of the command line, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
 
 
 def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, System]:
@@ -122,21 +151,15 @@ def _layout(model: ChatModel, rules: GateRules, slot_bytes: int) -> Layout:
     )
 
 
-def _ask(
-    model: ChatModel,
-    systems: dict[str, System],
-    rows: Sequence[Row],
-    cell: Cell,
-    layout: Layout,
-    arguments: argparse.Namespace,
-) -> None:
+def _ask(subject: Subject, rows: Sequence[Row], cell: Cell, arguments: argparse.Namespace) -> None:
     """Ask all systems the questions of a cell; those that read all at once only up to the trained length."""
+    model, systems = subject.model, subject.systems
     within = cell.band.longest <= model.config.max_position_embeddings
     asked = [row for row in rows if within or row.name not in (FULL, SNAPKV)]
     for row in asked:
         row.scores[cell] = Score()
-    count = arguments.questions if cell.decides else arguments.others
-    questions = draw_questions(model, cell, layout, count, arguments.seed)
+    count = arguments.kept if cell.where is Where.KEPT else arguments.questions if cell.summary else arguments.look_ups
+    questions = draw_questions(model, cell, subject.layout, count, arguments.seed)
     for question in track(questions, description=f"{cell.name}, {cell.band.name}", total=count):
         for row in asked:
             row.scores[cell].add(question, systems[row.name].answer(question.ids))
@@ -147,6 +170,26 @@ def _gains(rows: Sequence[Row], cells: Sequence[Cell]) -> Iterator[tuple[Cell, G
     for cell in cells:
         if cell.decides:
             yield cell, gain(by_name[TRAINED][cell], by_name[WINDOW][cell])
+
+
+def _show(rows: Sequence[Row], cells: Sequence[Cell], gains: Sequence[tuple[Cell, Gain]]) -> None:
+    """Print the tables of each band, and what the trained gate gains."""
+    console = table_console()
+    for cell, found in gains:
+        for table in (exact_table(rows, cell.band, cells), evidence_table(rows, cell), cost_table(rows, cell.band)):
+            console.print(table)
+        print(f"{cell.name}, {cell.band.name}: {found.points:+.1%} of {TRAINED} over {WINDOW}, apart: {found.apart}\n")
+
+
+def _keep(
+    arguments: argparse.Namespace, subject: Subject, rows: Sequence[Row], gains: Sequence[tuple[Cell, Gain]]
+) -> None:
+    """Write the files that were asked for."""
+    asked = {"seed": arguments.seed, "threads": arguments.threads, "rules": subject.rules.to_json()}
+    told = [{"cell": cell.name, "band": cell.band.name, "points": each.points, "met": each.met} for cell, each in gains]
+    keep(arguments.json, {**machine_facts(), **asked, "rows": [row.to_json() for row in rows], "gains": told})
+    if arguments.png is not None:
+        picture(arguments.png, rows, subject.cells, (FULL, WINDOW, SNAPKV, TRAINED))
 
 
 if __name__ == "__main__":

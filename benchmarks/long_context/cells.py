@@ -6,11 +6,19 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from edgeflow.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, TITLE, RobotLog
+from edgeflow.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.demo.chat.logs.held_out import draw_question
 from edgeflow.demo.chat.logs.questions import KINDS, Asked
+from edgeflow.errors import ConfigError
 from edgeflow.models.chat import ChatModel
+
+MOST_TOKENS: Final = MOST_LINES * LINE_TOKENS
+LEAST_LINES: Final = 8  # of a part, with which it can hold the evidence of any question
+NO_LINES, MANY_LINES = "none", "> 40"
+EVIDENCE: Final = (NO_LINES, "1-5", "6-15", "16-40", MANY_LINES)
+_MOST: Final = (0, 5, 15, 40)  # lines of each group but the last
 
 
 class Where(StrEnum):
@@ -22,10 +30,18 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Prompts of `shortest` to `longest` tokens."""
+    """Prompts of `shortest` to `longest` tokens; ConfigError where there are none."""
 
     shortest: int
     longest: int
+
+    def __post_init__(self) -> None:
+        if self.shortest > self.longest:
+            raise ConfigError(f"band: SHORTEST is at most LONGEST, got {self.shortest} {self.longest}")
+        if self.longest > MOST_TOKENS:
+            raise ConfigError(
+                f"band: LONGEST is at most {MOST_TOKENS}, since a log has up to {MOST_LINES} lines, got {self.longest}"
+            )
 
     @property
     def name(self) -> str:
@@ -54,6 +70,21 @@ class Cell:
         """The kinds of question that are asked in turn. One side comes most often in a whole log only."""
         return [name for name, kind in KINDS.items() if kind.summary == self.summary and name != "most side"]
 
+    @property
+    def families(self) -> list[str]:
+        """The families of its kinds."""
+        return list(dict.fromkeys(map(family, self.kinds)))
+
+
+def family(kind: str) -> str:
+    """`ever`, `most` or `look-up`."""
+    return kind.split()[0] if KINDS[kind].summary else "look-up"
+
+
+def evidence(lines: int) -> str:
+    """The group in EVIDENCE of a question that rests on so many lines."""
+    return next((name for name, most in zip(EVIDENCE, _MOST, strict=False) if lines <= most), MANY_LINES)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -70,6 +101,30 @@ class Layout:
     opening: int
     question: tuple[int, int]
 
+    def check(self, band: Band) -> None:
+        """ConfigError where a part of the shortest prompts holds too few lines for a question."""
+        kept = len(self.region(Where.KEPT, MOST_LINES))
+        if kept < LEAST_LINES:
+            raise ConfigError(
+                f"gate: a window of {self.window} holds {kept} whole lines, at least {LEAST_LINES} needed"
+            )
+        if band.shortest < self.shortest:
+            raise ConfigError(
+                f"band: SHORTEST is at least {self.shortest} with this gate, since {LEAST_LINES} lines are compressed "
+                f"then, got {band.shortest}"
+            )
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens of a prompt whose compressed part holds LEAST_LINES."""
+        before = max(0, -(-(self.sink - self.opening) // LINE_TOKENS)) + LEAST_LINES
+        behind = -(-(self.out_of_reach - self.question[0]) // LINE_TOKENS)
+        return (before + max(0, behind)) * LINE_TOKENS + self.opening + self.question[1]
+
+    def lines(self, tokens: int) -> int:
+        """The lines of a log in a prompt of at most `tokens`."""
+        return (tokens - self.opening - self.question[1]) // LINE_TOKENS
+
     def region(self, where: Where, lines: int) -> range:
         """The lines of a log that lie in a part as a whole."""
         end = lines * LINE_TOKENS
@@ -82,11 +137,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt's ids and the expected answer. kind: of KINDS."""
+    """A prompt's ids and the expected answer. kind: of KINDS. lines: how many the answer rests on."""
 
     ids: tuple[int, ...]
     kind: str
     answer: str
+    lines: int
 
 
 def opening_tokens(model: ChatModel) -> int:
@@ -108,11 +164,10 @@ def draw_questions(model: ChatModel, cell: Cell, layout: Layout, count: int, see
     """The questions of a cell; the same seed gives the same ones."""
     rng = random.Random(f"long context {seed} {cell.band.name} {cell.name}")
     for index in range(count):
-        tokens = rng.randint(cell.band.shortest, cell.band.longest)
-        lines = (tokens - layout.opening - layout.question[1]) // LINE_TOKENS
+        lines = layout.lines(rng.randint(cell.band.shortest, cell.band.longest))
         region = layout.region(cell.where, lines)
         log, asked = draw_question(rng, cell.kinds[index % len(cell.kinds)], lines, region)
-        yield Question(_ids(model, log, asked), asked.kind, asked.answer)
+        yield Question(_ids(model, log, asked), asked.kind, asked.answer, len(asked.lines))
 
 
 def _ids(model: ChatModel, log: RobotLog, asked: Asked) -> tuple[int, ...]:

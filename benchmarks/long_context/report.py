@@ -1,18 +1,16 @@
-"""Figures of the comparison: counts with intervals, the table and the picture."""
+"""Figures of the comparison: counts with intervals, and the tables."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from rich.box import SIMPLE
 from rich.table import Table
 
-from benchmarks.long_context.cells import Cell, Question
+from benchmarks.long_context.cells import EVIDENCE, Band, Cell, Question, Where, evidence, family
 from benchmarks.long_context.systems import Reply
 from edgeflow.loadtest.intervals import Estimate, wilson
 
@@ -22,31 +20,45 @@ LEAST_GAIN = 0.10
 
 @dataclass(slots=True)
 class Score:
-    """Exact answers of one system in one cell, and its times."""
+    """Exact answers of one system in one cell, by kind of question and lines of evidence, and its times."""
 
-    asked: Counter[str] = field(default_factory=Counter)
-    right: Counter[str] = field(default_factory=Counter)
+    asked: Counter[tuple[str, str]] = field(default_factory=Counter)
+    right: Counter[tuple[str, str]] = field(default_factory=Counter)
     first_s: list[float] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
 
     def add(self, question: Question, reply: Reply) -> None:
-        self.asked[question.kind] += 1
-        self.right[question.kind] += reply.text == question.answer
+        group = question.kind, evidence(question.lines)
+        self.asked[group] += 1
+        self.right[group] += reply.text == question.answer
         self.first_s.append(reply.first_s)
         self.token_s.append(reply.token_s)
 
-    @property
-    def exact(self) -> Estimate:
-        return wilson(self.right.total(), self.asked.total())
+    def counts(self, *, of: str = "", lines: str = "") -> tuple[int, int]:
+        """Exact answers and questions. of: of this family or kind alone. lines: with this evidence alone."""
+        chosen = [
+            (kind, found) for kind, found in self.asked if of in ("", kind, family(kind)) and lines in ("", found)
+        ]
+        return sum(self.right[each] for each in chosen), sum(self.asked[each] for each in chosen)
+
+    def exact(self, of: str = "") -> Estimate:
+        """The share of exact answers. of: to this family alone."""
+        return wilson(*self.counts(of=of))
 
     def to_json(self) -> dict[str, object]:
-        exact = self.exact
+        right, asked = self.counts()
+        exact = self.exact()
+        kinds = dict.fromkeys(kind for kind, _ in self.asked)
+        families = dict.fromkeys(map(family, kinds))
         return {
-            "asked": self.asked.total(),
-            "right": self.right.total(),
+            "asked": asked,
+            "right": right,
             "exact": exact.value,
             "interval": [exact.low, exact.high],
-            "kinds": {kind: [self.right[kind], self.asked[kind]] for kind in self.asked},
+            "kinds": {kind: list(self.counts(of=kind)) for kind in kinds},
+            "evidence_lines": {
+                each: {lines: list(self.counts(of=each, lines=lines)) for lines in EVIDENCE} for each in families
+            },
             "first_token_ms": _ms(self.first_s),
             "token_ms": _ms(self.token_s),
         }
@@ -58,7 +70,11 @@ class Row:
 
     name: str
     slot_bytes: int
-    scores: Mapping[Cell, Score]
+    scores: dict[Cell, Score]
+
+    def of_band(self, band: Band) -> list[Score]:
+        """Its scores with prompts of one length."""
+        return [score for cell, score in self.scores.items() if cell.band == band]
 
     def to_json(self) -> dict[str, object]:
         cells = [
@@ -81,44 +97,77 @@ class Gain:
 
 
 def gain(better: Score, worse: Score) -> Gain:
-    one, other = better.exact, worse.exact
+    one, other = better.exact(), worse.exact()
     return Gain(one.value - other.value, one.low > other.high)
 
 
-def table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
-    """Exact answers in percent with their intervals, bytes and times, a block of columns for each band."""
-    longest = max((cell.band.longest for cell in cells), default=0)
-    names = [f"{cell.name}\n{cell.band.name}" for cell in cells]
-    found = Table("system", "KB a slot", *names, f"first token ms\nup to {longest}", "ms per token")
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Questions that are shown together. of: their family, "" for all of the cell."""
+
+    cell: Cell
+    of: str = ""
+
+    @property
+    def title(self) -> str:
+        kind = self.of or ("summary" if self.cell.summary else "look-up")
+        return kind if self.cell.where is Where.COMPRESSED else f"kept {kind}"
+
+
+def columns_of(cells: Sequence[Cell]) -> list[Column]:
+    """Columns of the cells of a band; what decides is also given by family."""
+    return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.decides else ("",))]
+
+
+def exact_table(rows: Sequence[Row], band: Band, cells: Sequence[Cell]) -> Table:
+    """Exact answers in percent with their intervals, by kind of question and place of the evidence."""
+    columns = columns_of([cell for cell in cells if cell.band == band])
+    found = _table(f"exact answers, {band.name}", *(each.title for each in columns))
     for row in rows:
-        shares = (_share(row.scores[cell]) if cell in row.scores else "" for cell in cells)
-        times = [score for cell, score in row.scores.items() if cell.band.longest == longest]
-        first = _told([each for score in times for each in score.first_s])
-        each = _told([each for score in times for each in score.token_s])
-        found.add_row(row.name, f"{row.slot_bytes / 1000:.0f}", *shares, first, each)
+        if row.of_band(band):
+            found.add_row(row.name, *(_share(row.scores[each.cell].exact(each.of)) for each in columns))
     return found
 
 
-def picture(path: Path, rows: Sequence[Row], cells: Sequence[Cell]) -> None:
-    """Bars of exact answers with their intervals, one panel for each cell."""
-    figure = Figure(figsize=(4.5 * len(cells), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, cell in zip(figure.subplots(1, len(cells), sharey=True, squeeze=False)[0], cells, strict=True):
-        shown = [row for row in rows if cell in row.scores]
-        exact = [row.scores[cell].exact for row in shown]
-        errors = [[each.value - each.low for each in exact], [each.high - each.value for each in exact]]
-        axes.bar(range(len(shown)), [each.value for each in exact], yerr=errors, capsize=3)
-        axes.set_xticks(range(len(shown)), [row.name for row in shown], rotation=30, ha="right", fontsize=8)
-        axes.set_title(f"{cell.name}\n{cell.band.name}", fontsize=9)
-        axes.set_ylim(0, 1)
-    figure.supylabel("exact answers")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+def evidence_table(rows: Sequence[Row], cell: Cell) -> Table:
+    """Exact of asked, by the number of lines on which an answer rests: none where it is no."""
+    found = _table(f"{cell.name}, by lines of evidence, {cell.band.name}", "kind", *EVIDENCE)
+    for row in rows:
+        if cell in row.scores:
+            for of in cell.families:
+                found.add_row(
+                    row.name, of, *(_counted(*row.scores[cell].counts(of=of, lines=each)) for each in EVIDENCE)
+                )
+    return found
 
 
-def _share(score: Score) -> str:
-    exact = score.exact
-    return f"{exact.value:.1%} [{exact.low:.0%}, {exact.high:.0%}]"
+def cost_table(rows: Sequence[Row], band: Band) -> Table:
+    """Bytes of a slot, and medians of times."""
+    found = _table(f"cost, {band.name}", "KB a slot", "first token, ms", "ms per token")
+    for row in rows:
+        scores = row.of_band(band)
+        if scores:
+            first = _told([each for score in scores for each in score.first_s])
+            later = _told([each for score in scores for each in score.token_s])
+            found.add_row(row.name, f"{row.slot_bytes / 1000:.0f}", first, later)
+    return found
+
+
+def _table(title: str, *names: str) -> Table:
+    """An empty table that keeps the names of systems whole on a narrow terminal."""
+    found = Table(title=title, box=SIMPLE, padding=(0, 0, 0, 1))
+    found.add_column("system", no_wrap=True)
+    for name in names:
+        found.add_column(name)
+    return found
+
+
+def _share(exact: Estimate) -> str:
+    return f"{exact.value:.1%}\n{100 * exact.low:.0f}-{100 * exact.high:.0f}"
+
+
+def _counted(right: int, asked: int) -> str:
+    return f"{right}/{asked}" if asked else ""
 
 
 def _told(seconds: Sequence[float]) -> str:

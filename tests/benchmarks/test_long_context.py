@@ -2,24 +2,34 @@
 
 import math
 import random
+import re
+import sys
 
 import pytest
 import torch
+from rich.console import Console
 
+from benchmarks.long_context.__main__ import main
 from benchmarks.long_context.cells import (
+    EVIDENCE,
+    LEAST_LINES,
     Band,
     Cell,
     Layout,
+    Question,
     Where,
     cells_of,
     draw_questions,
+    evidence,
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.report import Row, Score, gain, picture, table
+from benchmarks.long_context.picture import picture
+from benchmarks.long_context.report import Row, Score, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
-from benchmarks.long_context.systems import ANSWER, Served, cut, position_bytes
+from benchmarks.long_context.systems import ANSWER, Reply, Served, cut, position_bytes
 from edgeflow.demo.chat.logs.entries import TITLE
+from edgeflow.errors import ConfigError
 from edgeflow.gate_training.initial import initial_gate
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
@@ -86,6 +96,30 @@ def test_a_cell_asks_all_its_kinds_and_the_same_again(model):
     assert len(cells_of([BAND])) == 4
 
 
+def test_questions_know_how_many_lines_their_answers_rest_on(model):
+    """The value is the answer's last word, or that of the question."""
+    for question in draw_questions(model, SUMMARY, layout(model), 40, "0"):
+        asked = model.tokenizer.decode(question.ids).split("\n")[-3].partition("?")[0]
+        value = question.answer.rstrip(".").split()[-1] if question.kind.startswith("most") else asked.split()[-1]
+        assert question.lines == sum(value in line.split() for line in lines_of(model, question))
+
+
+def test_evidence_is_grouped_by_its_lines():
+    lines = {0: "none", 1: "1-5", 5: "1-5", 6: "6-15", 15: "6-15", 16: "16-40", 40: "16-40", 41: "> 40", 600: "> 40"}
+    assert {each: evidence(each) for each in lines} == lines
+    assert set(lines.values()) == set(EVIDENCE)
+
+
+def test_the_shortest_band_is_the_first_whose_compressed_part_holds_enough_lines(model):
+    own = layout(model)
+    own.check(Band(own.shortest, own.shortest))
+    sizes = [len(own.region(Where.COMPRESSED, own.lines(own.shortest - less))) for less in (0, 1)]
+    assert sizes == [LEAST_LINES, LEAST_LINES - 1]
+    list(draw_questions(model, Cell(Band(own.shortest, own.shortest), Where.COMPRESSED, summary=False), own, 4, "0"))
+    with pytest.raises(ConfigError, match=rf"band: SHORTEST is at least {own.shortest} .* got {own.shortest - 1}"):
+        own.check(Band(own.shortest - 1, 700))
+
+
 def test_a_prompt_is_cut_in_its_middle():
     assert cut(range(10), 10, 2) == list(range(10))
     assert cut(range(10), 6, 2) == [0, 1, 6, 7, 8, 9]
@@ -135,10 +169,10 @@ def test_rows_hold_the_bytes_that_they_are_counted_with(model):
     assert reply.first_s > 0 and len(model.tokenizer.encode(reply.text, special=False)) <= ANSWER
 
 
-def scored(right, asked):
+def scored(right, asked, kind="most fault", lines=3):
     score = Score()
-    score.right["most fault"], score.asked["most fault"] = right, asked
-    score.first_s, score.token_s = [0.1, math.nan], [math.nan]
+    for index in range(asked):
+        score.add(Question((), kind, "a", lines), Reply("a" if index < right else "b", 0.1, math.nan))
     return score
 
 
@@ -148,12 +182,69 @@ def test_a_gain_needs_ten_points_and_intervals_apart():
     assert not gain(scored(6, 10), scored(4, 10)).met
 
 
-def test_the_report_has_all_rows(tmp_path):
-    cells = cells_of([BAND])
-    rows = [Row("one", 1000, {cell: scored(random.Random(0).randint(0, 9), 9) for cell in cells})]
-    rows.append(Row("two", 2000, {cells[0]: scored(3, 9)}))
-    assert table(rows, cells).row_count == 2
-    picture(tmp_path / "exact.png", rows, cells)
-    assert (tmp_path / "exact.png").read_bytes().startswith(b"\x89PNG")
-    told = rows[0].to_json()["cells"][0]
+def test_a_score_counts_by_kind_and_by_lines_of_evidence():
+    score = scored(3, 4)
+    for right, kind, lines in ((True, "ever held", 0), (False, "ever fault", 2), (True, "ever fault", 90)):
+        score.add(Question((), kind, "a", lines), Reply("a" if right else "b", 0.1, math.nan))
+    assert score.counts() == (5, 7)
+    assert (score.counts(of="ever"), score.counts(of="most"), score.counts(lines="1-5")) == ((2, 3), (3, 4), (3, 5))
+    told = score.to_json()
+    assert told["kinds"] == {"most fault": [3, 4], "ever held": [1, 1], "ever fault": [1, 2]}
+    assert told["evidence_lines"]["ever"] == {
+        "none": [1, 1],
+        "1-5": [0, 1],
+        "6-15": [0, 0],
+        "16-40": [0, 0],
+        "> 40": [1, 1],
+    }
     assert told["first_token_ms"] == pytest.approx(100) and told["token_ms"] is None
+
+
+def rows_of(cells):
+    names = ("EdgeInfinite, untrained", "two")
+    return [Row(name, 1000, {cell: scored(random.Random(0).randint(0, 9), 9) for cell in cells}) for name in names]
+
+
+def test_the_tables_of_a_band_fit_a_terminal_and_keep_the_names_of_systems():
+    cells = [cell for cell in cells_of([Band(500, 600), BAND]) if cell.band == BAND]
+    rows = rows_of(cells)
+    console = Console(width=80, record=True)
+    for table in (exact_table(rows, BAND, cells), evidence_table(rows, cells[0]), cost_table(rows, BAND)):
+        assert console.measure(table).minimum <= 80
+        console.print(table)
+    told = console.export_text()
+    assert told.count("EdgeInfinite, untrained") == 4 and told.count("500-700 tokens") == 3
+    for title in ("ever", "most", "summary", "look-up", "> 40", "KB a slot"):
+        assert title in told
+    assert "…" not in told
+
+
+def test_a_system_that_was_not_asked_has_no_line():
+    cells = cells_of([BAND])
+    assert exact_table([Row("full", 1, {})], BAND, cells).row_count == 0
+
+
+def test_the_picture_is_written(tmp_path):
+    cells = cells_of([BAND, Band(700, 800)])
+    rows = [*rows_of(cells), Row("three", 1, {cell: scored(5, 9) for cell in cells[4:]})]
+    picture(tmp_path / "exact.png", [rows[0], rows[2]], cells, ("EdgeInfinite, untrained", "three"))
+    assert (tmp_path / "exact.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--band 3000 1000", "band: SHORTEST is at most LONGEST, got 3000 1000"),
+        ("--band 9000 10000", "band: LONGEST is at most 4200, since a log has up to 600 lines, got 10000"),
+        ("--band 100 200", r"band: SHORTEST is at least \d+ with this gate, .* got 100"),
+        ("--questions 0", "argument --questions: must be a whole number of at least 1, got '0'"),
+        ("--look-ups -3", "argument --look-ups: must be a whole number of at least 1, got '-3'"),
+        ("--kept many", "argument --kept: must be a whole number of at least 1, got 'many'"),
+        (f"--base {EMBEDDED_CHAT_MODEL}", "base_fingerprint .* belongs to another base"),
+    ],
+)
+def test_options_that_cannot_be_measured_are_refused(options, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["long_context", *options.split()])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert re.search(message, capsys.readouterr().err)

@@ -60,5 +60,21 @@ def test_some_faults_and_objects_occur_once():
         assert 25 < sum(once) < 75
 
 
+def test_faults_are_rare_in_some_logs_and_fill_others():
+    busy = [sum(entry.fault != NO_FAULT for entry in drawn(200, seed=seed).entries) for seed in range(400)]
+    few, some, most = (sum(low <= count <= high for count in busy) for low, high in ((2, 5), (6, 40), (100, 180)))
+    assert 1 not in busy and max(busy) <= 180
+    assert 25 < few < 70 and 60 < some < 150 and 80 < most < 200
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3, 4, 9])
+def test_events_fit_the_shortest_regions(lines):
+    for seed in range(60):
+        faults = [entry.fault for entry in drawn(40, range(10, 10 + lines), seed).entries]
+        busy = [line for line, fault in enumerate(faults) if fault != NO_FAULT]
+        winners = Counter(faults[line] for line in busy).most_common(1)
+        assert all(line - 10 in range(lines) for line in busy if faults[line] == winners[0][0])
+
+
 def test_the_same_seed_draws_the_same_log():
     assert drawn(50, seed=3) == drawn(50, seed=3) != drawn(50, seed=4)

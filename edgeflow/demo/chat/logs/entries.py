@@ -5,11 +5,12 @@
     413 motor cube left
 
 A line is seven tokens: three digits of time, one token per word, and the line end. Events come in episodes of a few
-lines.
+lines. They are rare in some logs, with a handful of lines, and fill most of others.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -24,8 +25,11 @@ NOTHING, NO_FAULT = "nothing", "none"
 LINE_TOKENS: Final = 7
 MOST_LINES: Final = 600
 ONCE: Final = 0.6  # share of the columns in which one value occurs in one line alone
+RARE: Final = 0.5  # share of the columns whose number of events is drawn on a logarithmic scale
 _LAST_TIME: Final = 999
 _LONGEST_EPISODE: Final = 8  # lines
+_FEWEST: Final = 2  # lines of events in a column that has any
+_BUSY, _BUSIEST = 0.2, 0.9  # share of the region that events fill in a column that is not rare, and in any
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class LogSource:
         rng = self._rng
         if quiet and rng.random() < 0.04:
             return [quiet] * lines
-        busy = max(1, round(len(region) * (rng.uniform(0.2, 0.9) if quiet else 1)))
+        busy = self._busy(len(region)) if quiet else len(region)
         winner, *others = rng.sample(values, 1 + min(rng.randint(0, 3), (busy - 1) // 3))
         counts = _counts(rng, busy, len(others))
         if quiet and others and rng.random() < ONCE:
@@ -103,6 +107,13 @@ class LogSource:
                 strays = {rng.choice(others): rng.randint(2, min(spare, outside))}
         around = self._spread(strays, outside, quiet)
         return around[: region.start] + inside + around[region.start :]
+
+    def _busy(self, lines: int) -> int:
+        """Lines of a region that hold an event: from a few to nearly all."""
+        rng, most = self._rng, lines * _BUSIEST
+        if rng.random() < RARE:
+            return max(1, min(round(most), round(_FEWEST * math.pow(most / _FEWEST, rng.random()))))
+        return max(1, round(rng.uniform(lines * _BUSY, most)))
 
     def _spread(self, counts: dict[str, int], lines: int, quiet: str) -> list[str]:
         """The values in episodes at random places, `quiet` in between."""
