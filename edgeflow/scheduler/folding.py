@@ -11,6 +11,8 @@ from typing import Protocol
 
 from edgeflow.scheduler.plan import Before
 
+UNBOUNDED = 1 << 62
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -37,6 +39,10 @@ class Route(Protocol):
     @property
     def folded(self) -> int: ...
 
+    def ahead(self, known: int) -> int:
+        """How many drafts may run behind the newest of so many known tokens before the next fold."""
+        ...
+
     def settled(self, known: int) -> int:
         """How many of `folded` segments are folded by the time that `known` tokens are known."""
         ...
@@ -54,7 +60,10 @@ class Straight:
 
     folded = 0
 
-    def settled(self, known: int) -> int:  # noqa: ARG002 - alike for all
+    def ahead(self, known: int) -> int:  # noqa: ARG002 - alike for all
+        return UNBOUNDED
+
+    def settled(self, known: int) -> int:  # noqa: ARG002
         return 0
 
     def take(self, position: int, rows: int, known: int) -> Run:
@@ -201,6 +210,10 @@ class FoldingRoute:
     @property
     def folded(self) -> int:
         return self._folded
+
+    def ahead(self, known: int) -> int:
+        folding = self._folding
+        return max(folding.end(self._folded + 1) + folding.window - 1 - known, 0)
 
     def settled(self, known: int) -> int:
         return min(self._folded, self._folding.segments(known))

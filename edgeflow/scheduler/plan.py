@@ -45,6 +45,16 @@ class Place:
     position: int
 
 
+class DraftForm(Enum):
+    """How the drafts behind a sequence's newest token follow each other: there are none, each follows the one before it,
+    or each follows any earlier one.
+    """
+
+    NONE = "none"
+    CHAIN = "chain"
+    TREE = "tree"
+
+
 class Before(Enum):
     """The change of a slot with memory before the rows of a segment run.
 
@@ -72,6 +82,8 @@ class Segment(Generic[Ref]):
     slot are written over by the sequence's next ones.
     guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
     before, gated, folded: of a slot with memory (scheduler/folding.py).
+    form: of the drafts that are verified, and of those that are made behind the rows; NONE where the drafts are the
+    tokens that a pass gave before (Speculation).
     """
 
     sequence: Ref
@@ -90,6 +102,7 @@ class Segment(Generic[Ref]):
     before: Before = Before.NOTHING
     gated: bool = False
     folded: int = 0
+    form: DraftForm = DraftForm.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +166,7 @@ class Outcome(Generic[Ref]):
     """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per row.
 
     finite: False when a logit behind them was not. guesses: the tokens of its other rows, which are not settled;
-    guesses_finite: the same of all its rows.
+    guesses_finite: the same of all its rows. found: drafts that stand behind the newest token now.
     """
 
     sequence: Ref
@@ -161,6 +174,7 @@ class Outcome(Generic[Ref]):
     finite: bool = True
     guesses: tuple[int, ...] = ()
     guesses_finite: bool = True
+    found: int = 0
 
 
 class Leaving(Enum):

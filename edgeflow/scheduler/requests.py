@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edgeflow.scheduler.folding import Placement, Route, Straight
+from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule, Drafts
+from edgeflow.scheduler.folding import UNBOUNDED, Placement, Route, Straight
 from edgeflow.scheduler.plan import Outcome, Pass, Segment
 
 
@@ -28,8 +29,8 @@ class RequestPlan:
 
     rows: of the prompt, `known` of them in the slot already and fewer than all. prefix_slot: where these were computed;
     None where there are none. tokens: most to answer with; 0 for a prefix, which is only computed. stop_ids: tokens
-    that end the answer. route: which positions run next, and where in the slot. place: the position up to which rows
-    are planned. passes: planned and not committed.
+    that end the answer. route: which positions run next, and where in the slot. rule: of its drafts. place: the
+    position up to which rows are planned, or the furthest that this may be. passes: planned and not committed.
     """
 
     number: int
@@ -40,16 +41,27 @@ class RequestPlan:
     tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
     route: Route = field(default_factory=Straight)
+    rule: DraftRule = UNDRAFTED
     place: int = 0
-    planned: int = 0
-    settled: int = 0
     passes: int = 0
     finish: Finish | None = None
+    drafts: Drafts = field(init=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.known < self.rows:
             raise ValueError(f"{self.known} rows of a prompt of {self.rows} are known: at least one must be computed")
         self.place = self.known
+        self.drafts = Drafts(self.rule)
+
+    @property
+    def planned(self) -> int:
+        """Tokens of the answer that passes give at least, those that are not committed included."""
+        return self.drafts.fewest
+
+    @property
+    def settled(self) -> int:
+        """Tokens of the answer that are known."""
+        return self.drafts.settled
 
     @property
     def left(self) -> int:
@@ -62,36 +74,55 @@ class RequestPlan:
         return self.finish is not None or not (self.left or self.planned < self.tokens)
 
     @property
+    def waits(self) -> bool:
+        """True when the next pass depends on how many tokens those in flight give: they may be all, or lead to a fold."""
+        drafts = self.drafts
+        bounded = self.route.ahead(self.rows + drafts.fewest) < UNBOUNDED
+        return not drafts.certain and (bounded or drafts.most >= self.tokens)
+
+    @property
     def folds(self) -> int:
         """Segments that are folded after the passes that are committed; one launched ahead may have folded another."""
         return self.route.settled(self.rows + max(self.settled - 1, 0))
 
     def next(self, most: int) -> Segment[int] | None:
-        """At most `most` rows of the prompt, or the row of the newest token; None where all is planned."""
-        if self.complete:
+        """At most `most` rows of the prompt, or the newest token and drafts behind it; None where all is planned, or
+        where the plan waits.
+        """
+        if self.complete or self.waits:
             return None
-        known = self.rows + self.planned
+        drafts, certain = self.drafts, self.drafts.certain
+        known, stage = self.rows + drafts.most, drafts.fewest
         run = self.route.take(self.place, self.rows, known)
-        length = min(most, run.stop - run.first)
+        length, place = min(most, run.stop - run.first), run.first - run.folded
         self.place = run.first + length
-        segment = Segment(
+        ends, guessed = self.place == known, 0
+        if run.again and ends and length == 1:
+            guessed = drafts.behind(place, self.tokens, self.route.ahead(known), most)
+        self.place += guessed
+        if self.tokens and ends:
+            drafts.launched(1 + guessed)
+        self.passes += 1
+        return Segment(
             sequence=self.number,
             slot=self.slot,
-            start=run.first - run.folded,
-            length=length,
-            stage=self.planned if run.again else 0,
-            samples=int(self.tokens > 0 and self.place == known),
+            start=place,
+            length=length + guessed,
+            stage=stage if run.again else 0,
+            samples=1 + guessed if self.tokens and ends else 0,
+            certain=certain,
+            drafts=guessed,
             before=run.before,
             gated=run.gated,
             folded=run.folded,
+            form=self.rule.form,
         )
-        self.planned += segment.samples
-        self.passes += 1
-        return segment
 
     def commit(self, outcome: Outcome[int]) -> tuple[int, ...]:
         """Record what a pass gave; returns the tokens that belong to the answer, its stop token included."""
         self.passes -= 1
+        if outcome.tokens:
+            self.place -= self.drafts.returned(len(outcome.tokens), outcome.found)
         if self.finish is not None:
             return ()
         answer: list[int] = []
@@ -103,19 +134,21 @@ class RequestPlan:
                 self.finish = Finish.LENGTH
             if self.finish is not None:
                 break
-        self.settled += len(answer)
+        self.drafts.settled += len(answer)
         return tuple(answer)
 
 
 class Requests:
     """Requests and changes of prefixes in order of arrival; the first runs to its end.
 
-    prefixes: rows of the prefix in each slot that has one. placement: how sequences use the slots.
+    prefixes: rows of the prefix in each slot that has one. placement: how sequences use the slots. rule: of the drafts
+    of prefixes, which are made for whoever continues them.
     """
 
-    def __init__(self, prefixes: Mapping[int, int], placement: Placement) -> None:
+    def __init__(self, prefixes: Mapping[int, int], placement: Placement, rule: DraftRule = UNDRAFTED) -> None:
         self.prefixes = dict(prefixes)
         self._placement = placement
+        self._rule = rule
         self.running: RequestPlan | None = None
         self._waiting: deque[int] = deque()
         self._launched: dict[int, RequestPlan] = {}
@@ -130,10 +163,17 @@ class Requests:
         """A request arrives."""
         self._waiting.append(number)
 
-    def begin(self, rows: int, tokens: int, stop_ids: frozenset[int], shared: Mapping[int, int]) -> RequestPlan:
+    def begin(
+        self,
+        rows: int,
+        tokens: int,
+        stop_ids: frozenset[int],
+        shared: Mapping[int, int],
+        rule: DraftRule = UNDRAFTED,
+    ) -> RequestPlan:
         """Begin the first request; it runs behind the longest prefix that it begins with.
 
-        shared: rows of the prompt that are those of the prefix in each slot.
+        shared: rows of the prompt that are those of the prefix in each slot. rule: of its drafts.
         """
         whole = {slot: count for slot, count in self.prefixes.items() if shared.get(slot) == count < rows}
         slot = max(whole, key=lambda slot: whole[slot], default=0)
@@ -148,6 +188,7 @@ class Requests:
             tokens=tokens,
             stop_ids=stop_ids,
             route=placement.route(prefix if known else 0),
+            rule=rule,
         )
         return self.running
 
@@ -156,7 +197,9 @@ class Requests:
         self.prefixes.pop(slot, None)
         number = self._waiting.popleft()
         if rows:
-            self.running = RequestPlan(number=number, slot=slot, rows=rows, route=self._placement.route())
+            self.running = RequestPlan(
+                number=number, slot=slot, rows=rows, route=self._placement.route(), rule=self._rule
+            )
 
     def drop(self, number: int) -> None:
         """End a request; passes that are launched end by themselves."""

@@ -1,0 +1,98 @@
+"""How many drafts the next pass of a chat request verifies. Integers only.
+
+A verification runs the newest token and the drafts behind it, and settles a token for each draft that was right and
+one more. While a pass of several rows is in flight, nobody knows how many that will be: a plan counts on the fewest,
+one for each pass, where it asks whether the answer is complete, and on the most where it asks where rows may end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from edgeflow.scheduler.folding import UNBOUNDED
+from edgeflow.scheduler.plan import DraftForm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRule:
+    """The drafts that a request may have. rows: most rows of a verification, the newest token included. places: of the
+    slot, which no row may leave.
+    """
+
+    form: DraftForm = DraftForm.NONE
+    rows: int = 1
+    places: int = UNBOUNDED
+
+
+UNDRAFTED = DraftRule()
+
+
+@dataclass(slots=True)
+class DraftCounts:
+    """What the drafts of a request came to. drafted: tokens that were verified; accepted: of these, right ones.
+
+    drafts, plain: passes behind the prompt with drafts, and without any.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+    drafts: int = 0
+    plain: int = 0
+
+
+@dataclass(slots=True)
+class Drafts:
+    """The tokens of a request whose passes may verify drafts.
+
+    settled: tokens that are known. found: drafts behind the newest one, as its outcome said.
+    """
+
+    rule: DraftRule = UNDRAFTED
+    settled: int = 0
+    found: int = 0
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    _flying: deque[int] = field(default_factory=deque)  # rows of each pass in flight that gives tokens
+
+    @property
+    def fewest(self) -> int:
+        """Tokens that there will be at least when all passes in flight are committed."""
+        return self.settled + len(self._flying)
+
+    @property
+    def most(self) -> int:
+        """Tokens that there may be then."""
+        return self.settled + sum(self._flying)
+
+    @property
+    def certain(self) -> bool:
+        """True when no pass of several rows is in flight."""
+        return self.fewest == self.most
+
+    def behind(self, place: int, tokens: int, ahead: int, rows: int) -> int:
+        """How many drafts run behind the newest token.
+
+        place: that the token enters. tokens: most that the answer may have. ahead: drafts before the next fold. rows:
+        that the pass may have.
+        """
+        rule = self.rule
+        if rule.form is DraftForm.NONE:
+            return 0
+        standing = rule.rows - 1 if self._flying else min(self.found, rule.rows - 1)
+        useful = tokens - self.most - 1 if rule.form is DraftForm.CHAIN else standing
+        return max(min(standing, useful, ahead, rows - 1, rule.places - place - 1), 0)
+
+    def launched(self, rows: int) -> None:
+        """Record a pass that gives tokens. rows: the most that it can give."""
+        self._flying.append(rows)
+
+    def returned(self, tokens: int, found: int) -> int:
+        """Record how many tokens the oldest pass gave; returns how many fewer than the most."""
+        rows = self._flying.popleft()
+        self.found = found
+        if self.settled:  # it was not the end of the prompt
+            self.counts.drafted += rows - 1
+            self.counts.accepted += tokens - 1
+            self.counts.drafts += rows > 1
+            self.counts.plain += rows == 1
+        return rows - tokens
