@@ -43,6 +43,11 @@ class Contract(Hashable, Protocol):
         """Numbers per RoPE position: 1, or 3 for M-RoPE."""
         ...
 
+    @property
+    def keeps_ids(self) -> bool:
+        """True where numbers hold the tokens of prompts, as folds and drafts need them (`ids`)."""
+        ...
+
     def count(self, rows: int) -> int:
         """Whole numbers that a segment of so many rows brings."""
         ...
@@ -61,6 +66,10 @@ class Contract(Hashable, Protocol):
 
     def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
         """Segments as rows [n, E], without reading anything on the host. payload: those of all segments, as bytes."""
+        ...
+
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
+        """The token of each row of each segment, and the one behind the last; where `keeps_ids`."""
         ...
 
     def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -7,7 +7,6 @@ as it stands, or recorded once per shape and replayed (engine/graphs.py).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic
@@ -18,23 +17,26 @@ from torch import Tensor
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.folding import SlotMemory
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
-from edgeflow.engine.program import PassOutputs, PassProgram
+from edgeflow.engine.outcomes import Sampled, read_outcome
+from edgeflow.engine.program import PassOutputs, PassProgram, ran_rows
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
 from edgeflow.engine.stamps import CudaStamp, Stamp
+from edgeflow.engine.verification import Verifier
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.scheduler.plan import Outcome, Pass, Ref, Segment
+from edgeflow.scheduler.plan import DraftForm, Pass, Ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
 
-    waits: its rows are not sampled yet (`Executor.sample`). samples: sampled rows of each segment, padding included.
+    waits: its rows are not sampled yet (`Executor.sample`); outputs, shape: of a pass that waits, for then.
+    samples: sampled rows of each segment, padding included.
 
     started, done: before its first copy to the device and behind its last one to the host; None where launching
     computes.
@@ -47,14 +49,8 @@ class Ticket(Generic[Ref]):
     started: Stamp | None
     done: Stamp | None
     waits: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled(Outcome[Ref]):
-    """An outcome with its log probabilities, where they were asked for. top: (id, log probability), best first."""
-
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
+    outputs: PassOutputs | None = None
+    shape: PassShape | None = None
 
 
 class Executor:
@@ -64,7 +60,7 @@ class Executor:
     launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
     where it enqueues (CUDA), so that no launch waits for a host copy.
     keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
-    keeps_guesses: as in PassProgram.
+    verifier, keeps_guesses: as in PassProgram.
     classes: the shapes of passes that are replayed; None to run all as they are. Shapes are recorded as they come until
     `graphs.seal()`. record: makes the recordings, as CUDA graphs if not given.
     """
@@ -76,6 +72,7 @@ class Executor:
         *,
         state: SlotState | None = None,
         keep_logits: bool = False,
+        verifier: Verifier | None = None,
         keeps_guesses: bool = False,
         table: OperatorTable | None = None,
         classes: ShapeClasses | None = None,
@@ -97,7 +94,9 @@ class Executor:
         )
         fold = operators.resolve_stages(OperatorKey(op_name="fold_memory", model_name=name), device, kv.dtype)
         self._memory = None if self.state.folded is None else SlotMemory(kv, self.state, fold["prefill"])
-        self._program = PassProgram(contract, kv, self.state, greedy, shift, keeps_guesses=keeps_guesses)
+        self._program = PassProgram(
+            contract, kv, self.state, greedy, shift, verifier=verifier, keeps_guesses=keeps_guesses
+        )
 
     @torch.inference_mode()
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
@@ -115,17 +114,19 @@ class Executor:
             for segment in planned.segments:
                 self._memory.change(segment.slot, segment.before)
         outputs = self._replay(padded, staged) if padded else self._run(planned, shape, staged)
-        keep, results = self.keep_logits or waits, outputs.results
-        if padded and padded.sampling != shape.sampling and outputs.logits is not None:
-            results = self._sample(planned, outputs.logits, None)
+        ran, results = padded or shape, outputs.results
+        if padded and padded.sampling != shape.sampling:
+            results = self._sample(planned, padded, outputs, None)
         return Ticket(
             planned=planned,
-            samples=(padded or shape).samples,
+            samples=ran.samples,
             results=None if results is None else results.to("cpu", non_blocking=True, copy=True),
-            logits=outputs.logits.clone() if keep and outputs.logits is not None else None,
+            logits=outputs.logits.clone() if self.keep_logits and outputs.logits is not None else None,
             started=started,
             done=self.stamp(),
             waits=waits,
+            outputs=outputs if waits else None,
+            shape=ran if waits else None,
         )
 
     @torch.inference_mode()
@@ -141,20 +142,23 @@ class Executor:
     @torch.inference_mode()
     def sample(self, ticket: Ticket[Ref], allowed: Tensor) -> Ticket[Ref]:
         """Sample the rows of a pass that waits. allowed [n, V] bool: what a grammar permits."""
-        if ticket.logits is None:
+        if ticket.outputs is None or ticket.shape is None:
+            raise ValueError("a pass that does not wait is sampled already")
+        allowed = allowed.to(self._device, non_blocking=True)
+        results = self._sample(ticket.planned, ticket.shape, ticket.outputs, allowed)
+        if results is None:
             raise ValueError("a pass without logits has nothing to sample")
-        results = self._sample(ticket.planned, ticket.logits, allowed.to(self._device, non_blocking=True))
         results = results.to("cpu", non_blocking=True, copy=True)
-        return replace(ticket, results=results, done=self.stamp(), waits=False)
+        return replace(ticket, results=results, done=self.stamp(), waits=False, outputs=None, shape=None)
 
     def collect(self, ticket: Ticket[Ref]) -> list[Sampled[Ref]]:
         """Wait for a pass, also for one that samples nothing; what each of its segments gave."""
         if ticket.done is not None:
             ticket.done.wait()
         lines = iter(ticket.results.tolist() if ticket.results is not None else ())
-        drafts = max(ticket.samples) > 1
+        guessed = max(ticket.samples) > 1
         return [
-            _outcome(segment, drafts, next(lines)) if segment.samples else Sampled(segment.sequence, ())
+            read_outcome(segment, next(lines), guessed=guessed) if segment.samples else Sampled(segment.sequence, ())
             for segment in ticket.planned.segments
         ]
 
@@ -187,10 +191,20 @@ class Executor:
         apart = replace(padded, sampling=None)
         return apart if apart in self.graphs else None
 
-    def _sample(self, planned: Pass[Any], logits: Tensor, allowed: Tensor | None) -> Tensor:
+    def _sample(
+        self, planned: Pass[Any], shape: PassShape, outputs: PassOutputs, allowed: Tensor | None
+    ) -> Tensor | None:
+        """Sample a pass that ran in this shape; None where it has no logits."""
+        kind = self._kind(planned)
+        if shape.form is not DraftForm.NONE:
+            where, counts = (on_device(each, self._device) for each in _slots_and_rows(planned))
+            on_host = self.graphs is None and self._device.type == "cpu"
+            ran = ran_rows(shape, outputs, where, counts, on_host=on_host)
+            return self._program.settle(ran, kind, allowed)
+        if outputs.logits is None:
+            return None
         slots = [segment.slot for segment in planned.segments if segment.samples]
-        where = on_device(slots, self._device)
-        return self._program.sample(logits[: len(slots)], where, self._kind(planned), allowed)
+        return self._program.sample(outputs.logits[: len(slots)], on_device(slots, self._device), kind, allowed)
 
     def _replay(self, shape: PassShape, staged: list[Tensor]) -> PassOutputs:
         recording = self._find(shape)  # None where there are too many
@@ -224,21 +238,7 @@ class Executor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
 
 
-def _outcome(segment: Segment[Ref], drafts: bool, line: list[int]) -> Sampled[Ref]:
-    """A line of PassOutputs.results. drafts: a segment of the pass has some."""
-    sequence, finite = segment.sequence, bool(line[0] & 1)
-    if drafts:
-        settled, tokens = line[1], tuple(line[2 : 2 + segment.samples])
-        return Sampled(sequence, tokens[:settled], finite, tokens[settled:], bool(line[0] & 2))
-    tokens, bits = (line[1],), line[2:]
-    if not bits:
-        return Sampled(sequence, tokens, finite)
-    best = len(bits) // 2
-    logprob, *logprobs = map(_float, (bits[0], *bits[1 + best :]))
-    top = tuple(zip(bits[1 : 1 + best], logprobs, strict=True))
-    return Sampled(sequence, tokens, finite, logprob=logprob, top=top)
 
-
-def _float(bits: int) -> float:
-    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return value
+def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:
+    """Of each segment."""
+    return [each.slot for each in planned.segments], [each.length for each in planned.segments]

@@ -14,35 +14,39 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.contract import Contract, Drafting
+from edgeflow.engine.outcomes import guessed_lines, plain_lines
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
+from edgeflow.engine.verification import RanRows, Verifier
 from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.models.llama import Taps
+from edgeflow.scheduler.plan import DraftForm
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """The results of a pass on the device; None where nothing is sampled.
+    """The results of a pass on the device. results int64, a line for each segment that samples (outcomes.py); logits
+    [n, V] of the sampled rows: None where nothing is sampled.
 
-    results int64, a line for each segment that samples: 1 where the logits behind its tokens were finite, then its
-    token. Or, where segments have drafts: 1 where those behind settled tokens were finite, plus 2 where all were; the
-    number of tokens that are settled; R tokens. With log probabilities
-    there follow that of the token, and the ids and log probabilities of the best, as the bits of float64.
-    logits [n, V] of the sampled rows.
+    features, rope: of sequences with drafts, as in RanRows; None for others.
     """
 
     results: Tensor | None
     logits: Tensor | None
+    features: Tensor | None = None
+    rope: Tensor | None = None
 
 
 class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
-    greedy, shift: the operators of each stage of a pass. keeps_guesses: behind a token that replaces a wrong draft,
-    the drafts stay as they were; else what the pass gave replaces them.
+    greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
+    keeps_guesses: behind a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
+    replaces them.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class PassProgram:
         greedy: Mapping[str, Greedy],
         shift: Mapping[str, ShiftKVChain],
         *,
+        verifier: Verifier | None = None,
         keeps_guesses: bool = False,
     ) -> None:
         self._contract = contract
@@ -60,6 +65,7 @@ class PassProgram:
         self._state = state
         self._greedy = greedy
         self._shift_kv = shift
+        self._verifier = verifier
         self._keeps_guesses = keeps_guesses
         memory = kv.format.memory
         self._turns_by_position = memory is not None and memory.absolute
@@ -69,14 +75,20 @@ class PassProgram:
         base = self._place(shape, inputs)
         if shape.drafts:
             self._guess(shape, inputs, base)
-        hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv)
+        drafted = shape.form is not DraftForm.NONE
+        taps = Taps(self._verifying.taps) if drafted and self._verifying.taps else None
+        hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
         end = base + (1 if shape.single_rows else inputs.rows)
         results = logits = None
         if any(shape.samples):
             logits = decoder.logits(hidden, stage)
-            if shape.sampling is not None:
+            if shape.sampling is not None and not drafted:
                 results, end = self._sample(shape, inputs, logits, end, shape.sampling)
         self._state.length.index_copy_(0, inputs.slots, end)
+        if drafted:
+            features = None if taps is None else taps.features
+            outputs = PassOutputs(None, logits, features, layout.rope_position)
+            return outputs if shape.sampling is None else self._settled(shape, inputs, outputs, shape.sampling)
         if shape.moves:
             self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
@@ -84,7 +96,7 @@ class PassProgram:
 
     def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Write where each row enters; returns where each segment does [N]."""
-        layout, length = inputs.layout, self._state.length.index_select(0, inputs.slots)
+        layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
             base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is settled may ride one pass more
@@ -97,23 +109,43 @@ class PassProgram:
                 torch.lt(inputs.row_offset, inputs.rows[inputs.row_segment], out=layout.live)
         if any(rows > 1 for rows in shape.decodes):
             layout.row_position.clamp_(max=self._kv.capacity - 1)  # drafts past the end of a sequence
+        position = self._place_in_trees(inputs, base) if shape.tree else layout.row_position
         if self._contract.components > 1:
-            self._place_rope(shape, inputs)
+            self._place_rope(shape, inputs, position)
         elif self._state.folded is not None:
-            self._place_folded(shape, inputs, self._state.folded)
+            self._place_folded(inputs, position, self._state.folded)
+        elif shape.tree:
+            layout.rope_position[0] = position
+        if rows and self._contract.keeps_ids:
+            self._keep_ids(shape, inputs, base)
         return base
 
-    def _place_folded(self, shape: PassShape, inputs: PassInputs, folded: Tensor) -> None:
-        """Positions of rows in slots with memory, and the tokens of prompts, which may be run again."""
+    def _place_in_trees(self, inputs: PassInputs, base: Tensor) -> Tensor:
+        """Say what rows see that stand in trees; returns the position in its sequence of each, less what is folded."""
+        layout, tree, sees = inputs.layout, self._state.tree, inputs.layout.sees
+        if sees is None or sees.tree is None or sees.first is None:
+            raise ValueError("rows of a tree need room for what they see")
+        first = base[inputs.row_segment]
+        sees.ranges.zero_()
+        sees.ranges[:, 0, 1] = first
+        sees.first.copy_(first)
+        sees.tree.copy_(tree.bits[layout.row_slot, inputs.row_offset])
+        return first + tree.depth[layout.row_slot, inputs.row_offset]
+
+    def _place_folded(self, inputs: PassInputs, position: Tensor, folded: Tensor) -> None:
+        """Positions of rows in slots with memory."""
         layout = inputs.layout
-        layout.rope_position[0] = layout.row_position
+        layout.rope_position[0] = position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
             layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
-        if shape.prefills:
-            rows = sum(shape.prefills)
-            given = torch.cat([ids[:count] for ids, count in zip(inputs.numbers, shape.prefills, strict=True)])
-            self._state.ids[layout.row_slot[:rows], layout.row_position[:rows]] = given
+
+    def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
+        """The tokens of prompts, which may be run again or looked up, and of each the one behind its last row."""
+        given = self._contract.ids(shape.prefills, inputs.numbers)
+        for index, ids in enumerate(given):
+            at = torch.arange(len(ids), device=ids.device)
+            self._state.ids[inputs.slots[index], base[index] + at] = ids
 
     def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
         """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""
@@ -133,7 +165,7 @@ class PassProgram:
             raise ValueError("the prompts of this model have no drafts")
         return drafting
 
-    def _place_rope(self, shape: PassShape, inputs: PassInputs) -> None:
+    def _place_rope(self, shape: PassShape, inputs: PassInputs, position: Tensor) -> None:
         """Positions of prompts as they were given, behind them by the shift of the slot."""
         layout, prompts = inputs.layout, len(shape.prefills)
         rows = sum(shape.prefills)
@@ -142,7 +174,7 @@ class PassProgram:
             layout.rope_position[:, :rows], self._state.shift[inputs.slots[:prompts]] = given
         if shape.decodes:
             shift = self._state.shift[layout.row_slot[rows:]]
-            layout.rope_position[:, rows:] = layout.row_position[rows:] + shift
+            layout.rope_position[:, rows:] = position[rows:] + shift
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences behind theirs."""
@@ -163,6 +195,24 @@ class PassProgram:
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
         return hidden
 
+    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+        """The results of a pass with drafts whose sampling waited."""
+        return self._verifying.settle(ran, kind, allowed)
+
+    def _settled(
+        self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind
+    ) -> PassOutputs:
+        counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
+        on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
+        ran = ran_rows(shape, outputs, inputs.slots, counts, on_host=on_host)
+        return replace(outputs, results=self._verifying.settle(ran, kind))
+
+    @property
+    def _verifying(self) -> Verifier:
+        if self._verifier is None:
+            raise ValueError("nobody drafts for the sequences of this executor")
+        return self._verifier
+
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
         """The results of one row of each slot [n], behind the end of its sequence."""
         places = self._state.length[slots]
@@ -170,15 +220,17 @@ class PassProgram:
         rows = sample(
             logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy["decode"], allowed=allowed
         )
-        return _results(self._store(rows, slots, places))
+        return plain_lines(self._store(rows, slots, places, kind))
 
     def _drawn(self, slots: Tensor, places: Tensor) -> Tensor:
         """The positions in their sequences of the tokens that enter at these places."""
         return places if self._state.folded is None else places + self._state.folded[slots]
 
-    def _store(self, rows: SampledRows, slots: Tensor, places: Tensor) -> SampledRows:
-        """A token is stored at the position where it enters its slot."""
+    def _store(self, rows: SampledRows, slots: Tensor, places: Tensor, kind: SamplingKind) -> SampledRows:
+        """A token is stored at the position where it enters its slot, and counted where penalties ask for it."""
         self._state.ids[slots, places] = rows.ids
+        if kind.penalised and self._state.sampling is not None:
+            self._state.sampling.remember(slots, rows.ids)
         return rows
 
     def _sample(
@@ -192,7 +244,7 @@ class PassProgram:
         drawn = self._drawn(slots, places)
         rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
-            return _results(self._store(rows, slots, places)), end
+            return plain_lines(self._store(rows, slots, places, kind)), end
         return self._verify(inputs, rows, slots, places, end)
 
     def _verify(
@@ -203,14 +255,12 @@ class PassProgram:
         at = torch.arange(spread.shape[1], device=spread.device)
         right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
         settled = 1 + right.long().cumprod(1).sum(1, keepdim=True)
-        finite = rows.finite[spread]
-        sound = (finite | (at >= settled)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)
-        results = torch.cat([sound, settled, rows.ids[spread]], dim=1)
+        results = guessed_lines(rows, spread, counts, settled)
         if self._keeps_guesses:
             guessed = (at >= settled) & (at < counts)
             kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
             rows = replace(rows, ids=drafted.where(kept, rows.ids))
-        self._store(rows, slots, places)
+        self._state.ids[slots, places] = rows.ids
         return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
 
     def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
@@ -223,9 +273,20 @@ class PassProgram:
         return ((drafted - rows.ids).abs() <= allowed) & rows.finite
 
 
-def _results(rows: SampledRows) -> Tensor:
-    columns = torch.stack([rows.finite.long(), rows.ids], dim=1)
-    if rows.logprob is None or rows.top_ids is None or rows.top_logprobs is None:
-        return columns
-    logprobs = torch.cat([rows.logprob[:, None], rows.top_logprobs], dim=1).double().view(torch.long)
-    return torch.cat([columns, logprobs[:, :1], rows.top_ids, logprobs[:, 1:]], dim=1)
+
+def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tensor, *, on_host: bool) -> RanRows:
+    """The rows of a pass with drafts. slots, counts [N]: of its segments; counts without padding."""
+    if outputs.rope is None or (shape.most_samples > 1 and not shape.verifies):
+        raise ValueError("drafts are verified in passes of their own")
+    return RanRows(
+        slots=slots,
+        counts=counts,
+        lengths=shape.lengths,
+        form=shape.form,
+        verifies=shape.verifies,
+        stage=shape.stage,
+        logits=outputs.logits,
+        features=outputs.features,
+        rope=outputs.rope,
+        on_host=on_host,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.scheduler.plan import Pass
+from edgeflow.scheduler.plan import DraftForm, Pass
 from edgeflow.scheduler.ring import Shift
 
 ROW_STEP = 16
@@ -37,7 +37,8 @@ class PassShape:
     prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
     reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are
     sampled; None where that waits for a mask (`Executor.sample`). continues: all segments begin where their slots end.
-    gated: for each segment whether its rows read the memory of their slot; empty where none does.
+    gated: for each segment whether its rows read the memory of their slot; empty where none does. form: of the drafts
+    of a drafter, which all segments have or none.
     """
 
     prefills: tuple[int, ...]
@@ -48,6 +49,17 @@ class PassShape:
     sampling: SamplingKind | None = GREEDY
     continues: bool = False
     gated: tuple[bool, ...] = ()
+    form: DraftForm = DraftForm.NONE
+
+    @property
+    def verifies(self) -> bool:
+        """True when the rows are newest tokens with the drafts of a drafter."""
+        return self.form is not DraftForm.NONE and not self.prefills and self.most_samples > 1
+
+    @property
+    def tree(self) -> bool:
+        """True when rows see those before them on their path of a tree."""
+        return self.verifies and self.form is DraftForm.TREE
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -87,6 +99,9 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -
     """The shape of a pass as it is. capacity: of its slots, in positions."""
     reach = max(segment.start + segment.length for segment in planned.segments)
     gated = tuple(segment.gated for segment in planned.segments)
+    forms = {segment.form for segment in planned.segments}
+    if len(forms) > 1:
+        raise ValueError("segments with drafts of different forms cannot share a pass")
     return _shape(
         tuple(segment.length for segment in planned.segments if segment.stage == 0),
         tuple(segment.length for segment in planned.segments if segment.stage > 0),
@@ -95,6 +110,7 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -
         moves=len(planned.moves),
         sampling=sampling,
         gated=gated if any(gated) else (),
+        form=forms.pop(),
     )
 
 

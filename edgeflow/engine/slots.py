@@ -6,24 +6,27 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
+from edgeflow.engine.trees import DraftTrees
 from edgeflow.kernels.kv.slots import KVSlots
 
 
 class SlotState:
     """Numbers that passes read and write by slot: the host may plan a pass before it knows what the last one gave.
 
-    length [S]: positions that hold the sequence's KV. ids [S, T + 1]: the token of each position; the one at `length`
+    length [S]: positions that hold the sequence's KV. ids [S, T + R]: the token of each position; the one at `length`
     enters next, those behind it are drafts. answer [S]: position of the first token behind a prompt with drafts.
     shift [S]: RoPE position of a row behind the prompt, less its place. folded [S]: tokens that have left the slot for
-    its memory; None where slots have none.
-    sampling: parameters of the requests in the slots; None where all tokens are the greedy ones.
+    its memory; None where slots have none. tree: how drafts stand, where they do so in trees.
+    sampling: parameters of the requests in the slots; None where all tokens are the greedy ones. rows: R, most rows of
+    a verification by a drafter, the newest token included.
     """
 
-    def __init__(self, kv: KVSlots, sampling: SamplingState | None = None) -> None:
+    def __init__(self, kv: KVSlots, sampling: SamplingState | None = None, rows: int = 1) -> None:
         device = kv.data.device
         self.sampling = sampling
+        self.tree = DraftTrees(kv.slots, rows, device)
         self.length = torch.zeros(kv.slots, dtype=torch.long, device=device)
-        self.ids = torch.zeros(kv.slots, kv.capacity + 1, dtype=torch.long, device=device)
+        self.ids = torch.zeros(kv.slots, kv.capacity + rows, dtype=torch.long, device=device)
         self.answer = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.folded = None if kv.format.memory is None else torch.zeros_like(self.shift)

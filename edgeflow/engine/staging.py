@@ -14,6 +14,7 @@ from torch import Tensor
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.sees import Sees
 from edgeflow.scheduler.plan import Pass, Segment
 
 CONTINUES = -1
@@ -85,7 +86,7 @@ class PassInputs:
         ) = views
         length = sum(shape.lengths)
         single = shape.single_rows
-        turned = folding or contract.components > 1
+        turned = folding or contract.components > 1 or shape.tree
         row_position = integers.new_empty(length)
         layout = PackedLayout(
             lengths=shape.lengths,
@@ -97,6 +98,7 @@ class PassInputs:
             samples=shape.samples,
             places=places,
             live=None if single or places is not None else integers.new_empty(length, dtype=torch.bool),
+            sees=_of_trees(integers, length) if shape.tree else None,
             gated=shape.gated,
         )
         return cls(
@@ -116,6 +118,11 @@ class PassInputs:
             payload=buffer[8 * sections.total :] if shape.prefills else empty,
             layout=layout,
         )
+
+
+def _of_trees(like: Tensor, rows: int) -> Sees:
+    """Room for what rows see that stand in trees."""
+    return Sees(like.new_empty(rows, 2, 2), like.new_empty(rows), like.new_empty(rows))
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:

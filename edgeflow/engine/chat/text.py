@@ -15,7 +15,7 @@ from edgeflow.models.chat import ChatModel
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Rows of a prompt. hidden [n, E]; positions [C, n]: of RoPE, on the host; shift: as of Prompt. ids: their tokens,
-    where the executor is to know them.
+    and the one behind them if the prompt goes on.
     """
 
     hidden: Tensor
@@ -25,12 +25,13 @@ class Chunk:
 
 
 class TextTokens:
-    """The contract of a chat model. Payload: embedded rows. Numbers: the token of each row; for M-RoPE three positions
-    of each row, and the shift.
+    """The contract of a chat model. Payload: embedded rows. Numbers: for M-RoPE three positions of each row, and the
+    shift; then, where they are kept, the token of each row and the one behind the last.
     """
 
-    def __init__(self, model: ChatModel) -> None:
+    def __init__(self, model: ChatModel, *, keeps_ids: bool = False) -> None:
         self._model = model
+        self.keeps_ids = keeps_ids
         self.drafting = None
         self.components = 1 if model.vision is None else 3
         self._row_bytes = model.config.hidden_size * model.decoder.dtype.itemsize
@@ -40,16 +41,17 @@ class TextTokens:
         return self._model.decoder
 
     def count(self, rows: int) -> int:
-        return 3 * rows + 1 if self.components > 1 else rows
+        return self._positions(rows) + (rows + 1 if self.keeps_ids else 0)
 
     def payload_bytes(self, rows: int) -> int:
         return rows * self._row_bytes
 
     def numbers(self, prompt: Chunk, rows: int) -> Sequence[int]:
+        ids = prompt.ids if self.keeps_ids else ()
         if self.components == 1:
-            return prompt.ids
+            return ids
         padded = [[*line, *[0] * (rows - len(line))] for line in prompt.positions.expand(3, -1).tolist()]
-        return [*padded[0], *padded[1], *padded[2], prompt.shift]
+        return [*padded[0], *padded[1], *padded[2], prompt.shift, *ids]
 
     def payload(self, prompt: Chunk) -> Tensor:
         return prompt.hidden
@@ -58,7 +60,15 @@ class TextTokens:
         hidden = payload.view(self._model.decoder.dtype).view(-1, self._model.config.hidden_size)
         return list(torch.split(hidden, list(rows)))
 
-    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:  # noqa: ARG002
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
+        return [each[self._positions(count) :] for each, count in zip(numbers, rows, strict=True)]
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         if self.components == 1:
             return None
-        return torch.cat([each[:-1].view(3, -1) for each in numbers], 1), torch.stack([each[-1] for each in numbers])
+        given = [each[: self._positions(count)] for each, count in zip(numbers, rows, strict=True)]
+        return torch.cat([each[:-1].view(3, -1) for each in given], 1), torch.stack([each[-1] for each in given])
+
+    def _positions(self, rows: int) -> int:
+        """Numbers of the positions of so many rows."""
+        return 3 * rows + 1 if self.components > 1 else 0

@@ -61,6 +61,7 @@ class ActionTokens:
     """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
 
     components = 1
+    keeps_ids = False
 
     def __init__(self, policy: TokenPolicy, device: torch.device) -> None:
         self._policy = policy
@@ -86,6 +87,9 @@ class ActionTokens:
     def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
         pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
         return self._policy.embed_rows(pixels, numbers)
+
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        raise ValueError("the tokens of these prompts are not kept")
 
     def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> None:
         """None: rows rotate by where they are placed."""

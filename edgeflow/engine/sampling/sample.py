@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -66,6 +67,22 @@ GREEDY = SamplingKind()
 
 
 @dataclass(frozen=True, slots=True)
+class Earlier:
+    """Tokens before each row that the state does not count yet: the drafts of a verification.
+
+    tokens [N, A] int64; counted [N, A] bool: which of them come before the row.
+    """
+
+    tokens: Tensor
+    counted: Tensor
+
+    def counts(self, vocabulary: int) -> Tensor:
+        """How often each token comes before each row: [N, V] float32"""
+        empty = torch.zeros(len(self.tokens), vocabulary, device=self.tokens.device)
+        return empty.scatter_add_(1, self.tokens, self.counted.float())
+
+
+@dataclass(frozen=True, slots=True)
 class SampledRows:
     """ids [N] int64. finite [N] bool: whether the logits behind it are finite; negative infinity forbids a token.
 
@@ -77,6 +94,12 @@ class SampledRows:
     logprob: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+
+    def select(self, rows: Tensor) -> SampledRows:
+        """Some rows [n], in this order."""
+        parts = (self.ids, self.finite, self.logprob, self.top_ids, self.top_logprobs)
+        ids, finite, *rest = (None if part is None else part.index_select(0, rows) for part in parts)
+        return SampledRows(cast("Tensor", ids), cast("Tensor", finite), *rest)
 
 
 class SamplingState:
@@ -136,19 +159,22 @@ class SamplingState:
         """The shares [N, 1] at these places [N] of these slots [N]; 0 in greedy rows."""
         return self._shares[slots, places].unsqueeze(1)
 
-    def penalised(self, scores: Tensor, slots: Tensor) -> Tensor:
-        """Scores [N, V] float32 after the penalties of these slots [N]."""
+    def penalised(self, scores: Tensor, slots: Tensor, earlier: Earlier | None = None) -> Tensor:
+        """Scores [N, V] float32 after the penalties of these slots [N]. earlier: besides the tokens of the state."""
         repetition, presence, frequency = self._penalties.index_select(1, slots).unbind(0)
         counts = self._counts.index_select(0, slots)
+        if earlier is not None:
+            counts = counts + earlier.counts(self._vocabulary)
         said = counts > 0
         weaker = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(said | self._prompted.index_select(0, slots), weaker, scores)
         return scores - frequency * counts - presence * said
 
-    def remember(self, slots: Tensor, ids: Tensor) -> None:
-        """Count one more token of the answers in these slots: [N], [N]."""
+    def remember(self, slots: Tensor, ids: Tensor, settled: Tensor | None = None) -> None:
+        """Count tokens of the answers in these slots: [N], [N]. settled [N] bool: which of them; None for all."""
         where = torch.add(ids, slots, alpha=self._vocabulary)
-        self._counts.view(-1).scatter_add_(0, where, torch.ones_like(ids, dtype=self._counts.dtype))
+        counted = torch.ones_like(ids, dtype=self._counts.dtype) if settled is None else settled.to(self._counts.dtype)
+        self._counts.view(-1).scatter_add_(0, where, counted)
 
     def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
         """The numbers of `Cuts`. A greedy row keeps what equals the best."""
@@ -167,11 +193,13 @@ def sample(
     kind: SamplingKind,
     greedy: Greedy,
     allowed: Tensor | None = None,
+    earlier: Earlier | None = None,
 ) -> SampledRows:
-    """Choose one token per row of logits [N, V]; with penalties, count it in its slot.
+    """Choose one token per row of logits [N, V].
 
-    state: None where only greedy tokens are asked for. slots [N] int64. places [N] int64: the position in its sequence
-    of the token that is drawn. greedy: the operator. allowed [N, V] bool: what a grammar permits.
+    state: None where only greedy tokens are asked for; it counts no token before `remember`. slots [N] int64. places
+    [N] int64: the position in its sequence of the token that is drawn. greedy: the operator. allowed [N, V] bool: what
+    a grammar permits. earlier: as in `SamplingState.penalised`.
     """
     vocabulary = logits.shape[1]
     if kind.greedy and allowed is None:
@@ -179,7 +207,7 @@ def sample(
     if state is None:
         raise ValueError("slots without sampling parameters give greedy tokens only")
     own = logits.float()
-    scores = state.penalised(own, slots) if kind.penalised else own
+    scores = state.penalised(own, slots, earlier) if kind.penalised else own
     finite = None
     if allowed is not None:
         finite = scores.amax(-1).isfinite()
@@ -190,8 +218,6 @@ def sample(
     else:
         ids, sound = greedy(scores, 0, vocabulary)
     finite = sound if finite is None else finite & sound
-    if kind.penalised:
-        state.remember(slots, ids)
     return SampledRows(ids, finite, *_log_probabilities(own, ids)) if kind.logprobs else SampledRows(ids, finite)
 
 

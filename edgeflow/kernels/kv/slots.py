@@ -84,6 +84,22 @@ class KVSlots:
             if kind.moved:
                 self._shift(tensor, source, target, kind.lines(length))
 
+    @property
+    def compacts(self) -> bool:
+        """True where places move one by one: `compact` works. Four bits share a step among several places."""
+        whole = self.capacity
+        return all(kind.positions in (1, whole) for kind in self._kinds if kind.moved)
+
+    def compact(self, slots: Tensor, sources: Tensor, first: Tensor) -> None:
+        """Places of slots [S] move up, in every layer, with their scales: sources [S, W] to first + 0 .. W - 1.
+
+        first [S, 1], all int64 on the device. Sources are read before anything is written.
+        """
+        targets = first + torch.arange(sources.shape[1], device=sources.device)
+        for kind, tensor in zip(self._kinds, self.tensors, strict=True):
+            if kind.positions == 1:
+                tensor[:, :, slots[:, None], targets] = tensor[:, :, slots[:, None], sources]
+
     def move_rows(self, shift: ShiftKVChain, moves: Tensor) -> None:
         """The moves of a pass, one after the other. moves [M, 3] int64 on the device: source, target, length."""
         for kind, tensor in zip(self._kinds, self.tensors, strict=True):
