@@ -143,16 +143,17 @@ class Weights(Mapping[str, Tensor]):
             )
         where = f"{self._where}{name}."
         return self._quantization.weight(
-            lambda part: self._stored(f"{name}.{part}").to(self.device), where, outputs, inputs, self.dtype
+            lambda part: self.stored(f"{name}.{part}").to(self.device), where, outputs, inputs, self.dtype
         )
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._stored(name)
+        tensor = self.stored(name)
         if tensor.dtype not in FLOATS:
             raise CheckpointError(f"{self._where}{name} has dtype {tensor.dtype}, expected floats")
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)
 
-    def _stored(self, name: str) -> Tensor:
+    def stored(self, name: str) -> Tensor:
+        """A tensor as stored, on the CPU; it is not a copy. CheckpointError if it is missing."""
         if name not in self._sources:
             raise CheckpointError(f"{self._where}{name} is missing: download the checkpoint again")
         return self._sources[name]()

@@ -34,7 +34,7 @@ from edgeflow.models.attention.layer import AttentionForm, BindLinear, LayerAtte
 from edgeflow.models.attention.operators import Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.rope import KINDS, PLAIN, Rope
-from edgeflow.models.vocabulary import read_vocabulary
+from edgeflow.models.vocabulary import Embedding, read_vocabulary
 
 MAX_SIZE = 1 << 20
 
@@ -123,6 +123,13 @@ class LlamaConfig:
             eps=self.rms_norm_eps,
         )
 
+    def rotary_table(self, kv: KVSlots, like: Tensor) -> RotaryTable:
+        """The rotations of all positions of a store, in the dtype and on the device of `like`."""
+        rope, trained = self.rope, self.max_position_embeddings
+        frequencies = rope.frequencies(self.attention.rotary, self.rope_theta, trained, kv.capacity)
+        positions = kv.format.turned(kv.capacity)
+        return RotaryTable.turning(positions, frequencies, like, rope.sections, rope.turn_factor)
+
     @property
     def q_width(self) -> int:
         """H * D"""
@@ -132,6 +139,30 @@ class LlamaConfig:
     def kv_width(self) -> int:
         """KH * D"""
         return self.num_key_value_heads * self.head_dim
+
+
+class Taps:
+    """Layers whose input a pass keeps, which is the residual stream as it enters them.
+
+    layers: 0-based, each once, in the order of their features. features [L_Q, len(layers) * E]: those of all rows of
+    the latest pass. ValueError for layers that are not of this form.
+    """
+
+    features: Tensor
+
+    def __init__(self, layers: tuple[int, ...]) -> None:
+        if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
+            raise ValueError(f"taps must name layers, each once, got {layers}")
+        self.layers = layers
+
+    def keep(self, layer: int, residual: Tensor) -> None:
+        """Copy the input of a layer [L_Q, E], if it is one of these. Layers come in their own order."""
+        if layer not in self.layers:
+            return
+        if layer == min(self.layers):
+            rows, width = residual.shape
+            self.features = residual.new_empty(rows, len(self.layers) * width)
+        self.features.chunk(len(self.layers), 1)[self.layers.index(layer)].copy_(residual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +225,12 @@ class _Stage:
         shared: PassOperators,
         stores: Callable[[int], KVLayer],
         sampled: _SampledRows | None = None,
+        taps: Taps | None = None,
     ) -> Tensor:
         """All layers. The sum of a layer's input and output is formed by the norm that reads it.
 
-        sampled: the rows that the last layer computes beyond their keys and values; None for all.
+        sampled: the rows that the last layer computes beyond their keys and values; None for all. taps: keeps the
+        inputs of some layers.
         """
         eps, operators = self.config.rms_norm_eps, self.operators
         residual = hidden.clone()  # sums replace it from here on
@@ -205,6 +238,8 @@ class _Stage:
         for index, layer in enumerate(self.layers):
             if index:
                 x, residual = operators.add_input_norm(x, residual, layer.input_norm, eps)
+            if taps is not None:
+                taps.keep(index, residual)
             q = layer.attention.write(x, shared, stores(index))
             if sampled is not None and layer is self.layers[-1]:
                 if sampled.shared is None:
@@ -289,27 +324,43 @@ class LlamaDecoder:
         """The dtype it computes in."""
         return self._norm.dtype
 
+    @property
+    def embedding(self) -> Embedding:
+        """The embedding, as other networks share it."""
+        return self._embedding
+
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
         return self._embedding(ids)
 
-    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
-        """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2)."""
-        stage, shared = self._over(layout, kv)
-        return stage.forward(hidden, shared, kv.layer)
+    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
+        """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2).
 
-    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
+        taps: keeps the inputs of some layers; ValueError for a layer that the model does not have.
+        """
+        self._check(taps)
+        stage, shared = self._over(layout, kv)
+        return stage.forward(hidden, shared, kv.layer, taps=taps)
+
+    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
         The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
-        the sampled rows attend as decode rows do, and are served by that stage's attention.
+        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as of `forward`, and
+        of all rows.
         """
+        self._check(taps)
         stage, shared = self._over(layout, kv)
         rows, decode = layout.sampled_rows, self._stages["decode"].operators
         if len(hidden) == len(rows):
-            return stage.forward(hidden, shared, kv.layer)
+            return stage.forward(hidden, shared, kv.layer, taps=taps)
         alone = decode.over(shared.rows, layout.of_sampled_rows(), kv, self._layer_kinds[-1:]) if len(rows) else None
-        return stage.forward(hidden, shared, kv.layer, _SampledRows(rows, alone))
+        return stage.forward(hidden, shared, kv.layer, _SampledRows(rows, alone), taps)
+
+    def _check(self, taps: Taps | None) -> None:
+        layers = self.config.num_hidden_layers
+        if taps is not None and max(taps.layers) >= layers:
+            raise ValueError(f"taps name layer {max(taps.layers)}, but the model has {layers} layers, the first is 0")
 
     def _over(self, layout: PackedLayout, kv: KVSlots) -> tuple[_Stage, PassOperators]:
         """The stage of a pass, and the operators its layers share."""
@@ -328,9 +379,5 @@ class LlamaDecoder:
     def _rotary_of(self, kv: KVSlots) -> RotaryTable:
         key = kv.capacity, kv.format.turned(kv.capacity)
         if key not in self._rotary:
-            config, rope = self.config, self.config.rope
-            trained = config.max_position_embeddings
-            frequencies = rope.frequencies(config.attention.rotary, config.rope_theta, trained, kv.capacity)
-            turned = frequencies, self._norm, rope.sections, rope.turn_factor
-            self._rotary[key] = RotaryTable.turning(key[1], *turned)
+            self._rotary[key] = self.config.rotary_table(kv, self._norm)
         return self._rotary[key]

@@ -19,7 +19,8 @@ from edgeflow.models.checkpoint import Weights
 class GroupedHeads:
     """The sizes of grouped-query attention. hidden: E; heads: H; kv_heads: KH; head_dim: D.
 
-    bias: of queries, keys and values. norm: each head's query and key has one, with `eps`.
+    bias: of queries, keys and values. norm: each head's query and key has one, with `eps`. inputs: the width of rows
+    from which queries, keys and values are projected, 0 where it is E.
     """
 
     hidden: int
@@ -29,6 +30,7 @@ class GroupedHeads:
     bias: bool
     norm: bool
     eps: float
+    inputs: int = 0
 
     @property
     def kv_format(self) -> KVFormat:
@@ -42,7 +44,8 @@ class GroupedHeads:
     def linears(self) -> dict[str, tuple[int, int]]:
         """Outputs and inputs by name, those that are fused first."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        read = {name: (count, self.hidden) for name, count in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))}
+        inputs = self.inputs or self.hidden
+        read = {name: (count, inputs) for name, count in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))}
         return {**read, "o_proj": (self.hidden, q)}
 
     @property
@@ -74,7 +77,7 @@ class GroupedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """The attention of one layer. qkv: [(H + 2 KH) D, E]; norms: of queries and keys [D]; output: [E, H D]."""
+    """The attention of one layer. qkv: [(H + 2 KH) D, inputs]; norms: of queries and keys [D]; output: [E, H D]."""
 
     sizes: GroupedHeads
     qkv: Linear
