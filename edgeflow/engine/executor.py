@@ -93,7 +93,8 @@ class Executor:
             for op_name in ("greedy", "shift_kv_chain")
         )
         fold = operators.resolve_stages(OperatorKey(op_name="fold_memory", model_name=name), device, kv.dtype)
-        self._memory = None if self.state.folded is None else SlotMemory(kv, self.state, fold["prefill"])
+        follower = None if verifier is None else verifier.store
+        self._memory = None if self.state.folded is None else SlotMemory(kv, self.state, fold["prefill"], follower)
         self._program = PassProgram(
             contract, kv, self.state, greedy, shift, verifier=verifier, keeps_guesses=keeps_guesses
         )
@@ -236,7 +237,6 @@ class Executor:
 
     def _upload(self, staged: list[Tensor]) -> Tensor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
-
 
 
 def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:

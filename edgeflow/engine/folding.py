@@ -13,13 +13,15 @@ from edgeflow.scheduler.plan import Before
 class SlotMemory:
     """The memories of a store's slots. Everything is enqueued; nothing waits for the device.
 
-    fold: the operator.
+    fold: the operator. follower: another store with a place for each of `kv`, which has no memory: what is folded is
+    lost there.
     """
 
-    def __init__(self, kv: KVSlots, state: SlotState, fold: FoldMemory) -> None:
+    def __init__(self, kv: KVSlots, state: SlotState, fold: FoldMemory, follower: KVSlots | None = None) -> None:
         if kv.format.memory is None or state.folded is None:
             raise ValueError("slots without memory have nothing to fold into")
         self._kv, self._state, self._fold = kv, state, fold
+        self._stores = [each.data for each in (kv, follower) if each is not None]
         self._rules = kv.format.memory
         self._folded: Tensor = state.folded
 
@@ -45,8 +47,8 @@ class SlotMemory:
             self._folded[slot] += stop - sink
             _move_up(self._state.ids[slot], sink, stop)
         if before is Before.FOLD_KEEPING:
-            for of_layer in self._kv.data.unbind():
-                for pairs in of_layer:
+            for data in self._stores:
+                for pairs in data.flatten(0, 1).unbind():
                     _move_up(pairs[slot], sink, stop)
             self._state.length[slot] -= stop - sink
         elif before is not Before.NOTHING:

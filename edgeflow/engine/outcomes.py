@@ -33,7 +33,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Outcome[Ref]):
-    """An outcome of an executor. logprobs: of each token, empty where they were not asked for. drafts: of a chain, those
+    """An outcome of an executor. logprobs: of each token, empty where they were not asked for. drafts: those of a chain
     that stand behind the newest token.
     """
 
@@ -62,7 +62,9 @@ def drafted_lines(rows: SampledRows, sound: Tensor, settled: Tensor, found: Tens
 
 
 def guessed_lines(rows: SampledRows, spread: Tensor, counts: Tensor, settled: Tensor) -> Tensor:
-    """The lines of S segments. spread [S, R]: the rows of each; counts, settled [S, 1]: of these, sampled and settled."""
+    """The lines of S segments. spread [S, R]: the rows of each; counts, settled [S, 1]: how many of them are sampled,
+    and settled.
+    """
     at, finite = torch.arange(spread.shape[1], device=spread.device), rows.finite[spread]
     sound = (finite | (at >= settled)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)
     return torch.cat([sound, settled, rows.ids[spread]], dim=1)

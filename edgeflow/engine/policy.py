@@ -17,6 +17,7 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.models.llama import Taps
 from edgeflow.scheduler.scheduler import row_budget_of
 from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
 
@@ -39,9 +40,7 @@ class Decoder(Protocol):
         """[L_Q, E] → [L_Q, E]; writes the rows' keys and values into their slots."""
         ...
 
-    def forward_sampled(
-        self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None
-    ) -> Tensor:
+    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [n, E]; as `forward`, but only the sampled rows. taps: collect what enters some layers."""
         ...
 

@@ -199,9 +199,7 @@ class PassProgram:
         """The results of a pass with drafts whose sampling waited."""
         return self._verifying.settle(ran, kind, allowed)
 
-    def _settled(
-        self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind
-    ) -> PassOutputs:
+    def _settled(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
         counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
         ran = ran_rows(shape, outputs, inputs.slots, counts, on_host=on_host)
@@ -271,7 +269,6 @@ class PassProgram:
         index = (places - self._state.answer[slots]).clamp(0, len(drafting.near) - 1)
         allowed = inputs.tolerance[inputs.owner] * drafting.near[index]
         return ((drafted - rows.ids).abs() <= allowed) & rows.finite
-
 
 
 def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tensor, *, on_host: bool) -> RanRows:

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingKind
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.scheduler.plan import DraftForm
 
 
@@ -36,11 +37,15 @@ class RanRows:
 class Verifier(Protocol):
     """Settles tokens behind the forward pass, and makes drafts for the next one.
 
-    taps: layers of the decoder whose input it reads.
+    taps: layers of the decoder whose input it reads. store: keys and values of the drafter, which follow those of the
+    slots; None where it has none.
     """
 
     @property
     def taps(self) -> tuple[int, ...]: ...
+
+    @property
+    def store(self) -> KVSlots | None: ...
 
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is settled.

@@ -107,6 +107,37 @@ class Placement(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class OneRowAgain:
+    """A placement whose sequences compute the last row that they share with a prefix again: behind it, a drafter needs
+    the features of that row and the token that follows.
+    """
+
+    placement: Placement
+
+    @property
+    def shares_slots(self) -> bool:
+        return self.placement.shares_slots
+
+    def reusable(self, prefix: int, shared: int, rows: int) -> int:
+        return self.placement.reusable(prefix, max(shared - 1, 0), rows)
+
+    def route(self, prefix: int = 0) -> Route:
+        return self.placement.route(prefix)
+
+    def copied(self, known: int, capacity: int) -> int:
+        return self.placement.copied(known, capacity)
+
+    def unfolded(self, capacity: int) -> int:
+        return self.placement.unfolded(capacity)
+
+    def compressed(self, folded: int) -> int:
+        return self.placement.compressed(folded)
+
+    def name(self, rows: int) -> str:
+        return self.placement.name(rows)
+
+
 class Unfolded:
     """Slots that hold every position of a sequence. reusable: of so many rows, how many another sequence may continue
     behind; it computes the rest again.

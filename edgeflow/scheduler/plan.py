@@ -46,8 +46,8 @@ class Place:
 
 
 class DraftForm(Enum):
-    """How the drafts behind a sequence's newest token follow each other: there are none, each follows the one before it,
-    or each follows any earlier one.
+    """How the drafts behind a sequence's newest token stand: there are none, each follows the one before it, or each
+    follows any earlier one.
     """
 
     NONE = "none"

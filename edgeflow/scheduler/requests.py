@@ -75,7 +75,7 @@ class RequestPlan:
 
     @property
     def waits(self) -> bool:
-        """True when the next pass depends on how many tokens those in flight give: they may be all, or lead to a fold."""
+        """True when the next pass depends on how many tokens those in flight give: all that are left, or less."""
         drafts = self.drafts
         bounded = self.route.ahead(self.rows + drafts.fewest) < UNBOUNDED
         return not drafts.certain and (bounded or drafts.most >= self.tokens)

@@ -100,5 +100,5 @@ def _run(engine: ChatEngine, generations: list[Generation], chunk: int) -> list[
         if busy:
             steps = run_pass(engine, [generations[index] for index in busy], chunk)
             for index, step in zip(busy, steps, strict=True):
-                logits[index] += [] if step.logits is None else [step.logits]
+                logits[index] += [] if step.logits is None else [step.logits[-1]]
     return [(each.tokens, rows) for each, rows in zip(generations, logits, strict=True)]

@@ -58,7 +58,7 @@ class _Watched:
         if self.folded > folded:
             self.folds.append((known, sums[-1], norms[-1]))
         if logits is not None:
-            self.logits.append(logits)
+            self.logits.append(logits[-1])
             self.prompt = self.prompt or (sums, norms)
 
     def run(self) -> GateRun:

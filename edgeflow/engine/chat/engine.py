@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.text import Chunk, TextTokens
-from edgeflow.engine.executor import Executor, Sampled, Ticket
+from edgeflow.engine.drafts.kinds import DraftKind
+from edgeflow.engine.drafts.verifier import DraftVerifier
+from edgeflow.engine.executor import Executor, Ticket
 from edgeflow.engine.graphs import Record
+from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
 from edgeflow.engine.shapes import ShapeClasses
@@ -21,12 +24,13 @@ from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import Internal, WorkerError
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
-from edgeflow.scheduler.folding import Folding, Placement, Unfolded
-from edgeflow.scheduler.plan import Pass, Segment
+from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
+from edgeflow.scheduler.folding import Folding, OneRowAgain, Placement, Unfolded
+from edgeflow.scheduler.plan import DraftForm, Pass, Segment
 
 
 class Source:
@@ -41,7 +45,7 @@ class Source:
         prompt, start = self.prompt, segment.start + segment.folded
         stop = start + segment.length
         return Chunk(
-            self._rows.take(start, stop), prompt.positions[:, start:stop], prompt.shift, prompt.ids[start:stop]
+            self._rows.take(start, stop), prompt.positions[:, start:stop], prompt.shift, prompt.ids[start : stop + 1]
         )
 
 
@@ -49,8 +53,9 @@ class ChatEngine:
     """Runs passes of a chat model over `kv`.
 
     decode: the model of decode rows, where another computes prompts; it reads what that one wrote. folding: the sizes
-    of slots with memory, where `kv` has them. graphs: replay recordings; the last slot of `kv` is scratch then, and
-    chunks are of at most `chunk` rows. table, record and keep_logits: as of Executor.
+    of slots with memory, where `kv` has them. drafts: how answers are drafted; None for a token per pass. graphs:
+    replay recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
+    keep_logits: as of Executor.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ChatEngine:
         *,
         decode: ChatModel | None = None,
         folding: Folding | None = None,
+        drafts: DraftKind | None = None,
         chunk: int = 0,
         graphs: bool = False,
         table: OperatorTable | None = None,
@@ -71,18 +77,42 @@ class ChatEngine:
         self.model = model
         self.decode = decode or model
         self.kv = kv
+        self.drafts = drafts
         self.placement: Placement = folding or Unfolded(kv.format.reusable)
-        sampling = SamplingState(kv.slots, kv.positions + 1, model.config.vocab_size, model.device)
-        self._state, self._sampling = SlotState(kv, sampling), sampling
+        rows = 1 if drafts is None else drafts.rows
+        sampling = SamplingState(kv.slots, kv.positions + rows, model.config.vocab_size, model.device)
+        self._state, self._sampling = SlotState(kv, sampling, rows), sampling
+        self._verifier = None if drafts is None else self._verified(drafts, table)
+        if self._verifier is not None and self._verifier.store is not None:
+            self.placement = OneRowAgain(self.placement)
+        keeps_ids = folding is not None or drafts is not None
         options: dict[str, Any] = {
             "state": self._state,
+            "verifier": self._verifier,
             "classes": ShapeClasses.of_requests(chunk, kv.capacity) if graphs else None,
             "table": table,
             "keep_logits": keep_logits,
         }
-        self._prompts = self._decodes = Executor(TextTokens(model), kv, record=record, **options)
+        prompts = TextTokens(model, keeps_ids=keeps_ids)
+        self._prompts = self._decodes = Executor(prompts, kv, record=record, **options)
         if self.decode is not model:
-            self._decodes = Executor(TextTokens(self.decode), kv, record=self._prompts.record, **options)
+            decodes = TextTokens(self.decode, keeps_ids=keeps_ids)
+            self._decodes = Executor(decodes, kv, record=self._prompts.record, **options)
+
+    def _verified(self, drafts: DraftKind, table: OperatorTable | None) -> DraftVerifier:
+        """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one."""
+        if drafts.form is DraftForm.TREE and not self.kv.compacts:
+            raise ValueError(f"{self.kv.format.name} KV moves several places at a time: draft chains, not trees")
+        key = OperatorKey(op_name="greedy", model_name=self.decode.decoder.name)
+        greedy = (table or built_in_table()).resolve_stages(key, self.model.device, self.kv.dtype)
+        return DraftVerifier(drafts.drafter(self.kv, self._state), self.kv, self._state, greedy)
+
+    def rule(self, *, constrained: bool = False) -> DraftRule:
+        """The drafts of a request. constrained: by a grammar, whose masks follow a chain."""
+        if self.drafts is None or self._verifier is None:
+            return UNDRAFTED
+        form = DraftForm.CHAIN if constrained else self.drafts.form
+        return DraftRule(form=form, rows=self._verifier.rows(form), places=self.kv.capacity)
 
     @property
     def launch_ahead(self) -> int:
@@ -148,7 +178,10 @@ class ChatEngine:
     @torch.inference_mode()
     def lend(self, source: int, target: int, known: int) -> None:
         """The first `known` rows of a slot, and its memory where it has one, enter another."""
-        self.kv.copy_rows(source, target, self.placement.copied(known, self.kv.capacity))
+        rows = self.placement.copied(known, self.kv.capacity)
+        self.kv.copy_rows(source, target, rows)
+        if self._verifier is not None and self._verifier.store is not None:
+            self._verifier.store.copy_rows(source, target, rows)
         slots = on_device([source, target], self.model.device)
         self._state.move(slots[:1], slots[1:])
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine, Source
-from edgeflow.engine.executor import Sampled, Ticket
+from edgeflow.engine.executor import Ticket
+from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument
 from edgeflow.models.prompt import Prompt
@@ -21,11 +22,13 @@ from edgeflow.scheduler.requests import Finish, RequestPlan
 
 
 class Constraint(Protocol):
-    """A constraint on an answer. allowed: [V] bool; accept: called with each token that was chosen."""
+    """A constraint on an answer. allowed: [R, V] bool, for the newest token and the drafts behind it as far as they are
+    permitted. accept: called with the tokens that were chosen, and with the drafts that stand behind them.
+    """
 
     def allowed(self) -> Tensor: ...
 
-    def accept(self, token: int) -> None: ...
+    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None: ...
 
 
 def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
@@ -65,6 +68,7 @@ class Generation:
             tokens=tokens,
             stop_ids=stop_ids,
             route=engine.placement.route(prefix),
+            rule=engine.rule(constrained=constraint is not None),
         )
         self.source = Source(engine.model, prompt)
         self.constraint = constraint
@@ -83,7 +87,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of a pass for a request: a token, or None for a chunk of its prompt; and its logits, where kept."""
+    """The result of a pass for a request: tokens, or None for a chunk of its prompt; and the logits of its sampled rows
+    [n, V], where kept.
+    """
 
     sampled: Sampled[int] | None
     logits: Tensor | None
@@ -104,7 +110,7 @@ def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) 
 
 
 def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator[Sampled[int] | None]:
-    """Run a request by itself, as the worker does; one item per pass: a token, or None for a chunk of the prompt."""
+    """Run a request by itself, as the worker does; one item per pass: tokens, or None for a chunk of the prompt."""
     ahead = engine.launch_ahead if generation.constraint is None else 0
     running: deque[_Launched] = deque()
     while generation.finish is None:
@@ -128,16 +134,18 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     sources = {slot: each.source for slot, each in owners.items()}
     ticket = engine.launch(Pass(0, tuple(segments)), sources, waits=waits)
     if waits:
-        anything = torch.ones(engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
+        anything = torch.ones(1, engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
         allowed = [anything if mask is None else mask.allowed() for mask in masks]
-        ticket = engine.sample(ticket, torch.stack(allowed))
+        ticket = engine.sample(ticket, torch.cat(allowed))
     return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
 
 
 def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
-    sampled = [segment.sequence for segment in launched.ticket.planned.segments if segment.samples]
-    logits = launched.ticket.logits
-    rows = dict(zip(sampled, logits, strict=False)) if logits is not None else {}
+    ticket, first, rows = launched.ticket, 0, dict[int, Tensor]()
+    for segment, samples in zip(ticket.planned.segments, ticket.samples, strict=False):
+        if ticket.logits is not None and samples:
+            rows[segment.sequence] = ticket.logits[first : first + segment.samples]
+        first += samples
     outcomes = {outcome.sequence: outcome for outcome in engine.collect(launched.ticket)}
     return [_step(each, outcomes[each.plan.slot], rows.get(each.plan.slot)) for each in launched.generations]
 
@@ -145,10 +153,9 @@ def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
 def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
-    if generation.constraint is not None:
-        for token in tokens:
-            generation.constraint.accept(token)
-    return Step(outcome if tokens else None, logits)
+    if generation.constraint is not None and tokens:
+        generation.constraint.accept(tokens, outcome.drafts)
+    return Step(replace(outcome, tokens=tokens) if tokens else None, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +167,9 @@ class FixedPrefix:
 
     def compute(self, engine: ChatEngine, chunk: int) -> Iterator[int]:
         """Fill the slot; one item per pass: the number of rows computed so far. As `ChatEngine.check_memory`."""
-        plan = RequestPlan(number=0, slot=self.slot, rows=len(self.prompt), route=engine.placement.route())
+        plan = RequestPlan(
+            number=0, slot=self.slot, rows=len(self.prompt), route=engine.placement.route(), rule=engine.rule()
+        )
         source = Source(engine.model, self.prompt)
         engine.clear(self.slot)
         while (segment := plan.next(chunk)) is not None:

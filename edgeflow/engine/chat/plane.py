@@ -15,7 +15,8 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.chat.image_prompts import ImagePrompts
-from edgeflow.engine.executor import Sampled, Ticket
+from edgeflow.engine.executor import Ticket
+from edgeflow.engine.outcomes import Sampled, TokenLogprobs
 from edgeflow.engine.running import Running
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, NotFound, RequestError
@@ -73,7 +74,7 @@ class ChatPlane:
         self.times = times
         self.chunk = chunk
         rows = {each.fixed.slot: len(each.fixed.prompt) for each in prefixes}
-        self.requests = Requests(rows, engine.placement)
+        self.requests = Requests(rows, engine.placement, engine.rule())
         self._name = name
         self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
         self._prefixes = {prefix.fixed.slot: prefix for prefix in prefixes}
@@ -186,13 +187,13 @@ class ChatPlane:
         constraint = self._constraint
         if constraint is None:
             raise ValueError("a pass waits for a mask that nobody makes")
-        return self.engine.sample(ticket, constraint.allowed()[None])
+        return self.engine.sample(ticket, constraint.allowed())
 
     def _answer(self, request: _Request, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
-        for token in tokens:
-            if request.constraint is not None:
-                request.constraint.accept(token)
-            self._tell(request, token, outcome)
+        if request.constraint is not None and tokens:
+            request.constraint.accept(tokens, outcome.drafts)
+        for index, token in enumerate(tokens):
+            self._tell(request, token, outcome.logprobs[index] if outcome.logprobs else None)
         if plan.finish is not None:
             self._end(plan.number)
             self._done(request, plan.finish.value)
@@ -210,7 +211,7 @@ class ChatPlane:
         plan, constraint = self.requests.running, self._constraint
         if constraint is not None and self._masked is not None:
             return constraint.ready
-        return plan is not None and not plan.complete and (constraint is None or not plan.passes)
+        return plan is not None and not (plan.complete or plan.waits) and (constraint is None or not plan.passes)
 
     def _begin(self, number: int, waiting: _Request | SetPrefix) -> None:
         if isinstance(waiting, SetPrefix):
@@ -246,7 +247,8 @@ class ChatPlane:
         params = _params(message)
         tokens = most_tokens(prompt, params, self.engine.kv.positions)
         shared = {slot: prefix.fixed.prompt.common(prompt) for slot, prefix in self._prefixes.items()}
-        request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared)
+        rule = self.engine.rule(constrained=request.grammar is not None)
+        request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared, rule)
         self._sources = {number: Source(model, prompt)}
         plan = request.plan
         if plan.prefix_slot not in (None, plan.slot):
@@ -287,11 +289,11 @@ class ChatPlane:
     def _refuse(self, request: int, error: RequestError) -> None:
         self._publish(ChatRefused(request, error.code, error.text, error.field, error.reason))
 
-    def _tell(self, request: _Request, token: int, outcome: Sampled[int]) -> None:
+    def _tell(self, request: _Request, token: int, found: TokenLogprobs | None) -> None:
         request.first_token_ns = request.first_token_ns or self._clock.now_ns()
         most = request.message.logprobs
-        top = outcome.top[: max(most, 0)]
-        logprobs = [outcome.logprob, *(value for _, value in top)] if most >= 0 and outcome.logprob is not None else []
+        top = found.top[: max(most, 0)] if found is not None else ()
+        logprobs = [found.logprob, *(value for _, value in top)] if most >= 0 and found is not None else []
         self._publish(ChatToken(request.message.request, token, logprobs, [each for each, _ in top]))
 
     def _done(self, request: _Request, reason: str) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.scheduler.plan import DraftForm
 
 
@@ -16,8 +17,8 @@ class ReadRows:
 
     slots [S]; firsts [S]: the place of the first row; counts [S]: rows of each, without padding. lengths: with padding,
     on the host. features [sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps);
-    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make; sampled: whether the newest
-    token is known, so that there is something to draft behind. on_host: the host may read.
+    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make; sampled: whether the
+    newest token is known, so that there is something to draft behind. on_host: the host may read.
     """
 
     slots: Tensor
@@ -34,12 +35,15 @@ class ReadRows:
 class Drafter(Protocol):
     """Makes drafts, on the device: nothing waits for the host, and sizes depend on shapes alone.
 
-    taps: layers of the base whose input it reads. width: the most rows on a path, the newest token included, in this
-    form.
+    taps: layers of the base whose input it reads. store: keys and values of its own, a place for each of the base's;
+    None where it has none. width: the most rows on a path, the newest token included, in this form.
     """
 
     @property
     def taps(self) -> tuple[int, ...]: ...
+
+    @property
+    def store(self) -> KVSlots | None: ...
 
     def width(self, form: DraftForm) -> int: ...
 
@@ -50,6 +54,7 @@ class Drafter(Protocol):
     def draft(self, read: ReadRows) -> Tensor:
         """Take rows into account; where `read.sampled`, write drafts behind the newest token of each slot.
 
-        They go to the tokens of the slot (`SlotState.ids`), and as a tree to its trees. Returns how many there are: [S].
+        They go to the tokens of the slot (`SlotState.ids`), and the shape of a tree to its trees. Returns how many
+        there are: [S].
         """
         ...

@@ -22,10 +22,12 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 class EagleDrafter:
-    """sizes: of what is grown in each form. kv: the head's own store."""
+    """sizes: of what is grown in each form. store: of the head."""
 
-    def __init__(self, head: Eagle3Head, kv: KVSlots, state: SlotState, sizes: Mapping[DraftForm, TreeSizes]) -> None:
-        self.kv = kv
+    def __init__(
+        self, head: Eagle3Head, store: KVSlots, state: SlotState, sizes: Mapping[DraftForm, TreeSizes]
+    ) -> None:
+        self.store = store
         self._head = head
         self._state = state
         self._sizes = sizes
@@ -48,7 +50,7 @@ class EagleDrafter:
         newest = read.firsts + read.counts
         grown = grow(
             self._head,
-            self.kv,
+            self.store,
             slots=slots,
             ends=newest,
             rope=read.rope.index_select(1, last) + 1,
@@ -72,7 +74,7 @@ class EagleDrafter:
         places = firsts + offset
         layout = PackedLayout(
             lengths=lengths,
-            reach=self.kv.capacity,
+            reach=self.store.capacity,
             row_slot=slots,
             row_position=places,
             rope_position=read.rope,
@@ -82,14 +84,14 @@ class EagleDrafter:
         )
         tokens = self._state.ids[slots, places + 1]
         feature = self._head.project(read.features)
-        hidden = self._head.forward(feature, self._head.embed(tokens), layout, self.kv)
+        hidden = self._head.forward(feature, self._head.embed(tokens), layout, self.store)
         starts = [torch.full_like(read.counts[:1], start) for start in accumulate(lengths[:-1], initial=0)]
         return hidden, torch.cat(starts) + read.counts - 1
 
 
 def _per_row(values: Tensor, lengths: Sequence[int]) -> Tensor:
     """Values of segments [S], repeated for each of their rows."""
-    return torch.cat([value.expand(length) for value, length in zip(values.split(1), lengths, strict=True)])
+    return torch.cat([value.expand(length) for value, length in zip(values.unbind(), lengths, strict=True)])
 
 
 def _spans(read: ReadRows) -> tuple[Span, ...]:

@@ -18,6 +18,7 @@ class LookupDrafter:
     """drafts: the most that are made. shortest, longest: tokens of a run that must be equal, and that are compared."""
 
     taps = ()
+    store = None
 
     def __init__(self, state: SlotState, *, drafts: int, shortest: int, longest: int) -> None:
         self._state = state

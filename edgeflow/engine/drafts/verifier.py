@@ -35,6 +35,14 @@ class DraftVerifier:
     def taps(self) -> tuple[int, ...]:
         return self._drafter.taps
 
+    @property
+    def store(self) -> KVSlots | None:
+        return self._drafter.store
+
+    def rows(self, form: DraftForm) -> int:
+        """Rows of a verification in this form."""
+        return self._drafter.rows(form)
+
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         firsts = self._state.length.index_select(0, ran.slots) - ran.counts
         read = ReadRows(
@@ -120,9 +128,9 @@ class DraftVerifier:
         allowed: Tensor | None,
         before: Earlier | None = None,
     ) -> SampledRows:
-        if allowed is not None and len(allowed) < len(logits):  # rows behind a draft that the grammar forbids
-            more = allowed.new_ones(len(logits) - len(allowed), allowed.shape[1])
-            allowed = torch.cat([allowed, more])
+        if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
+            more = allowed.new_ones(max(len(logits) - len(allowed), 0), allowed.shape[1])
+            allowed = torch.cat([allowed, more])[: len(logits)]
         folded = self._state.folded
         drawn = places if folded is None else places + folded[slots]
         greedy = self._greedy[ran.stage]

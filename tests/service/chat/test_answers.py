@@ -14,7 +14,7 @@ from PIL import Image
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.executor import Sampled
+from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
