@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from edgeflow.config_sections import ChatConfig, HealthConfig, RealtimeConfig, Section, TrajectoryConfig
+from edgeflow.config_base import Section
+from edgeflow.config_sections import ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from edgeflow.config_base import Section
+from edgeflow.config_drafts import DraftKind, EagleConfig, LookupConfig
 from edgeflow.model_paths import EMBEDDED_CHAT
 from edgeflow.types import KVName
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 MOST_TOKENS = 131_072  # of a sequence: its ids cross to the worker in one message
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class HealthConfig(Section):
@@ -126,6 +124,13 @@ class ChatConfig(Section):
         description="tokens per slot: prompt and answer together; with long.gate the most that a slot may hold at once",
     )
     long: LongConfig = LongConfig()
+    draft: Literal["none", "auto", "lookup", "eagle3"] = Field(
+        "none",
+        description="drafts that decode passes verify: none, by look-up in the sequence, or by an EAGLE-3 head; auto: "
+        "eagle3 with a head, else lookup, where the weights allow it",
+    )
+    eagle3: EagleConfig = EagleConfig()
+    lookup: LookupConfig = LookupConfig()
     slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
     max_tokens: int = Field(256, ge=1, description="tokens of an answer if the request sets no limit")
     max_tokens_limit: int = Field(2048, ge=1, description="largest limit a request may set")
@@ -144,6 +149,17 @@ class ChatConfig(Section):
         """The most tokens that a prompt and its answer may have; the model may allow fewer."""
         return self.long.most_tokens if self.long.gate else self.capacity
 
+    @property
+    def draft_kind(self) -> DraftKind:
+        """The drafts that the configuration asks for; the model and its device may allow none."""
+        if self.draft != "auto":
+            return self.draft
+        if self.weights == "int8":
+            return "none"
+        if self.eagle3.model:
+            return "eagle3"
+        return "none" if self.weights == "auto" else "lookup"
+
     @model_validator(mode="after")
     def _a_gate_goes_with_its_base(self) -> ChatConfig:
         long = self.long
@@ -161,6 +177,44 @@ class ChatConfig(Section):
         for limit, most in (("capacity", self.capacity), ("long.length", long.most_tokens)):
             if together > most:
                 raise ValueError(f"{told} are {together} tokens, but {limit} is {most}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_drafts_are_used(self) -> ChatConfig:
+        draft, head = self.draft, self.eagle3.model
+        if draft == "eagle3" and not head:
+            raise ValueError(
+                "draft is eagle3, but eagle3.model is empty: name the EAGLE-3 head, or set draft to lookup"
+            )
+        if draft in ("none", "lookup") and head:
+            raise ValueError(
+                f"eagle3.model is {head}, but draft is {draft}: set draft to eagle3, or remove eagle3.model"
+            )
+        if draft in ("none", "eagle3"):
+            for name, value in self.lookup.changed.items():
+                raise ValueError(
+                    f"lookup.{name} is {value}, but draft is {draft}: set draft to lookup, or remove lookup.{name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_can_be_verified(self) -> ChatConfig:
+        kind, head = self.draft_kind, self.eagle3.model
+        if kind != "none" and self.weights == "int8":
+            raise ValueError(
+                f"weights is int8, but draft is {kind}: 8-bit decode weights serve single rows, and the rows of a "
+                "verification would meet other weights than a decode row; set weights to float, or draft to none"
+            )
+        if kind == "eagle3" and self.decode_model:
+            raise ValueError(
+                f"decode_model is {self.decode_model}, but eagle3.model {head} is a head for one model: "
+                "remove one of both"
+            )
+        if kind == "eagle3" and self.kv == "int4" and not self.eagle3.chain:
+            raise ValueError(
+                "kv is int4, but eagle3.chain is false: a tree of drafts needs positions that move one by one, and "
+                "int4 stores keys in groups; set eagle3.chain to true, or choose another kv"
+            )
         return self
 
 

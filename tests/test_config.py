@@ -20,6 +20,11 @@ def write(path: Path, value: object) -> Path:
     return path
 
 
+def eagle3(chat: dict[str, object] | None = None, **head: object) -> dict[str, object]:
+    """A configuration with an EAGLE-3 head called h."""
+    return {"chat": {"draft": "eagle3", "eagle3": {"model": "h", **head}, **(chat or {})}}
+
+
 def test_defaults_are_loopback_and_the_embedded_policy():
     config = load_config(None, {})
     assert (config.model, config.alias, config.grpc.host, config.http.host) == (
@@ -106,6 +111,61 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             {"chat": {"long": {"gate": "g", "length": 100_000}}, "limits": {"http_body_bytes": 1 << 19}},
             "limits.http_body_bytes is 524288, but a prompt of chat.long.length = 100000 tokens may take 800000",
         ),
+        ({"chat": {"draft": "eagle"}}, "chat.draft: \"eagle\" should be 'none', 'auto', 'lookup' or 'eagle3'"),
+        ({"chat": {"draft": "eagle3"}}, "chat: draft is eagle3, but eagle3.model is empty: name the EAGLE-3 head"),
+        (
+            {"chat": {"eagle3": {"model": "h"}}},
+            "chat: eagle3.model is h, but draft is none: set draft to eagle3, or remove eagle3.model",
+        ),
+        ({"chat": {"draft": "lookup", "eagle3": {"model": "h"}}}, "chat: eagle3.model is h, but draft is lookup"),
+        (
+            {"chat": {"lookup": {"drafts": 4}}},
+            "chat: lookup.drafts is 4, but draft is none: set draft to lookup, or remove lookup.drafts",
+        ),
+        (
+            {"chat": {"draft": "eagle3", "eagle3": {"model": "h"}, "lookup": {"longest": 5}}},
+            "chat: lookup.longest is 5, but draft is eagle3",
+        ),
+        (
+            {"chat": {"draft": "lookup", "lookup": {"drafts": 33}}},
+            "chat.lookup.drafts: 33 should be less than or equal",
+        ),
+        ({"chat": {"lookup": {"draft": 4}}}, "chat.lookup.draft: unknown key; did you mean chat.lookup.drafts?"),
+        (
+            {"chat": {"draft": "lookup", "lookup": {"shortest": 5}}},
+            "chat.lookup: shortest is 5, but longest is 4: lower shortest, or raise longest",
+        ),
+        ({"chat": {"eagle3": {"depth": 5}}}, "chat.eagle3: depth is 5, but model is empty: name the EAGLE-3 head"),
+        ({"chat": {"eagle3": {"chain": True}}}, "chat.eagle3: chain is true, but model is empty"),
+        (eagle3(rows=64), "chat.eagle3.rows: 64 should be less than or equal to 63"),
+        (eagle3(depth=0), "chat.eagle3.depth: 0 should be greater than or equal to 1"),
+        (eagle3(width=33), "chat.eagle3.width: 33 should be less than or equal to 32"),
+        (eagle3(chain=True, rows=9), "rows is 9, but chain is true, and a chain of depth 7 has rows 9: remove rows"),
+        (
+            eagle3(chain=True, width=10),
+            "width is 10, but chain is true, and a chain of depth 7 has width 1: remove width",
+        ),
+        (eagle3(width=1), "chat.eagle3: width is 1, but chain is false: set chain to true and remove width"),
+        (
+            eagle3(rows=32, width=2),
+            "chat.eagle3: rows is 32, but depth 7 and width 2 give at most 30 drafts beside the newest token: "
+            "lower rows to 31, or raise depth or width",
+        ),
+        (
+            eagle3(depth=8),
+            "chat.eagle3: depth 8 and width 10 make (depth - 1) x width = 70 rows of the head, but at most 63",
+        ),
+        (
+            eagle3({"decode_model": "other"}),
+            "chat: decode_model is other, but eagle3.model h is a head for one model: remove one of both",
+        ),
+        (eagle3({"draft": "auto", "decode_model": "other"}), "chat: decode_model is other, but eagle3.model h"),
+        (eagle3({"weights": "int8"}), "chat: weights is int8, but draft is eagle3: 8-bit decode weights serve single"),
+        (
+            {"chat": {"draft": "lookup", "weights": "int8"}},
+            "chat: weights is int8, but draft is lookup: 8-bit decode weights serve single rows",
+        ),
+        (eagle3({"kv": "int4"}), "chat: kv is int4, but eagle3.chain is false: a tree of drafts needs positions"),
         ("{", "line 1 column 2"),
         ("[]", "must hold one JSON object"),
         ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
@@ -115,6 +175,43 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, values: object, messa
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path / "c.json", values), {})
     assert message in caught.value.text and "\n" not in caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "top"),
+    [
+        ({}, 60, 10),
+        ({"rows": 63}, 63, 10),
+        ({"width": 2}, 31, 2),
+        ({"width": 2, "rows": 31}, 31, 2),
+        ({"depth": 16, "width": 4}, 60, 4),
+        ({"chain": True}, 9, 1),
+        ({"chain": True, "depth": 16}, 18, 1),
+    ],
+)
+def test_a_verification_has_as_many_rows_as_there_are_drafts(head: dict[str, object], rows: int, top: int):
+    chosen = ServiceConfig.model_validate(eagle3(**head)).chat.eagle3
+    assert (chosen.pass_rows, chosen.top) == (rows, top)
+
+
+@pytest.mark.parametrize(
+    ("chat", "kind"),
+    [
+        ({}, "none"),
+        ({"draft": "lookup", "lookup": {"drafts": 3}, "kv": "int4", "decode_model": "other"}, "lookup"),
+        ({"draft": "auto"}, "lookup"),
+        ({"draft": "auto", "weights": "fp8"}, "lookup"),
+        ({"draft": "auto", "weights": "int8"}, "none"),
+        ({"draft": "auto", "weights": "auto"}, "none"),
+        ({"draft": "auto", "eagle3": {"model": "h"}, "lookup": {"drafts": 3}}, "eagle3"),
+        ({"draft": "auto", "eagle3": {"model": "h"}, "weights": "int8"}, "none"),
+        ({"draft": "eagle3", "eagle3": {"model": "h", "chain": True}, "kv": "int4"}, "eagle3"),
+    ],
+)
+def test_drafts_are_chosen_by_the_head_and_the_weights(tmp_path: Path, chat: dict[str, object], kind: str):
+    config = load_config(write(tmp_path / "c.json", {"chat": chat}), {})
+    assert config.chat.draft_kind == kind
+    assert load_config(write(tmp_path / "again.json", config.model_dump_json()), {}) == config
 
 
 def test_a_missing_file_and_an_override_into_a_number(tmp_path: Path):

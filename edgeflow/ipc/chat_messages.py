@@ -78,7 +78,8 @@ class ChatReady:
     only where slots have a memory. long: None without a gate. slots: ids of the declared fixed prefixes.
     slot_bytes: of one slot, with its memory; kv_bytes: of all, one for recordings included. step_ns: time of a decode
     step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own temperature, top_p, min_p and
-    repetition_penalty. numbers: precision and its cost, for people.
+    repetition_penalty. numbers: precision and its cost, for people. draft: the drafts that decode passes verify, lookup
+    or eagle3; "" = none.
     """
 
     model: str
@@ -96,6 +97,7 @@ class ChatReady:
     sampling: list[float]
     top_k: int
     numbers: str
+    draft: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,9 @@ class ChatDone:
     reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
     prefill_ns: from there to the first token. decode_ns: from there to the end. route: `long` for a prompt of which a
     part was folded, `short` for another, "" without a gate. folds: segments in the memory at the end, those of the
-    answer and of a fixed prefix included. compressed: their tokens.
+    answer and of a fixed prefix included. compressed: their tokens. draft: lookup or eagle3; "" = the request had no
+    drafts. drafted: draft tokens that were verified, of which `accepted` were right. draft_passes: passes that verified
+    drafts. plain_passes: decode passes without any, because none was found or there was no room.
     """
 
     request: int
@@ -130,6 +134,11 @@ class ChatDone:
     route: str = ""
     compressed: int = 0
     folds: int = 0
+    draft: str = ""
+    drafted: int = 0
+    accepted: int = 0
+    draft_passes: int = 0
+    plain_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 LEAVES = {"types", "trajectory", "errors", "reasons", "clock"}
-ENGINE = LEAVES | {"config", "config_sections", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
+CONFIG = {"config", "config_drafts", "config_sections"}
+ENGINE = LEAVES | CONFIG | {"model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
@@ -22,8 +23,10 @@ ALLOWED: dict[str, set[str]] = {
     "reasons": set(),
     "clock": set(),
     "model_paths": LEAVES,
-    "config_sections": LEAVES | {"model_paths"},
-    "config": LEAVES | {"config_sections", "model_paths"},
+    "config_base": set(),
+    "config_drafts": {"config_base"},
+    "config_sections": LEAVES | {"config_base", "config_drafts", "model_paths"},
+    "config": LEAVES | {"config_base", "config_sections", "model_paths"},
     "doctor": set(),
     "console": set(),
     "openmp": set(),
@@ -93,6 +96,8 @@ NO_TORCH = {
     "errors",
     "clock",
     "config",
+    "config_base",
+    "config_drafts",
     "config_sections",
     "model_paths",
     "rpc",

@@ -9,6 +9,7 @@ import pytest
 
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, BlockingChannel, ChannelClosed
+from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import (
     Begin,
@@ -51,6 +52,22 @@ MESSAGES: list[Message] = [
         inference_ns=2,
         passes=7,
         settled=7,
+    ),
+    ChatDone(
+        request=1,
+        reason="length",
+        prompt_tokens=9,
+        answer_tokens=20,
+        reused=0,
+        slot="",
+        queue_ns=1,
+        prefill_ns=2,
+        decode_ns=3,
+        draft="lookup",
+        drafted=21,
+        accepted=13,
+        draft_passes=4,
+        plain_passes=2,
     ),
     Shutdown(),
 ]

@@ -121,10 +121,15 @@ class Answering:
         self._metrics.tokens.labels("prefix_reused").inc(done.reused)
         self._metrics.tokens.labels("answer").inc(done.answer_tokens)
         self._metrics.tokens.labels("compressed").inc(done.compressed)
+        if done.draft:
+            self._metrics.draft_tokens.labels(done.draft).inc(done.drafted)
+            self._metrics.draft_tokens_accepted.labels(done.draft).inc(done.accepted)
+            self._metrics.draft_passes.labels(done.draft, "yes").inc(done.draft_passes)
+            self._metrics.draft_passes.labels(done.draft, "no").inc(done.plain_passes)
 
 
 def usage(dones: list[ChatDone]) -> dict[str, Any]:
-    """Token counts in OpenAI's format; queue, prefill and decode times; the prompt's route, and what was folded.
+    """Token counts in OpenAI's format; queue, prefill and decode times; the prompt's route, its folds, and the drafts.
 
     Counts and times are sums over the choices, except those of the prompt.
     """
@@ -143,8 +148,24 @@ def usage(dones: list[ChatDone]) -> dict[str, Any]:
             "route": dones[0].route,
             "compressed_tokens": sum(done.compressed for done in dones),
             "folds": sum(done.folds for done in dones),
+            **_drafts(dones),
         },
     }
+
+
+def _drafts(dones: list[ChatDone]) -> dict[str, Any]:
+    """The drafts of all choices, under the key `drafts`; empty without any."""
+    drafted = [done for done in dones if done.draft]
+    if not drafted:
+        return {}
+    counts = {
+        "kind": drafted[0].draft,
+        "drafted": sum(done.drafted for done in drafted),
+        "accepted": sum(done.accepted for done in drafted),
+        "passes": sum(done.draft_passes for done in drafted),
+        "plain_passes": sum(done.plain_passes for done in drafted),
+    }
+    return {"drafts": counts}
 
 
 def _read(reader: CallReader | None, text: str, *, last: bool) -> Found:

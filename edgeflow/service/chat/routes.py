@@ -77,7 +77,8 @@ class ChatFront:
             return []
         shared = {"object": "model", "owned_by": "edgeflow", "fingerprint": ready.model_fingerprint}
         limits = {"max_model_len": ready.length, **_long_limits(ready)}
-        return [{"id": name, **shared, **limits} for name in self.text.names()]
+        draft = {"draft": ready.draft} if ready.draft else {}
+        return [{"id": name, **shared, **limits, **draft} for name in self.text.names()]
 
     def loaded(self) -> ChatText:
         """The tokenizer and templates; Unavailable without a chat model."""

@@ -18,3 +18,8 @@ class ChatMetrics(ProcessMetrics):
         self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
         self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
         self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
+        self.draft_tokens = self._counter("chat_draft_tokens", "Draft tokens that were verified", "kind")
+        self.draft_tokens_accepted = self._counter("chat_draft_tokens_accepted", "Draft tokens that were right", "kind")
+        self.draft_passes = self._counter(
+            "chat_draft_passes", "Decode passes of requests with drafts, by whether they verified any", "kind", "drafts"
+        )
