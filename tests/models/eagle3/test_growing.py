@@ -32,6 +32,7 @@ from tests.models.eagle3.random_head import (
 )
 
 CAPACITY, SLOTS = 96, 4
+MASKED = built_in_table().forcing(packed_attention="masked")
 MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
 
 
@@ -46,8 +47,7 @@ class Pair:
 
 def pair_of(folder: FilePath, base: LlamaDecoder, tensors: dict[str, Tensor], **changes: Any) -> Pair:
     config = read_eagle3(write_head(folder, {**ENTRIES, **changes}, tensors), base.config)
-    tables = built_in_table(), built_in_table().forcing(packed_attention="masked")
-    heads = [Eagle3Head.read(folder, config, base, torch.float64, CPU, table) for table in tables]
+    heads = [Eagle3Head.read(folder, config, base, torch.float64, CPU, table) for table in (None, MASKED)]
     wide = {name: each.double() if each.is_floating_point() else each for name, each in tensors.items()}
     return Pair(*heads, NaiveHead(config, wide, base.embed(torch.arange(VOCABULARY))))
 
@@ -228,6 +228,22 @@ def test_a_token_without_numbers_is_not_followed(tmp_path: FilePath, base: Llama
     tokens, parents = grown.tokens[0].tolist(), grown.parents[0].tolist()
     followed = {tokens[parent - 1] for parent in parents if parent}
     assert followed and followed <= set(targets[1::2].tolist())
+
+
+@torch.inference_mode()
+def test_nothing_is_read_on_the_host(tmp_path: FilePath, base: LlamaDecoder):
+    """Tensors of the meta device have no numbers to read."""
+    meta = torch.device("meta")
+    tensors = {**random_tensors(), "embed_tokens.weight": torch.zeros(VOCABULARY, 24)}
+    config = read_eagle3(write_head(tmp_path, ENTRIES, tensors), base.config)
+    head = Eagle3Head.read(tmp_path, config, base, torch.float32, meta, MASKED)
+    sizes, count = TreeSizes(rows=24, depth=3, width=4), 2
+    integers = torch.zeros(count, dtype=torch.long, device=meta)
+    hidden, kv = torch.zeros(count, 24, device=meta), head.kv_slots(SLOTS, CAPACITY)
+    grown = grow(
+        head, kv, slots=integers, ends=integers, rope=integers[None], hidden=hidden, sizes=sizes, on_host=False
+    )
+    assert grown.tokens.shape == grown.parents.shape == (count, 23) and grown.tokens.is_meta
 
 
 def check_structure(grown: Grown, head: Eagle3Head, sizes: TreeSizes) -> None:
