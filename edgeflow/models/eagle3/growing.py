@@ -89,9 +89,9 @@ class _Beam:
     feature: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Where trees grow; arguments as of `grow`."""
+    """Where trees grow; arguments as of `grow`. capacity: of the slots. spans: the ends of sequences on the host."""
 
     slots: Tensor
     ends: Tensor
@@ -148,7 +148,8 @@ def grow(
     width = sizes.width
     if width > head.config.draft_vocabulary:
         raise ValueError(f"width {width} of a tree is more than the head's vocabulary {head.config.draft_vocabulary}")
-    places = _Places(slots, ends, rope, width, kv.capacity, _spans(slots, ends, sizes, kv) if on_host else None)
+    spans = _spans(slots, ends, sizes, kv) if on_host else None
+    places = _Places(slots=slots, ends=ends, rope=rope, width=width, capacity=kv.capacity, spans=spans)
     scores, tokens = _best(head, hidden, width)
     beam = _Beam(
         candidate=torch.arange(width, device=slots.device).expand_as(tokens),
