@@ -21,11 +21,15 @@ from edgeflow.scheduler.requests import Finish, RequestPlan
 
 
 class Constraint(Protocol):
-    """A constraint on an answer. allowed: [V] bool; accept: called with each token that was chosen."""
+    """A constraint on an answer.
+
+    accept: called with the tokens that were chosen, and the drafts of the next pass. allowed: [1 + permitted, V] bool,
+    what may come after the tokens and after each permitted draft.
+    """
 
     def allowed(self) -> Tensor: ...
 
-    def accept(self, token: int) -> None: ...
+    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None: ...
 
 
 def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
@@ -128,9 +132,9 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     sources = {slot: each.source for slot, each in owners.items()}
     ticket = engine.launch(Pass(0, tuple(segments)), sources, waits=waits)
     if waits:
-        anything = torch.ones(engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
+        anything = torch.ones((1, engine.model.config.vocab_size), dtype=torch.bool, device=engine.model.device)
         allowed = [anything if mask is None else mask.allowed() for mask in masks]
-        ticket = engine.sample(ticket, torch.stack(allowed))
+        ticket = engine.sample(ticket, torch.cat(allowed))
     return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
 
 
@@ -145,9 +149,8 @@ def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
 def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
-    if generation.constraint is not None:
-        for token in tokens:
-            generation.constraint.accept(token)
+    if generation.constraint is not None and tokens:
+        generation.constraint.accept(tokens)
     return Step(outcome if tokens else None, logits)
 
 

@@ -186,12 +186,12 @@ class ChatPlane:
         constraint = self._constraint
         if constraint is None:
             raise ValueError("a pass waits for a mask that nobody makes")
-        return self.engine.sample(ticket, constraint.allowed()[None])
+        return self.engine.sample(ticket, constraint.allowed())
 
     def _answer(self, request: _Request, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
+        if request.constraint is not None and tokens:
+            request.constraint.accept(tokens)
         for token in tokens:
-            if request.constraint is not None:
-                request.constraint.accept(token)
             self._tell(request, token, outcome)
         if plan.finish is not None:
             self._end(plan.number)
