@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -95,12 +95,12 @@ class Even:
     """A constraint whose mask is made on the host."""
 
     def __init__(self, vocabulary: int) -> None:
-        self.mask = torch.arange(vocabulary) % 2 == 0
+        self.mask = torch.arange(vocabulary)[None] % 2 == 0
 
     def allowed(self) -> Tensor:
         return self.mask
 
-    def accept(self, token: int) -> None: ...
+    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None: ...
 
 
 @pytest.fixture(scope="module")

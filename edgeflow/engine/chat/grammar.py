@@ -2,8 +2,8 @@
 
 Schemas are a client's, so llguidance runs in a separate process (grammar_child.py): compiling and every step are killed
 at their limits, and no schema can hold the interpreter of the worker's loop. One thread communicates with the
-process; the mask after a token is computed while the loop does something else. The process starts with the
-first schema.
+process; the masks after a token are computed while the loop does something else. The process starts with the first
+schema.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, cast
 
@@ -34,7 +35,7 @@ from edgeflow.engine.chat.grammar_child import (
     MASK,
     MEMORY_BYTES,
     MEMORY_EXIT,
-    NEXT,
+    following,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
 from edgeflow.kernels.kv.layout import uploaded
@@ -44,6 +45,7 @@ from edgeflow.text.tokenizer import TextTokenizer
 START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
+MOST_DRAFTS = 64  # after the tokens of one step, of which there may be one more
 STOPPED_S = 0.5  # between looks at a process that does not answer
 LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
 OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
@@ -56,26 +58,35 @@ class Grammar:
         self._grammars = grammars
         self._handle = handle
         self._wake = wake
-        self._mask: Future[bytes] = Future()
-        self._mask.set_result(mask)
+        self._mask_bytes = len(mask)  # of each mask, also of later ones
+        self._masks: Future[bytes] = Future()
+        self._masks.set_result(mask)
 
     @property
     def ready(self) -> bool:
         """True when `allowed` can answer without waiting."""
-        return self._mask.done()
+        return self._masks.done()
 
     def allowed(self) -> Tensor:
-        """[V] bool: tokens that may come next; a stop token once the schema is met."""
-        bits = np.frombuffer(self._mask.result(), np.uint8)
-        mask = np.unpackbits(bits, count=self._grammars.vocab_size, bitorder="little").astype(bool)
-        if not mask.any():
-            raise _refused("permits no token here")
-        return uploaded(torch.from_numpy(mask), self._grammars.device)
+        """[1 + permitted, V] bool: tokens that may come after the tokens that were accepted, then after each draft.
 
-    def accept(self, token: int) -> None:
-        """Move on by the token that was chosen."""
-        self._mask = self._grammars.after(self._handle, token)
-        self._mask.add_done_callback(lambda _: self._wake())
+        A stop token is one of them once the schema is met. permitted: drafts before the first one that the schema
+        forbids or that is a stop token; fewer where following them breaks a limit. No row is empty.
+        """
+        bits = np.frombuffer(self._masks.result(), np.uint8).reshape(-1, self._mask_bytes)
+        masks = np.unpackbits(bits, axis=1, count=self._grammars.vocab_size, bitorder="little").view(bool)
+        if not masks[0].any():
+            raise _refused("permits no token here")
+        return uploaded(torch.from_numpy(masks), self._grammars.device)
+
+    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        """Move on by the tokens that were chosen, and ask for the masks after them and after each draft.
+
+        The drafts are followed for their masks only: the next tokens may be others. ValueError for more than
+        MOST_DRAFTS drafts, or for more tokens than one and as many accepted drafts.
+        """
+        self._masks = self._grammars.after(self._handle, tokens, drafts)
+        self._masks.add_done_callback(lambda _: self._wake())
 
 
 class Grammars:
@@ -86,8 +97,9 @@ class Grammars:
     ) -> None:
         self.vocab_size = vocab_size
         self.device = device
-        values = {"definition": tokenizer.definition, "vocab": vocab_size, "stop_ids": sorted(stop_ids)}
-        self._process = _Process(json.dumps(values).encode()) if values["stop_ids"] else None
+        self._stop_ids = frozenset(stop_ids)
+        values = {"definition": tokenizer.definition, "vocab": vocab_size, "stop_ids": sorted(self._stop_ids)}
+        self._process = _Process(json.dumps(values).encode()) if self._stop_ids else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._last = 0
 
@@ -98,18 +110,22 @@ class Grammars:
         future.add_done_callback(lambda _: wake())
         return future
 
-    def after(self, handle: int, token: int) -> Future[bytes]:
-        """The mask after one more token."""
-        return self._thread.submit(self._ask, NEXT + HANDLE.pack(handle) + HANDLE.pack(token))
+    def after(self, handle: int, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Future[bytes]:
+        """The mask after more tokens, and those after permitted drafts; ValueError for more than MOST_DRAFTS."""
+        if len(drafts) > MOST_DRAFTS or len(tokens) > MOST_DRAFTS + 1:
+            text = f"{len(tokens)} tokens and {len(drafts)} drafts: at most {MOST_DRAFTS + 1} and {MOST_DRAFTS}"
+            raise ValueError(f"{text} are permitted in one step; split them")
+        chain = list(takewhile(lambda draft: draft not in self._stop_ids, drafts))  # nothing comes after a stop token
+        return self._thread.submit(self._ask, following(handle, tokens, chain), 1 + len(chain))
 
     def _compile(self, schema: str, handle: int, wake: Callable[[], None]) -> Grammar:
         mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode())
         return Grammar(self, handle, mask, wake)
 
-    def _ask(self, message: bytes) -> bytes:
+    def _ask(self, message: bytes, masks: int = 1) -> bytes:
         if self._process is None:
             raise _refused("this model has no token that ends an answer")
-        return self._process.ask(message)
+        return self._process.ask(message, masks * MAX_BYTES)
 
 
 class _Process:
@@ -119,19 +135,22 @@ class _Process:
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, message: bytes) -> bytes:
-        """A mask; InvalidArgument where there is none, or none in time; Unavailable if the process is lost."""
+    def ask(self, message: bytes, most_bytes: int) -> bytes:
+        """Masks; InvalidArgument where there are none, or none in time; Unavailable if the process is lost.
+
+        most_bytes: of the answer; a process that sends more is ended, and lost.
+        """
         if self._process is not None and message[:1] == COMPILE and self._process.poll() is not None:
             self._end()  # it was lost between two requests: nothing of this one is
         if self._process is None:
             self._start()
-            self._exchange(self._first, START_S)
-        return self._exchange(message, PATIENCE_S)
+            self._exchange(self._first, START_S, MAX_BYTES)
+        return self._exchange(message, PATIENCE_S, most_bytes)
 
-    def _exchange(self, message: bytes, limit_s: float) -> bytes:
+    def _exchange(self, message: bytes, limit_s: float, most_bytes: int) -> bytes:
         process = cast("subprocess.Popen[bytes]", self._process)
         try:
-            answer = _Exchange(process, time.monotonic() + limit_s).run(message)
+            answer = _Exchange(process, time.monotonic() + limit_s).run(message, most_bytes)
         except TimeoutError:
             self._end()
             raise _refused(f"takes longer than {limit_s:g} s") from None
@@ -179,26 +198,26 @@ class _Exchange:
         self._deadline_s = deadline_s
         os.set_blocking(self._writer, False)
 
-    def run(self, message: bytes) -> bytes:
+    def run(self, message: bytes, most_bytes: int) -> bytes:
         """Write a message and read the answer."""
         rest = memoryview(LENGTH.pack(len(message)) + message)
         while rest:
             self._wait([], [self._writer])
             rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
         (size,) = LENGTH.unpack(self._read(LENGTH.size))
-        if size > MAX_BYTES:
+        if size > most_bytes:
             raise ConnectionError
         return self._read(size)
 
     def _read(self, size: int) -> bytes:
-        data = b""
+        data = bytearray()
         while len(data) < size:
             self._wait([self._reader], [])
             part = os.read(self._reader, size - len(data))
             if not part:
                 raise ConnectionError
             data += part
-        return data
+        return bytes(data)
 
     def _wait(self, readers: list[int], writers: list[int]) -> None:
         """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""

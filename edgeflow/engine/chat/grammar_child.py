@@ -14,6 +14,8 @@ import resource
 import struct
 import sys
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,8 +28,8 @@ KEPT = 32  # compiled schemas
 KEPT_ANSWERS = 8  # answers run one at a time, and the ones that ended are not announced here
 MAX_REASON = 200  # characters of the library's own words
 NICENESS = 10
-COMPILE, NEXT = b"C", b"N"  # handle and schema; handle and token
-MASK, REFUSED = b"M", b"R"  # bits of the tokens that may come next; why not
+COMPILE, NEXT = b"C", b"N"  # handle and schema; handle, how many tokens, the tokens, drafts after them
+MASK, REFUSED = b"M", b"R"  # one mask after another, a bit per token, each of as many bytes; why not
 LENGTH = struct.Struct("<I")
 HANDLE = struct.Struct("<I")
 # Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
@@ -36,26 +38,67 @@ BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
 LIMITS = LLParserLimits(initial_lexer_fuel=500_000, step_lexer_fuel=100_000, step_max_items=25_000)
 
 
+def following(handle: int, tokens: Sequence[int], drafts: Sequence[int] = ()) -> bytes:
+    """The message that moves an answer on by `tokens`, and asks for the masks after them and after each draft."""
+    return NEXT + b"".join(map(HANDLE.pack, (handle, len(tokens), *tokens, *drafts)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Answer:
+    """The place of an answer in its schema, and the tokens that lead there. drafted: drafts are followed."""
+
+    schema: str
+    matcher: LLMatcher
+    tokens: list[int] = field(default_factory=list)
+    drafted: bool = True
+
+
 class Compiler:
     """Grammars of one tokenizer. Answers are bytes to send; ValueError says what is wrong with a schema or a token."""
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._answers: OrderedDict[int, LLMatcher] = OrderedDict()
+        self._answers: OrderedDict[int, _Answer] = OrderedDict()
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to COMPILE or NEXT: the mask."""
+        """The answer to COMPILE: the first mask; to NEXT: the mask after the tokens, and those after the drafts that
+        the schema permits."""
         (handle,) = HANDLE.unpack_from(message, 1)
         rest = message[1 + HANDLE.size :]
         if message[:1] == COMPILE:
-            matcher = self._answers[handle] = self._compiled(rest.decode()).deep_copy()
+            schema = rest.decode()
+            self._answers[handle] = _Answer(schema=schema, matcher=self._compiled(schema).deep_copy())
             _bound(self._answers, KEPT_ANSWERS)
+            count, numbers = 0, []
         else:
-            matcher = self._answers[handle]
-            matcher.consume_token(HANDLE.unpack(rest)[0])
-            _check(matcher)
-        return _mask(matcher)
+            count, *numbers = (number for (number,) in HANDLE.iter_unpack(rest))
+        return MASK + b"".join(self._masks(self._answers[handle], numbers[:count], numbers[count:]))
+
+    def _masks(self, answer: _Answer, tokens: Sequence[int], drafts: Sequence[int]) -> list[bytes]:
+        answer.tokens += tokens
+        try:
+            _follow(answer.matcher, tokens)
+            masks = [_mask(answer.matcher)]
+        except ValueError:
+            self._kept.pop(answer.schema, None)
+            raise
+        if drafts and answer.drafted:
+            ahead = answer.matcher.deep_copy()
+            masks += _ahead(ahead, masks[0], drafts)
+            if ahead.is_error():
+                self._restore(answer)
+        return masks
+
+    def _restore(self, answer: _Answer) -> None:
+        """Compile the schema of an answer again, whose drafts broke a limit; it gets no further masks after drafts.
+
+        Copies of a matcher share its lexer: what broke the limit of one is an error of all.
+        """
+        self._kept.pop(answer.schema, None)
+        answer.drafted = False
+        answer.matcher = self._compiled(answer.schema).deep_copy()
+        _follow(answer.matcher, answer.tokens)
 
     def _compiled(self, schema: str) -> LLMatcher:
         if schema not in self._kept:
@@ -116,10 +159,33 @@ def receive(stream: BinaryIO) -> bytes | None:
     return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 
 
+def _follow(matcher: LLMatcher, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        matcher.consume_token(token)
+    _check(matcher)
+
+
+def _ahead(matcher: LLMatcher, mask: bytes, drafts: Iterable[int]) -> list[bytes]:
+    """The masks after drafts, up to the first draft that the mask before it forbids, or that breaks a limit."""
+    masks: list[bytes] = []
+    for draft in drafts:
+        if not _permits(mask, draft) or not matcher.consume_token(draft):
+            break
+        mask = bytes(matcher.compute_bitmask())
+        if matcher.is_error() or not any(mask):
+            break
+        masks.append(mask)
+    return masks
+
+
+def _permits(mask: bytes, token: int) -> bool:
+    return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
+
+
 def _mask(matcher: LLMatcher) -> bytes:
     bits = bytes(matcher.compute_bitmask())
     _check(matcher)
-    return MASK + bits
+    return bits
 
 
 def _check(matcher: LLMatcher) -> None:
@@ -127,7 +193,7 @@ def _check(matcher: LLMatcher) -> None:
         raise ValueError(matcher.get_error().partition("\n")[0][:MAX_REASON])
 
 
-def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, LLMatcher], most: int) -> None:
+def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, _Answer], most: int) -> None:
     while len(kept) > most:
         kept.popitem(last=False)
 

@@ -25,6 +25,7 @@ from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
+from edgeflow.scheduler.drafting import DraftCounts
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import RequestPlan, Requests
 
@@ -298,6 +299,7 @@ class ChatPlane:
 
     def _done(self, request: _Request, reason: str) -> None:
         now_ns, plan, placement = self._clock.now_ns(), request.plan, self.engine.placement
+        drafts, counts = self.engine.drafts, plan.drafts.counts if plan is not None else DraftCounts()
         folds = plan.folds if plan is not None else 0
         started_ns = request.started_ns or now_ns
         first_ns = request.first_token_ns or now_ns
@@ -312,6 +314,11 @@ class ChatPlane:
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,
+                draft=drafts.name if drafts is not None else "",
+                drafted=counts.drafted,
+                accepted=counts.accepted,
+                draft_passes=counts.drafts,
+                plain_passes=counts.plain,
                 route=placement.name(plan.rows) if plan is not None else "",
                 folds=folds,
                 compressed=placement.compressed(folds),

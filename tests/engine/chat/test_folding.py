@@ -95,7 +95,7 @@ def logits_of(engine: ChatEngine, asked: Generation, chunk: int) -> list[Tensor]
     found = []
     while asked.finish is None:
         (step,) = run_pass(engine, [asked], chunk)
-        found += [] if step.logits is None else [step.logits]
+        found += [] if step.logits is None else [step.logits[-1]]
     return found
 
 
@@ -166,7 +166,7 @@ def test_a_short_prompt_beside_a_long_one_is_that_of_the_base(model: ChatModel, 
     beside = []
     while short.finish is None:
         _, step = run_pass(engine, [long, short], chunk)
-        beside += [] if step.logits is None else [step.logits]
+        beside += [] if step.logits is None else [step.logits[-1]]
     assert short.tokens == [int(each.argmax()) for each in wanted]
     assert all(torch.allclose(found, want, atol=LOGITS) for found, want in zip(beside, wanted, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -246,10 +247,10 @@ class Only:
         self.accepted: list[int] = []
 
     def allowed(self) -> torch.Tensor:
-        return torch.arange(VOCAB) % 3 == (self.first + len(self.accepted)) % 3
+        return (torch.arange(VOCAB) % 3 == (self.first + len(self.accepted)) % 3)[None]
 
-    def accept(self, token: int) -> None:
-        self.accepted.append(token)
+    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
+        self.accepted += tokens
 
 
 @pytest.mark.parametrize("chunk", [2, 50])

@@ -25,7 +25,7 @@ from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
-from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, NEXT, Compiler
+from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, Compiler, following
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken
@@ -251,7 +251,7 @@ def test_a_process_that_is_killed_or_stopped_is_nobodys_schemas_fault(model: Cha
     process = grammars._process._process
     os.kill(process.pid, number)
     began = time.monotonic()
-    grammar.accept(int(grammar.allowed().nonzero()[0]))
+    grammar.accept([int(grammar.allowed()[0].nonzero()[0])])
     with pytest.raises(Unavailable, match="the process that handles schemas was lost: try again") as caught:
         grammar.allowed()
     assert caught.value.reason == "SCHEMA_PROCESS_LOST" and time.monotonic() - began < PATIENCE_S / 2
@@ -293,9 +293,9 @@ def test_compiled_schemas_and_answers_are_kept_and_bounded(compiler: Compiler):
     first, second = ask(compiler, 90, {"const": 40}), ask(compiler, 91, {"const": 40})
     assert first == second and first[:1] == MASK
     token = int(np.unpackbits(np.frombuffer(first[1:], np.uint8), bitorder="little").nonzero()[0][0])
-    after = compiler.answer(NEXT + HANDLE.pack(90) + HANDLE.pack(token))
+    after = compiler.answer(following(90, [token]))
     assert after != first
-    assert compiler.answer(NEXT + HANDLE.pack(91) + HANDLE.pack(token)) == after, "answers do not share a place"
+    assert compiler.answer(following(91, [token])) == after, "answers do not share a place"
 
 
 class Slow:
