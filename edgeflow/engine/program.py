@@ -143,9 +143,8 @@ class PassProgram:
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
         """The tokens of prompts, which may be run again or looked up, and of each the one behind its last row."""
         given = self._contract.ids(shape.prefills, inputs.numbers)
-        for index, ids in enumerate(given):
-            at = torch.arange(len(ids), device=ids.device)
-            self._state.ids[inputs.slots[index], base[index] + at] = ids
+        for ids, slot, first in zip(given, torch.split(inputs.slots, 1), torch.split(base, 1), strict=False):
+            self._state.ids[slot, first + torch.arange(len(ids), device=ids.device)] = ids
 
     def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
         """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""

@@ -188,7 +188,7 @@ def test_sampled_answers_do_not_depend_on_how_passes_are_cut(model: ChatModel):
         engine = engine_of(model)
         generation = Generation(engine, prompt, params, ignore_stop=True)
         sampled = [each for each in generate(engine, generation, chunk) if each is not None]
-        assert all(len(each.top) == MAX_LOGPROBS and each.logprob is not None for each in sampled)
+        assert all([len(token.top) for token in each.logprobs] == [MAX_LOGPROBS] for each in sampled)
         answers.append([token for each in sampled for token in each.tokens])
     assert answers[0] == answers[1] == answers[2] == generation.tokens
 

@@ -100,8 +100,8 @@ def test_without_the_schema_the_model_says_something_else(model: ChatModel, gram
 def test_log_probabilities_are_the_model_s_own(model: ChatModel, grammars: Grammars):
     _, _, sampled = answer(model, grammars, {"const": "x"}, logprobs=2)
     _, _, free = answer(model, grammars, {"type": "string", "maxLength": 3}, logprobs=2)
-    assert sampled[0].top == free[0].top, "before the schema forbids anything"
-    assert all(value > float("-inf") for each in sampled for _, value in each.top)
+    assert sampled[0].logprobs[0].top == free[0].logprobs[0].top, "before the schema forbids anything"
+    assert all(value > float("-inf") for each in sampled for _, value in each.logprobs[0].top)
 
 
 def test_an_answer_may_be_cut_by_its_length(model: ChatModel, grammars: Grammars):

@@ -126,8 +126,10 @@ def test_any_kind_of_sampling_has_the_answer_of_passes_that_are_run(model: ChatM
         assert found.tokens == expected.tokens and len(found.tokens) == 6
         assert [each is None for each in told] == [each is None for each in wanted]
         for one, other in zip(filter(None, told), filter(None, wanted), strict=True):
-            assert (one.logprob, other.logprob) == (None, None) or one.logprob == pytest.approx(other.logprob, rel=1e-5)
-            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+            assert len(one.logprobs) == len(other.logprobs) == (PARAMS[name].logprobs is not None)
+            for own, theirs in zip(one.logprobs, other.logprobs, strict=True):
+                assert own.logprob == pytest.approx(theirs.logprob, rel=1e-5)
+                assert [token for token, _ in own.top] == [token for token, _ in theirs.top]
     assert eager_passes(engine) == 0 and engine.recordings == recorded and replays.count >= 12
 
 
@@ -161,9 +163,9 @@ def test_the_places_of_rows_begin_at_multiples_of_16_bytes(model: ChatModel, mon
     layouts: list[PackedLayout] = []
     forward = model.decoder.forward_sampled
 
-    def noting(hidden, layout, kv):
+    def noting(hidden, layout, kv, taps):
         layouts.append(layout)
-        return forward(hidden, layout, kv)
+        return forward(hidden, layout, kv, taps)
 
     monkeypatch.setattr(model.decoder, "forward_sampled", noting)
     replaying(model, chunk=21)
