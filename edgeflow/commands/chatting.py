@@ -30,6 +30,10 @@ def chat(
         OptionalText,
         typer.Option(help="gate.json of the model, or its folder, for conversations beyond the capacity."),
     ] = None,
+    draft: Annotated[
+        str, typer.Option(help="none, lookup, eagle3 or auto: guess tokens, and verify several in one pass.")
+    ] = "none",
+    eagle3: Annotated[OptionalText, typer.Option(help="Directory or hub id of the model's EAGLE-3 head.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in an answer.")] = 256,
     temperature: Annotated[
         OptionalFloat,
@@ -44,7 +48,14 @@ def chat(
         if system:
             raise ConfigError("system_file: give --system or --system-file, not both")
         system = read_text(system_file, "system_file")
-    settings = {"model": model, "capacity": capacity, "long.gate": gate, "max_tokens": max_tokens}
+    settings = {
+        "model": model,
+        "capacity": capacity,
+        "long.gate": gate,
+        "draft": draft,
+        "eagle3.model": eagle3,
+        "max_tokens": max_tokens,
+    }
     config = load_config(None, {f"chat.{name}": value for name, value in settings.items()})
     path = config.chat_path
     if path is None:
@@ -63,6 +74,7 @@ def eval_chat(
     questions: Annotated[int, typer.Option(min=1, help="Number of held-out questions.")] = 500,
     seed: Annotated[str, typer.Option(help="Seed of the questions.")] = "held out",
     kv: ChosenKV = "model",
+    lookup: Annotated[bool, typer.Option("--lookup", help="Answer with drafts by prompt look-up.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure the exact match of a chat model on held-out questions.
@@ -71,7 +83,7 @@ def eval_chat(
     """
     from edgeflow.demo.chat.command import eval_chat_command
 
-    raise typer.Exit(eval_chat_command(model, questions, seed, kv=kv, as_json=as_json))
+    raise typer.Exit(eval_chat_command(model, questions, seed, kv=kv, lookup=lookup, as_json=as_json))
 
 
 def eval_logs(

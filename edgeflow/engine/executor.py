@@ -240,5 +240,5 @@ class Executor:
 
 
 def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:
-    """Of each segment."""
+    """The slot of each segment, and its rows."""
     return [each.slot for each in planned.segments], [each.length for each in planned.segments]

@@ -33,10 +33,13 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Outcome[Ref]):
-    """An outcome of an executor. logprobs: of each token, empty where they were not asked for. drafts: those of a chain
-    that stand behind the newest token.
+    """An outcome of an executor. logprobs: those of each token, empty where they were not asked for. drafts: the chain
+    that stands behind the newest token, if it is one. guesses: tokens of rows that are not settled, where an earlier
+    pass made the drafts; guesses_finite: whether the logits of all rows were finite.
     """
 
+    guesses: tuple[int, ...] = ()
+    guesses_finite: bool = True
     logprobs: tuple[TokenLogprobs, ...] = ()
     drafts: tuple[int, ...] = ()
 
@@ -77,7 +80,8 @@ def read_outcome(segment: Segment[Ref], line: list[int], *, guessed: bool) -> Sa
         return _drafted(segment, line)
     if guessed:
         settled, tokens = line[1], tuple(line[2 : 2 + segment.samples])
-        return Sampled(sequence, tokens[:settled], finite, tokens[settled:], bool(line[0] & 2))
+        guesses = tokens[settled:]
+        return Sampled(sequence, tokens[:settled], finite, guesses=guesses, guesses_finite=bool(line[0] & 2))
     return Sampled(sequence, (line[1],), finite, logprobs=tuple(_logprobs(line[2:], 1)))
 
 
@@ -103,7 +107,7 @@ def _bits(rows: SampledRows) -> Tensor | None:
 
 
 def _logprobs(bits: Sequence[int], tokens: int) -> list[TokenLogprobs]:
-    """Of so many tokens, as `_bits` has them."""
+    """The log probabilities of so many tokens, as `_bits` has them."""
     width = len(bits) // tokens
     return [_of_token(bits[first : first + width]) for first in range(0, len(bits), width)] if width else []
 

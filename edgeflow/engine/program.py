@@ -273,7 +273,7 @@ class PassProgram:
 def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tensor, *, on_host: bool) -> RanRows:
     """The rows of a pass with drafts. slots, counts [N]: of its segments; counts without padding."""
     if outputs.rope is None or (shape.most_samples > 1 and not shape.verifies):
-        raise ValueError("drafts are verified in passes of their own")
+        raise ValueError("drafts cannot be verified beside prompts")
     return RanRows(
         slots=slots,
         counts=counts,

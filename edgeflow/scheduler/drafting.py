@@ -30,7 +30,7 @@ UNDRAFTED = DraftRule()
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What the drafts of a request came to. drafted: tokens that were verified; accepted: of these, right ones.
+    """The drafts of a request. drafted: tokens that were verified; accepted: right ones among them.
 
     drafts, plain: passes behind the prompt with drafts, and without any.
     """

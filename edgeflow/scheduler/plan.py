@@ -165,15 +165,12 @@ def _decode_rows(segment: Segment[Ref]) -> int:
 class Outcome(Generic[Ref]):
     """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per row.
 
-    finite: False when a logit behind them was not. guesses: the tokens of its other rows, which are not settled;
-    guesses_finite: the same of all its rows. found: drafts that stand behind the newest token now.
+    finite: False when a logit behind them was not. found: drafts that stand behind the newest token now.
     """
 
     sequence: Ref
     tokens: tuple[int, ...]
     finite: bool = True
-    guesses: tuple[int, ...] = ()
-    guesses_finite: bool = True
     found: int = 0
 
 

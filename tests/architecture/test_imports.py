@@ -40,14 +40,15 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": LEAVES,
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
+    "engine/drafts": ENGINE - {"ipc"} | {"engine", "engine/sampling"},
     "engine/flow": ENGINE - {"ipc"} | {"engine"},
     "engine/control": ENGINE | {"engine", "engine/flow"},
-    "engine/chat": ENGINE | {"engine", "engine/sampling"},
+    "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/sampling"},
     "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies", "openmp"},
     "recorded": LEAVES | {"models", "text"},
     "policies": LEAVES
     | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
-    "verify": MEASURING | {"engine/control", "engine/chat", "engine/sampling", "policies", "recorded"},
+    "verify": MEASURING | {"engine/control", "engine/chat", "engine/drafts", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
     | {
@@ -70,9 +71,9 @@ ALLOWED: dict[str, set[str]] = {
     "demo": LEAVES
     | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
     | {"gate_training", "kernels", "learning", "outputs"}
-    | {"engine", "engine/control", "engine/chat", "engine/sampling", "worker"},
+    | {"engine", "engine/control", "engine/chat", "engine/drafts", "engine/sampling", "worker"},
     "gpu_suite": MEASURING
-    | {"engine/control", "engine/chat", "engine/flow", "engine/sampling"}
+    | {"engine/control", "engine/chat", "engine/drafts", "engine/flow", "engine/sampling"}
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from edgeflow.console import reporting, table_console
 from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
+from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.model_paths import resolve_model
 from edgeflow.types import KVName
 
 
-def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, as_json: bool) -> int:
+def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, lookup: bool, as_json: bool) -> int:
     """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
@@ -24,6 +25,7 @@ def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, as_j
             seed,
             progress=lambda done: report("questions", done, questions),
             kv=kv,
+            drafts=Lookup() if lookup else None,
         )
     if as_json:
         print(json.dumps(_as_json(result), indent=2))

@@ -13,6 +13,7 @@ import torch
 from edgeflow.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import configured_format
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -62,12 +63,14 @@ class ChatReport:
 
 
 class Answerer:
-    """A chat model that answers greedily, one request at a time. kv: as `chat.kv`."""
+    """A chat model that answers greedily, one request at a time. kv: as `chat.kv`; drafts: how answers are drafted."""
 
-    def __init__(self, model: ChatModel, capacity: int = CAPACITY, kv: KVName = "model") -> None:
+    def __init__(
+        self, model: ChatModel, capacity: int = CAPACITY, kv: KVName = "model", drafts: DraftKind | None = None
+    ) -> None:
         kv_format = configured_format("kv", kv, model.config.attention.kv_format)
         self._model = model
-        self._engine = ChatEngine(model, model.decoder.kv_slots(1, capacity, kv_format))
+        self._engine = ChatEngine(model, model.decoder.kv_slots(1, capacity, kv_format), drafts=drafts)
 
     def __call__(self, messages: list[dict[str, str]]) -> str:
         """The answer to the last message."""
@@ -105,10 +108,11 @@ def evaluate_chat(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[int], None] = lambda _: None,
     kv: KVName = "model",
+    drafts: DraftKind | None = None,
 ) -> ChatReport:
-    """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far. kv: as
-    `chat.kv`."""
-    answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")), kv=kv)
+    """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far. kv,
+    drafts: as of `Answerer`."""
+    answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")), kv=kv, drafts=drafts)
     graded: list[Graded] = []
     for dialog in held_out_dialogs(questions, seed):
         graded += grade(answer, dialog)

@@ -12,6 +12,7 @@ import torch
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.engine.chat.drafting import choose_drafts, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
@@ -29,6 +30,7 @@ from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
+from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
@@ -108,6 +110,7 @@ class BuiltChat:
             sampling=[defaults.temperature, defaults.top_p, defaults.min_p, defaults.repetition_penalty],
             top_k=defaults.top_k,
             numbers=self.numbers,
+            draft=self.engine.drafts.name if self.engine.drafts is not None else "",
         )
 
 
@@ -115,7 +118,7 @@ def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
     Weights in the configured precision, the gate, what slots and passes take (memory_need.py), and recordings.
-    StartErrors for a KV format that this device lacks, and for a gate that cannot serve this model.
+    StartErrors for a KV format that this device lacks, and for a gate or an EAGLE-3 head that cannot serve this model.
     """
     path = config.chat_path
     if path is None:
@@ -125,9 +128,11 @@ def chat_bytes(config: ServiceConfig) -> int:
     check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     text, gate = read_published(path).text, long_header(chat, path)
+    head = eagle_header(chat, text)
     paths = [path, *([resolve_model(chat.decode_model)] if chat.decode_model else [])]
     weights = sum(weight_bytes(chat.weights, each, dtype, device, chat.head) for each in paths)
     weights += gate.parameters * dtype.itemsize if gate is not None else 0
+    weights += head.parameters * dtype.itemsize if head is not None else 0
     replays = choose_graphs(config.graphs, device, dtype)
     need = memory_need(chat, text, gate, dtype, device, replays=replays)
     shapes = ShapeClasses.of_requests(chat.prefill_chunk, SlotSize.of(chat, text, gate).positions).all()
@@ -155,6 +160,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         decode_path = resolve_model(chat.decode_model)
         decode = load_chat_model(decode_path, dtype, device, table=weights.table, head=weights.head)
         _check_decode(model, decode)
+    drafts = choose_drafts(chat, model, weights.format)
     graphs = "" if not choose_graphs(config.graphs, device, dtype) else config.graphs
     return build_chat(
         chat,
@@ -163,6 +169,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         progress,
         decode=decode,
         gate=gate,
+        drafts=drafts,
         weights=weights.told,
         table=weights.table,
         graphs=graphs,
@@ -178,6 +185,7 @@ def build_chat(
     *,
     decode: ChatModel | None = None,
     gate: MemoryGate | None = None,
+    drafts: DraftKind | None = None,
     weights: str = "float weights",
     table: OperatorTable | None = None,
     graphs: str = "",
@@ -186,8 +194,8 @@ def build_chat(
     """Reserve the slots, compute the prefixes, record and time passes; ConfigError says what does not fit.
 
     decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. gate: of
-    this model, for prompts longer than a slot. weights: what the model was loaded with, for a person. table: chooses
-    its operators. graphs: replay passes; `on` refuses where that cannot be.
+    this model, for prompts longer than a slot. drafts: how answers are drafted. weights: what the model was loaded
+    with, for a person. table: chooses its operators. graphs: replay passes; `on` refuses where that cannot be.
     """
     size = SlotSize.of(config, model.config, gate)
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
@@ -197,7 +205,15 @@ def build_chat(
     chunk = config.prefill_chunk
     folding = None if gate is None else folding_of(gate.rules)
     engine = ChatEngine(
-        model, kv, decode=decode, folding=folding, chunk=chunk, graphs=bool(graphs), table=table, record=record
+        model,
+        kv,
+        decode=decode,
+        folding=folding,
+        drafts=drafts,
+        chunk=chunk,
+        graphs=bool(graphs),
+        table=table,
+        record=record,
     )
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
     engine.seal()
@@ -258,11 +274,11 @@ def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
 
 
 def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:
-    """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it."""
+    """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it, without drafts to verify."""
     alone = Generation(engine, _probe(engine.model, 1), SamplingParams(max_tokens=1), ignore_stop=True)
     one_ns = _pass_ns(engine, alone, 1)
     answer = Generation(engine, _probe(engine.model, rows), SamplingParams(max_tokens=2), ignore_stop=True)
-    return one_ns, _pass_ns(engine, answer, rows), _pass_ns(engine, answer, rows)
+    return one_ns, _pass_ns(engine, answer, rows), _pass_ns(engine, answer, 1)
 
 
 def _pass_ns(engine: ChatEngine, generation: Generation, rows: int) -> int:

@@ -48,11 +48,12 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The operator table of a model and the format of its head. `told` is the line shown at start: which weights, and
-    why."""
+    """The operator table of a model, the format of its weights, and that of its head. `told` is the line shown at the
+    start: which weights, and why."""
 
     table: OperatorTable
     told: str
+    format: str = FLOAT
     head: str = FLOAT
 
 
@@ -64,7 +65,8 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     chosen, told = _choose_format(config, path, dtype, device)
     table = _table(config, chosen, dtype, device)
     check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
-    return Weights(table, told if config.head == FLOAT else f"{told}, head in {config.head}", config.head)
+    told = told if config.head == FLOAT else f"{told}, head in {config.head}"
+    return Weights(table, told, format=chosen, head=config.head)
 
 
 def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeflow.config_sections import ChatConfig
+from edgeflow.engine.chat.drafting import choose_drafts
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, remarks, store_format
@@ -27,20 +28,23 @@ MAX_TEXT_BYTES = 1 << 20
 class AnswerTimes:
     """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones.
 
-    compressed: tokens of the conversation that were folded into the memory; 0 without a gate.
+    compressed: tokens of the conversation that were folded into the memory; 0 without a gate. passes: those behind the
+    prompt, where drafts may be verified; 0 elsewhere.
     """
 
     first_token_s: float
     tokens: int
     decode_s: float
     compressed: int = 0
+    passes: int = 0
 
     def line(self) -> str:
         """Time to first token and tokens per second, for a person."""
         rate = (self.tokens - 1) / self.decode_s if self.tokens > 1 and self.decode_s > 0 else 0.0
         folded = f", {self.compressed} tokens compressed" if self.compressed else ""
         first_ms = self.first_token_s * 1e3
-        return f"first token after {first_ms:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens{folded})"
+        drafted = f", {(self.tokens - 1) / self.passes:.1f} per pass" if self.passes else ""
+        return f"first token after {first_ms:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens{drafted}{folded})"
 
 
 class Conversation:
@@ -80,8 +84,14 @@ class Conversation:
             yield rest
         finally:  # an answer that was stopped is part of the conversation as far as it came
             now = time.perf_counter()
-            times = (first or now) - started, len(generation.tokens), now - (first or now)
-            self.times = AnswerTimes(*times, self._engine.placement.compressed(generation.plan.folds))
+            counts = generation.plan.drafts.counts
+            self.times = AnswerTimes(
+                first_token_s=(first or now) - started,
+                tokens=len(generation.tokens),
+                decode_s=now - (first or now),
+                compressed=self._engine.placement.compressed(generation.plan.folds),
+                passes=counts.drafts + counts.plain if self._engine.drafts is not None else 0,
+            )
             self._messages = [*messages, {"role": "assistant", "content": said}]
 
 
@@ -111,7 +121,8 @@ def open_conversation(
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
     size = SlotSize.of(config, model.config, gate)
     kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
-    engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None)
+    drafts = choose_drafts(config, model)
+    engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
     return Conversation(engine, params, system, remarks(gate, config, model.config))
 
 

@@ -32,7 +32,7 @@ def accept_chain(right: Tensor) -> Accepted:
 
 
 def accept_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> Accepted:
-    """As `accept_chain`, where rows stand in trees (engine/trees.py): bits, depth [S, R]. width: W."""
+    """As `accept_chain`, where rows stand in trees (kernels/kv/trees.py): bits, depth [S, R]. width: W."""
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
     confirmed = torch.cat([of_row[:, :1], of_row[:, 1:] * right[:, 1:]], dim=1).sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What makes drafts: the interface between a verification and those who guess its next tokens."""
+"""The interface between a verification and those who guess the tokens of the next one."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ReadRows:
 class Drafter(Protocol):
     """Makes drafts, on the device: nothing waits for the host, and sizes depend on shapes alone.
 
-    taps: layers of the base whose input it reads. store: keys and values of its own, a place for each of the base's;
-    None where it has none. width: the most rows on a path, the newest token included, in this form.
+    taps: layers of the base whose input it reads. store: its own keys and values, a place for each of the base's; None
+    where it has none. width: the most rows on a path, the newest token included, in this form.
     """
 
     @property

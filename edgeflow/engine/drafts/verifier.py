@@ -1,4 +1,4 @@
-"""What happens behind the forward pass of sequences with drafts: sample, accept, move what is kept, draft anew."""
+"""The verification of drafts behind the forward pass: sample, accept, move what is kept, draft anew."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DraftVerifier:
     ) -> tuple[SampledRows, Accepted]:
         """The last row of each segment gives one token."""
         places = read.firsts + read.counts
-        rows = self._sample(logits, ran, read.slots, places, kind, allowed)
+        rows = self._sample(logits, ran, slots=read.slots, places=places, kind=kind, allowed=allowed)
         self._state.ids[read.slots, places] = rows.ids
         self._remember(kind, read.slots, rows.ids)
         ones = torch.ones_like(places)
@@ -99,7 +99,7 @@ class DraftVerifier:
             before = Earlier(tokens.repeat_interleave(length, 0), ahead.flatten(0, 1))
         owners = slots.repeat_interleave(length)
         places = (firsts[:, None] + depth + 1).flatten()
-        rows = self._sample(logits, ran, owners, places, kind, allowed, before)
+        rows = self._sample(logits, ran, slots=owners, places=places, kind=kind, allowed=allowed, before=before)
         given, finite = rows.ids.view(segments, -1), rows.finite.view(segments, -1)
         right = (given.gather(1, parent) == tokens) & finite.gather(1, parent) & (at < ran.counts[:, None])
         width = min(self._drafter.width(ran.form), length)
@@ -122,6 +122,7 @@ class DraftVerifier:
         self,
         logits: Tensor,
         ran: RanRows,
+        *,
         slots: Tensor,
         places: Tensor,
         kind: SamplingKind,
@@ -134,7 +135,9 @@ class DraftVerifier:
         folded = self._state.folded
         drawn = places if folded is None else places + folded[slots]
         greedy = self._greedy[ran.stage]
-        return sample(logits, self._state.sampling, slots, drawn, kind, greedy, allowed, before)
+        return sample(
+            logits, self._state.sampling, slots, drawn, kind=kind, greedy=greedy, allowed=allowed, earlier=before
+        )
 
     def _remember(self, kind: SamplingKind, slots: Tensor, ids: Tensor, settled: Tensor | None = None) -> None:
         if kind.penalised and self._state.sampling is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -80,6 +81,11 @@ class Eagle3Config:
         if self.draft_vocabulary != text.vocab_size:
             shapes[OFFSETS] = (self.draft_vocabulary,)
         return shapes
+
+    @property
+    def parameters(self) -> int:
+        """Numbers of all tensors."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 def read_eagle3(directory: Path, base: LlamaConfig) -> Eagle3Config:

@@ -1,0 +1,65 @@
+"""The drafts of a chat model as configured: an EAGLE-3 head, prompt look-up, or none."""
+
+from __future__ import annotations
+
+import torch
+
+from edgeflow.config_sections import ChatConfig
+from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.weights import FLOAT, Int8Weight
+from edgeflow.model_paths import resolve_model
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
+from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.llama import LlamaConfig
+
+
+def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
+    """The configured head by its headers; None if none drafts. text: of the base.
+
+    ConfigError or CheckpointError, each with both values, for a head that does not fit the base. No weight is loaded.
+    """
+    if config.draft_kind != "eagle3":
+        return None
+    found = read_eagle3(resolve_model(config.eagle3.model), text)
+    if config.eagle3.top > found.draft_vocabulary:
+        raise ConfigError(
+            f"chat.eagle3.width: {config.eagle3.top} drafts per node are more than the {found.draft_vocabulary} tokens "
+            "of the head: lower it"
+        )
+    return found
+
+
+def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) -> DraftKind | None:
+    """How a loaded model drafts; None where it does not. weights: the format of its weights (precision.Weights).
+
+    ConfigError for 8-bit decode weights: they serve single rows, so a verification would meet other weights than a
+    decode row does. `auto` does without drafts there.
+    """
+    kind = config.draft_kind
+    if kind == "none":
+        return None
+    if weights == Int8Weight.format:
+        if config.draft == "auto":
+            return None
+        raise ConfigError(
+            f"chat.draft: {kind} needs the same weights for all rows of a verification, but chat.weights "
+            f"{config.weights} chose int8, which serves single rows: set chat.weights to float, or chat.draft to none"
+        )
+    if kind == "lookup":
+        lookup = config.lookup
+        return Lookup(drafts=lookup.drafts, shortest=lookup.shortest, longest=lookup.longest)
+    return _eagle(config, model)
+
+
+@torch.inference_mode()
+def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
+    header, settings = eagle_header(config, model.config), config.eagle3
+    if header is None:
+        raise ValueError("no head is configured")
+    directory, decoder = resolve_model(settings.model), model.decoder
+    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device)
+    tree = None if settings.chain else TreeSizes(rows=settings.pass_rows, depth=settings.depth, width=settings.top)
+    return Eagle(head=head, tree=tree, depth=settings.depth)
