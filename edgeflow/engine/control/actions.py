@@ -15,6 +15,7 @@ from edgeflow.engine.contract import Drafting
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.policy import Decoder, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
@@ -31,7 +32,7 @@ class TokenAnswers:
     """The tokens of frames in flight, as their passes settle them (engine/control/engine.AnswerBook)."""
 
     def __init__(self) -> None:
-        self._frames: dict[FrameRef, tuple[int, list[Outcome[FrameRef]]]] = {}
+        self._frames: dict[FrameRef, tuple[int, list[Sampled[FrameRef]]]] = {}
 
     def __contains__(self, frame: FrameRef) -> bool:
         return frame in self._frames
@@ -41,7 +42,7 @@ class TokenAnswers:
 
     def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
         for outcome in outcomes:
-            if outcome.sequence in self._frames:
+            if outcome.sequence in self._frames and isinstance(outcome, Sampled):
                 self._frames[outcome.sequence][1].append(outcome)
 
     def take(self, frame: FrameRef) -> Answer:
