@@ -3,8 +3,8 @@ the host once the pass is done.
 
 Plain segments: [finite, token], and with log probabilities those of the token and its alternatives. Segments whose
 drafts are the tokens of an earlier pass (`guessed_lines`): [sound, settled, R tokens]. Segments of sequences with a
-drafter (`drafted_lines`): [sound, settled, found, W, K, W tokens, K drafts], and with log probabilities those of the W
-tokens.
+drafter (`drafted_lines`): [sound and sizes, settled, found, W tokens, K drafts], and with log probabilities those of
+the W tokens.
 
 finite: 1 where the logits were. sound: 1 where those behind settled tokens were finite, plus 2 where all were. Log
 probabilities are the bits of float64.
@@ -21,6 +21,9 @@ from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SampledRows
 from edgeflow.scheduler.plan import DraftForm, Outcome, Ref, Segment
+
+WIDTH, COUNT = 2, 12
+"""The bits of a drafted line's first number at which W and K begin; `sound` is below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,9 @@ def drafted_lines(rows: SampledRows, sound: Tensor, settled: Tensor, found: Tens
     [S, K].
     """
     segments = len(settled)
-    tokens = rows.ids.view(segments, -1)
-    sizes = torch.ones_like(settled)
-    header = [sound, settled, found, sizes * tokens.shape[1], sizes * drafts.shape[1]]
-    bits = _bits(rows)
-    parts = [torch.stack(header, dim=1), tokens, drafts]
+    tokens, bits = rows.ids.view(segments, -1), _bits(rows)
+    sizes = tokens.shape[1] << WIDTH | drafts.shape[1] << COUNT
+    parts = [torch.stack([sound + sizes, settled, found], dim=1), tokens, drafts]
     return torch.cat(parts if bits is None else [*parts, bits.view(segments, -1)], dim=1)
 
 
@@ -86,8 +87,9 @@ def read_outcome(segment: Segment[Ref], line: list[int], *, guessed: bool) -> Sa
 
 
 def _drafted(segment: Segment[Ref], line: list[int]) -> Sampled[Ref]:
-    sound, settled, found, width, count = line[:5]
-    tokens, drafts, bits = line[5 : 5 + width], line[5 + width : 5 + width + count], line[5 + width + count :]
+    (sizes, settled, found), rest = line[:3], line[3:]
+    sound, width, count = sizes & 3, sizes >> WIDTH & 0x3FF, sizes >> COUNT
+    tokens, drafts, bits = rest[:width], rest[width : width + count], rest[width + count :]
     return Sampled(
         segment.sequence,
         tuple(tokens[:settled]),

@@ -7,38 +7,28 @@ that is certain of each draft).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """settled [S]: tokens that are settled, one more than drafts were accepted. path [S, W]: the rows that give them,
-    the last one repeated.
+def accepted_of_chain(right: Tensor) -> Tensor:
+    """The tokens that each chain settles [S]. right [S, R - 1] bool: whether each draft is the token that the row before
+    it gives.
     """
-
-    settled: Tensor
-    path: Tensor
+    return 1 + right.long().cumprod(1).sum(1)
 
 
-def accept_chain(right: Tensor) -> Accepted:
-    """right [S, R] bool: whether each row is the token that the row before it gives; that of row 0 is not read."""
-    alive = torch.cat([torch.ones_like(right[:, :1]), right[:, 1:]], dim=1).long().cumprod(1)
-    settled = alive.sum(1)
-    at = torch.arange(right.shape[1], device=right.device)
-    return Accepted(settled, torch.minimum(at, settled[:, None] - 1))
+def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The tokens that each tree settles [S], and the rows that give them [S, width], the last one repeated.
 
-
-def accept_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> Accepted:
-    """As `accept_chain`, where rows stand in trees (kernels/kv/trees.py): bits, depth [S, R]. width: W."""
+    right [S, R] bool: as of a chain, where the row before is the parent; that of the root is not read. bits, depth
+    [S, R]: as of `DraftTrees`.
+    """
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
     confirmed = torch.cat([of_row[:, :1], of_row[:, 1:] * right[:, 1:]], dim=1).sum(1, keepdim=True)
     alive = (bits & ~confirmed) == 0
     last = torch.where(alive, depth, -1).argmax(1, keepdim=True)  # siblings are different tokens: one path at most
-    settled = depth.gather(1, last) + 1
     on_path = (bits.gather(1, last) >> at) & 1 == 1
     rows = torch.where(on_path, at, right.shape[1]).sort(1).values[:, :width]
-    return Accepted(settled[:, 0], torch.minimum(rows, last))
+    return depth.gather(1, last)[:, 0] + 1, torch.minimum(rows, last)

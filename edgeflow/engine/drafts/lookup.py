@@ -6,12 +6,18 @@ latest.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.drafts.drafter import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.scheduler.plan import DraftForm
+
+BEFORE, NEVER = -1, -2
+"""What stands before the first token of a slot, and what equals nothing."""
 
 
 class LookupDrafter:
@@ -36,6 +42,8 @@ class LookupDrafter:
         slots = read.slots
         if not read.sampled:
             return torch.zeros_like(slots)
+        if read.on_host:
+            return self._draft_on_host(read)
         newest = (read.firsts + read.counts)[:, None]
         ids = self._state.ids.index_select(0, slots)
         run = self._runs(ids, newest)
@@ -47,10 +55,34 @@ class LookupDrafter:
         self._state.ids[slots[:, None], newest + 1 + at] = ids.gather(1, source + 1 + at % known.clamp(min=1))
         return torch.where(best[:, 0] >= 0, known[:, 0].clamp(max=self._drafts), 0)
 
+    def _draft_on_host(self, read: ReadRows) -> Tensor:
+        """As on a device: a few look-ups in memory of the host take less than as many launches."""
+        found = []
+        for slot, newest in zip(read.slots.tolist(), (read.firsts + read.counts).tolist(), strict=True):
+            ids = self._state.ids[slot].numpy()
+            source = self._latest(ids, newest)
+            count = 0 if source is None else min(newest - source, self._drafts)
+            if source is not None:
+                ids[newest + 1 : newest + 1 + count] = ids[source + 1 : source + 1 + count]
+            found.append(count)
+        return torch.tensor(found)
+
+    def _latest(self, ids: NDArray[np.int64], newest: int) -> int | None:
+        """The latest place at which the longest run ends; None without one."""
+        ends = np.flatnonzero(ids[:newest] == ids[newest])
+        run = 1
+        while len(ends) and run < self._longest:
+            longer = ends[ends >= run]
+            longer = longer[ids[longer - run] == ids[newest - run]]
+            if not len(longer):
+                break
+            ends, run = longer, run + 1
+        return int(ends[-1]) if len(ends) and run >= self._shortest else None
+
     def _runs(self, ids: Tensor, newest: Tensor) -> Tensor:
         """[S, P]: how many tokens up to each place equal those up to the newest, at most `longest`."""
-        place, equal = torch.arange(ids.shape[1], device=ids.device), []
-        for back in range(self._longest):
-            token = ids.gather(1, (newest - back).clamp(min=0))
-            equal.append((ids == token).roll(back, 1) & (place >= back) & (newest >= back))
-        return torch.stack(equal).long().cumprod(0).sum(0)
+        longest = self._longest
+        padded = F.pad(ids, (longest - 1, 0), value=BEFORE)
+        tail = padded.gather(1, newest + torch.arange(longest, device=ids.device))
+        equal = padded.unfold(1, longest, 1) == torch.where(tail == BEFORE, NEVER, tail)[:, None]
+        return equal.flip(-1).long().cumprod(-1).sum(-1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.drafts.accepting import Accepted, accept_chain, accept_tree
+from edgeflow.engine.drafts.accepting import accepted_of_chain, accepted_of_tree
 from edgeflow.engine.drafts.drafter import Drafter, ReadRows
 from edgeflow.engine.outcomes import drafted_lines
 from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample
@@ -44,10 +44,9 @@ class DraftVerifier:
         return self._drafter.rows(form)
 
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        firsts = self._state.length.index_select(0, ran.slots) - ran.counts
         read = ReadRows(
             slots=ran.slots,
-            firsts=firsts,
+            firsts=self._state.length.index_select(0, ran.slots) - ran.counts,
             counts=ran.counts,
             lengths=ran.lengths,
             features=ran.features,
@@ -59,92 +58,108 @@ class DraftVerifier:
         if ran.logits is None:
             self._drafter.draft(read)
             return None
-        if ran.verifies:
-            read, rows, accepted = self._verify(ran, read, ran.logits, kind, allowed)
-        else:
-            rows, accepted = self._continue(ran, read, ran.logits, kind, allowed)
-        settled, path = accepted.settled, accepted.path
-        at = torch.arange(path.shape[1], device=path.device)
-        sound = (rows.finite.view(path.shape) | (at >= settled[:, None])).all(1).long()
+        choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
+        trees = ran.form is DraftForm.TREE
+        settle = (self._verify_tree if trees else self._verify_chain) if ran.verifies else self._continue
+        read, rows = settle(ran, read, choose)
+        settled = read.counts if ran.verifies else torch.ones_like(read.counts)
+        finite = rows.finite.view(len(settled), -1)
+        at = torch.arange(finite.shape[1], device=finite.device)
+        unsettled = at >= settled[:, None]
+        if kind.penalised and self._state.sampling is not None:
+            slots = read.slots.repeat_interleave(len(at), output_size=unsettled.numel())
+            self._state.sampling.remember(slots, rows.ids, ~unsettled.flatten())
+        sound = (finite | unsettled).all(1).long()
         found = self._drafter.draft(read)
-        return drafted_lines(rows, sound, settled, found, self._standing(ran, firsts + read.counts, settled))
+        standing = read.slots.new_empty(len(settled), 0) if allowed is None else self._standing(read)
+        return drafted_lines(rows, sound, settled, found, standing)
 
-    def _continue(
-        self, ran: RanRows, read: ReadRows, logits: Tensor, kind: SamplingKind, allowed: Tensor | None
-    ) -> tuple[SampledRows, Accepted]:
+    def _continue(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """The last row of each segment gives one token."""
         places = read.firsts + read.counts
-        rows = self._sample(logits, ran, slots=read.slots, places=places, kind=kind, allowed=allowed)
+        rows = choose(read.slots, places, None)
         self._state.ids[read.slots, places] = rows.ids
-        self._remember(kind, read.slots, rows.ids)
-        ones = torch.ones_like(places)
-        return rows, Accepted(ones, torch.zeros_like(ones)[:, None])
+        return read, rows
 
-    def _verify(
-        self, ran: RanRows, read: ReadRows, logits: Tensor, kind: SamplingKind, allowed: Tensor | None
-    ) -> tuple[ReadRows, SampledRows, Accepted]:
-        """Every row of each segment gives a token; those on the accepted path are settled, and its rows are kept."""
+    def _verify_chain(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
+        """Every row gives a token; those up to the first that replaces its draft are settled."""
         state, slots, firsts = self._state, read.slots, read.firsts
-        segments, length = len(slots), ran.lengths[0]
-        at = torch.arange(length, device=slots.device)
-        tree = ran.form is DraftForm.TREE
-        trees = state.tree
-        bits = trees.bits[slots, :length] if tree else (torch.ones_like(at) << (at + 1)) - 1
-        depth = trees.depth[slots, :length] if tree else at.expand(segments, -1)
-        parent = trees.parent[slots, :length] if tree else (at - 1).clamp(min=0).expand(segments, -1)
-        tokens = state.ids[slots[:, None], firsts[:, None] + at]
-        before = None
-        if kind.penalised:
-            ahead = ((bits.expand(segments, -1)[..., None] >> at) & 1 == 1) & (at > 0)
-            before = Earlier(tokens.repeat_interleave(length, 0), ahead.flatten(0, 1))
-        owners = slots.repeat_interleave(length)
-        places = (firsts[:, None] + depth + 1).flatten()
-        rows = self._sample(logits, ran, slots=owners, places=places, kind=kind, allowed=allowed, before=before)
-        given, finite = rows.ids.view(segments, -1), rows.finite.view(segments, -1)
-        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent) & (at < ran.counts[:, None])
-        width = min(self._drafter.width(ran.form), length)
-        accepted = accept_tree(right, bits, depth, width) if tree else accept_chain(right)
-        settled, path = accepted.settled, accepted.path
-        if tree:
-            self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
-        index = (path + length * torch.arange(segments, device=slots.device)[:, None]).flatten()
-        rows = rows.select(index)
-        kept = torch.arange(path.shape[1], device=slots.device)
-        state.ids[slots[:, None], firsts[:, None] + 1 + kept] = rows.ids.view(path.shape)
+        at = torch.arange(ran.lengths[0], device=slots.device)
+        places = firsts[:, None] + at
+        tokens = state.ids[slots[:, None], places]
+        before = Earlier(tokens, (at > 0) & (at <= at[:, None])) if choose.penalised else None
+        rows = choose(slots, places + 1, before)
+        given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
+        right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < ran.counts[:, None])
+        settled = accepted_of_chain(right)
+        state.ids[slots[:, None], places + 1] = given
         state.length.index_copy_(0, slots, firsts + settled)
-        self._remember(kind, slots.repeat_interleave(path.shape[1]), rows.ids, (kept < settled[:, None]).flatten())
+        return replace(read, counts=settled), rows
+
+    def _verify_tree(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
+        """Every row gives a token; those on the accepted path are settled, and the rows of the path are kept."""
+        state, slots, firsts, length = self._state, read.slots, read.firsts, ran.lengths[0]
+        bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
+        at = torch.arange(length, device=slots.device)
+        tokens = state.ids[slots[:, None], firsts[:, None] + at]
+        before = Earlier(tokens, (bits[..., None] >> at & 1 == 1) & (at > 0)) if choose.penalised else None
+        rows = choose(slots, firsts[:, None] + depth + 1, before)
+        given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
+        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent) & (at < ran.counts[:, None])
+        settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(ran.form), length))
+        self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
+        index = (path + length * torch.arange(len(slots), device=slots.device)[:, None]).flatten()
+        rows, kept = rows.select(index), torch.arange(1, path.shape[1] + 1, device=slots.device)
+        state.ids[slots[:, None], firsts[:, None] + kept] = rows.ids.view(path.shape)
+        state.length.index_copy_(0, slots, firsts + settled)
         features = None if read.features is None else read.features.index_select(0, index)
-        lengths = (path.shape[1],) * segments
-        read = replace(read, counts=settled, lengths=lengths, features=features, rope=read.rope.index_select(1, index))
-        return read, rows, accepted
+        lengths = (path.shape[1],) * len(slots)
+        rope = read.rope.index_select(1, index)
+        return replace(read, counts=settled, lengths=lengths, features=features, rope=rope), rows
 
-    def _sample(
-        self,
-        logits: Tensor,
-        ran: RanRows,
-        *,
-        slots: Tensor,
-        places: Tensor,
-        kind: SamplingKind,
-        allowed: Tensor | None,
-        before: Earlier | None = None,
-    ) -> SampledRows:
+    def _standing(self, read: ReadRows) -> Tensor:
+        """The drafts behind the newest tokens [S, K], for a grammar on the host."""
+        newest = read.firsts + read.counts
+        at = torch.arange(1, self._drafter.rows(read.form), device=newest.device)
+        return self._state.ids[read.slots[:, None], newest[:, None] + at]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choose:
+    """Chooses a token for each sampled row of a pass. logits [n, V]; allowed: as of `Verifier.settle`."""
+
+    state: SlotState
+    greedy: Greedy
+    logits: Tensor
+    kind: SamplingKind
+    allowed: Tensor | None
+
+    @property
+    def penalised(self) -> bool:
+        """True when a token depends on those before it, drafts included."""
+        return self.kind.penalised
+
+    def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
+        """slots [S]; places [S] or [S, R]: where the tokens of the rows enter. before: drafts ahead of each, R of S."""
+        count, folded = len(self.logits), self.state.folded
+        drawn = places.flatten()
+        owners = slots.repeat_interleave(count // len(slots), output_size=count) if count > len(slots) else slots
+        drawn = drawn if folded is None else drawn + folded[owners]
+        allowed = self.allowed
         if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
-            more = allowed.new_ones(max(len(logits) - len(allowed), 0), allowed.shape[1])
-            allowed = torch.cat([allowed, more])[: len(logits)]
-        folded = self._state.folded
-        drawn = places if folded is None else places + folded[slots]
-        greedy = self._greedy[ran.stage]
+            more = allowed.new_ones(max(count - len(allowed), 0), allowed.shape[1])
+            allowed = torch.cat([allowed, more])[:count]
+        earlier = None
+        if before is not None:
+            tokens = before.tokens.repeat_interleave(count // len(slots), 0, output_size=count)
+            earlier = Earlier(tokens, before.counted.expand(len(slots), -1, -1).flatten(0, 1))
         return sample(
-            logits, self._state.sampling, slots, drawn, kind=kind, greedy=greedy, allowed=allowed, earlier=before
+            self.logits,
+            self.state.sampling,
+            owners,
+            drawn,
+            kind=self.kind,
+            greedy=self.greedy,
+            allowed=allowed,
+            earlier=earlier,
         )
-
-    def _remember(self, kind: SamplingKind, slots: Tensor, ids: Tensor, settled: Tensor | None = None) -> None:
-        if kind.penalised and self._state.sampling is not None:
-            self._state.sampling.remember(slots, ids, settled)
-
-    def _standing(self, ran: RanRows, newest: Tensor, settled: Tensor) -> Tensor:
-        """The drafts of chains [S, K], for who needs them on the host; none of trees."""
-        count = self._drafter.rows(ran.form) - 1 if ran.form is DraftForm.CHAIN else 0
-        at = torch.arange(1, count + 1, device=settled.device)
-        return self._state.ids[ran.slots[:, None], newest[:, None] + at]
