@@ -22,6 +22,7 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import Internal, WorkerError
+from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -100,9 +101,13 @@ class ChatEngine:
             self._decodes = Executor(decodes, kv, record=self._prompts.record, **options)
 
     def _verified(self, drafts: DraftKind, table: OperatorTable | None) -> DraftVerifier:
-        """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one."""
+        """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one, and for
+        more rows than such a store can write again.
+        """
         if drafts.form is DraftForm.TREE and not self.kv.compacts:
             raise ValueError(f"{self.kv.format.name} KV moves several places at a time: draft chains, not trees")
+        if drafts.rows > GROUP and self.kv.format is INT4:
+            raise ValueError(f"int4 KV verifies at most {GROUP} rows at a time, not {drafts.rows}: make fewer drafts")
         key = OperatorKey(op_name="greedy", model_name=self.decode.decoder.name)
         greedy = (table or built_in_table()).resolve_stages(key, self.model.device, self.kv.dtype)
         return DraftVerifier(drafts.drafter(self.kv, self._state), self.kv, self._state, greedy)

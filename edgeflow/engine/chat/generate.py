@@ -155,7 +155,8 @@ def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) 
     generation.tokens += tokens
     if generation.constraint is not None and tokens:
         generation.constraint.accept(tokens, outcome.drafts)
-    return Step(replace(outcome, tokens=tokens) if tokens else None, logits)
+    told = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
+    return Step(told if tokens else None, logits)
 
 
 @dataclass(frozen=True, slots=True)

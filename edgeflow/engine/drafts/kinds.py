@@ -86,5 +86,6 @@ class Eagle:
         sizes = {DraftForm.CHAIN: self.chain}
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
-        store = self.head.kv_slots(kv.slots, kv.capacity + self.places + self.depth + 2)
+        behind = self.places + self.depth + 2
+        store = self.head.kv_slots(kv.slots, kv.capacity + behind, kv.format.turned(kv.capacity) + behind)
         return EagleDrafter(self.head, store, state, sizes)

@@ -20,7 +20,9 @@ class DraftTrees:
         self.bits = torch.ones_like(self.parent)
 
     def plant(self, slots: Tensor, parents: Tensor, levels: int) -> None:
-        """Trees for slots [N]. parents [N, R - 1]: the row that each draft follows. levels: the most that are deep."""
+        """Trees for slots [N]. parents [N, r - 1], r at most R: the row that each draft follows. levels: the most that
+        are deep.
+        """
         row = torch.arange(parents.shape[1] + 1, device=parents.device).expand(len(parents), -1)
         parent = torch.cat([torch.zeros_like(parents[:, :1]), parents], dim=1)
         here, depth, bits = row, torch.zeros_like(parent), torch.ones_like(parent) << row
@@ -29,4 +31,4 @@ class DraftTrees:
             here = parent.gather(1, here)
             bits = bits | (torch.ones_like(here) << here)
         for state, values in ((self.parent, parent), (self.depth, depth), (self.bits, bits)):
-            state.index_copy_(0, slots, values)
+            state[slots, : values.shape[1]] = values

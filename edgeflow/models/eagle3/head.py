@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.kernels.kv.formats import DenseKV
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
@@ -51,6 +52,16 @@ class _Layer:
     gate_up: Linear
     down: Linear
     operators: Operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FurtherTurned(DenseKV):
+    """Dense slots whose rows are rotated by more positions than a slot has: a base's memory holds the others."""
+
+    positions: int = 0
+
+    def turned(self, capacity: int) -> int:
+        return max(capacity, self.positions)
 
 
 class Eagle3Head:
@@ -105,7 +116,7 @@ class Eagle3Head:
             )
             for stage in STAGES
         }
-        self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
+        self._rotary: dict[tuple[int, int], RotaryTable] = {}  # by the capacity of a store, and how far it turns
 
     @classmethod
     def read(
@@ -134,8 +145,11 @@ class Eagle3Head:
         """The dtype it computes in."""
         return self._norm.dtype
 
-    def kv_slots(self, slots: int, capacity: int) -> KVSlots:
-        """A store of its shape: one layer of dense slots."""
+    def kv_slots(self, slots: int, capacity: int, turned: int = 0) -> KVSlots:
+        """A store of its shape: one layer of dense slots.
+
+        turned: by how many different positions RoPE rotates rows, where these are more than the capacity.
+        """
         text, like = self.config.text, self._norm
         kv = KVSlots(
             layers=1,
@@ -146,6 +160,7 @@ class Eagle3Head:
             dtype=like.dtype,
             device=like.device,
             shift=self._shift_kv,
+            format=_FurtherTurned(positions=turned),
         )
         self._rotary_of(kv)
         return kv
@@ -182,9 +197,10 @@ class Eagle3Head:
         return self._head(normed).float().log_softmax(-1)
 
     def _rotary_of(self, kv: KVSlots) -> RotaryTable:
-        if kv.capacity not in self._rotary:
-            self._rotary[kv.capacity] = self.config.text.rotary_table(kv, self._norm)
-        return self._rotary[kv.capacity]
+        key = kv.capacity, kv.format.turned(kv.capacity)
+        if key not in self._rotary:
+            self._rotary[key] = self.config.text.rotary_table(kv, self._norm)
+        return self._rotary[key]
 
 
 def _targets(config: Eagle3Config, weights: Weights, where: str) -> Tensor:

@@ -1,0 +1,142 @@
+"""Answers with drafts over every format of keys and values, and over quantised weights, are those without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeflow.engine.drafts.kinds import DraftKind, Lookup
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.errors import WorkerError
+from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
+from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.scheduler.plan import DraftForm
+from tests.chat_checkpoint import YARN
+from tests.engine.drafts.drafters import CPU, Knowing, answer, eagle, eagle_head, engine_of, taught
+from tests.engine.drafts.talkative import talkative, write_talkative
+from tests.quantised import quantised_copies
+
+COUNT = 40
+PARAMS = SamplingParams(max_tokens=COUNT)
+TEXTS = ("hello", "the cup is red")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    return talkative(tmp_path_factory.mktemp("latent"), "deepseek_v3", q_lora_rank=24, rope_parameters=YARN)
+
+
+def forms(form: DraftForm) -> list[Knowing]:
+    return [Knowing(form=form, rows=rows, sure=0.9, seed=rows, fixed=fixed) for rows, fixed in ((9, True), (30, False))]
+
+
+def check(model: ChatModel, kinds: list[DraftKind], kv_format: KVFormat | None = None) -> None:
+    """The answers of each kind, one after the other in one slot, in chunks of several sizes."""
+    prompts = [model.text_prompt(text) for text in TEXTS]
+    wanted = [answer(engine_of(model, kv_format=kv_format), prompt, PARAMS).tokens for prompt in prompts]
+    assert len(set(wanted[0])) > COUNT / 4
+    for kind in kinds:
+        engine, accepted = engine_of(model, kind, kv_format=kv_format), 0
+        for prompt, tokens, chunk in zip(prompts, wanted, (64, 7), strict=True):
+            if isinstance(kind, Knowing):
+                taught(kind, prompt, tokens)
+            found = answer(engine, prompt, PARAMS, chunk)
+            assert found.tokens == tokens, (kind, chunk)
+            accepted += found.plan.drafts.counts.accepted
+        assert accepted > COUNT / 2 or not isinstance(kind, Knowing)
+
+
+@pytest.mark.parametrize("kv_format", [INT8, FP8], ids=lambda each: each.name)
+def test_eight_bits(model: ChatModel, kv_format: KVFormat, tmp_path: Path):
+    """Places move with their scales."""
+    check(
+        model,
+        [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(eagle_head(tmp_path, model))],
+        kv_format,
+    )
+
+
+def test_four_bits(model: ChatModel, tmp_path: Path):
+    """Chains across the boundaries of groups; trees would move single places."""
+    head = eagle_head(tmp_path, model)
+    check(model, [*forms(DraftForm.CHAIN), Lookup(), eagle(head, tree=False)], INT4)
+    for tree in (Knowing(), eagle(head)):
+        with pytest.raises(ValueError, match="int4 KV moves several places at a time: draft chains, not trees"):
+            engine_of(model, tree, kv_format=INT4)
+    with pytest.raises(ValueError, match="int4 KV verifies at most 32 rows at a time, not 33: make fewer drafts"):
+        engine_of(model, Lookup(drafts=32), kv_format=INT4)
+    check(model, [Knowing(form=DraftForm.CHAIN, rows=32, sure=0.9, fixed=True)], INT4)
+
+
+def test_latent_rows(latent: ChatModel, tmp_path: Path):
+    head = eagle_head(tmp_path, latent)
+    check(latent, [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(head), eagle(head, tree=False)])
+
+
+def test_weights_of_four_bits(tmp_path: Path):
+    write_talkative(tmp_path / "source", "qwen2", hidden_size=64, intermediate_size=96, num_attention_heads=4)
+    four, _ = quantised_copies(tmp_path / "source", tmp_path, "model.", [])
+    model = load_chat_model(four, torch.float32, CPU)
+    check(model, [*forms(DraftForm.TREE), Lookup(), eagle(eagle_head(tmp_path / "head", model))])
+
+
+def test_bfloat16(tmp_path: Path):
+    """Rounding differs between a row by itself and several: an answer is near the best one at every step."""
+    write_talkative(tmp_path / "base", "qwen2")
+    model, exact = (load_chat_model(tmp_path / "base", dtype, CPU) for dtype in (torch.bfloat16, torch.float32))
+    prompt = model.text_prompt("hello")
+    plain = answer(engine_of(model), prompt, PARAMS).tokens
+    for kind in (*forms(DraftForm.TREE), Lookup(), eagle(eagle_head(tmp_path / "head", model))):
+        if isinstance(kind, Knowing):
+            taught(kind, prompt, plain)
+        found = answer(engine_of(model, kind), prompt, PARAMS).tokens
+        assert len(found) == COUNT
+        whole = exact.prompt([*prompt.ids, *found])
+        logits = _logits(exact, list(whole.ids))[len(prompt) - 1 : -1]
+        behind = logits.amax(-1) - logits.gather(1, torch.tensor(found)[:, None])[:, 0]
+        assert behind.max() < 0.15 * logits.std(), "no token is further from the best than bfloat16 takes it"
+
+
+@torch.inference_mode()
+def _logits(model: ChatModel, ids: list[int]) -> torch.Tensor:
+    """Of every row of a text, in one pass."""
+    layout = PackedLayout.of([Span(0, 0, len(ids))], CPU)
+    hidden = model.decoder.forward(model.embed(ids), layout, model.decoder.kv_slots(1, len(ids)))
+    return model.decoder.logits(hidden, "prefill").float()
+
+
+@pytest.mark.parametrize("form", [DraftForm.CHAIN, DraftForm.TREE])
+def test_what_is_not_finite_in_a_verification_is_told(model: ChatModel, form: DraftForm, monkeypatch):
+    """On the accepted path it ends the request, elsewhere it changes nothing; the next request is answered."""
+    prompt = model.text_prompt("hello")
+    wanted = answer(engine_of(model), prompt, PARAMS).tokens
+    logits = model.decoder.logits
+    for row in (0, 2, 5):
+        kind = taught(Knowing(form=form, rows=6, sure=0.8, seed=row, fixed=True), prompt, wanted)
+        engine, passes = engine_of(model, kind), []
+
+        def broken(hidden: torch.Tensor, stage: str, row: int = row, passes: list[int] = passes) -> torch.Tensor:
+            found = logits(hidden, stage)
+            passes.append(len(found))
+            if len(passes) == 3 and len(found) > row:
+                found[row] = torch.nan
+            return found
+
+        monkeypatch.setattr(model.decoder, "logits", broken)
+        try:
+            found = answer(engine, prompt, PARAMS).tokens
+            assert row > 0 and found == wanted, "of a row that is not accepted"
+        except WorkerError as error:
+            assert "not finite" in str(error)
+        assert len(passes) >= 3 and passes[2] == 6
+        monkeypatch.setattr(model.decoder, "logits", logits)
+        assert answer(engine, prompt, PARAMS).tokens == wanted
