@@ -1,8 +1,8 @@
 """Checks of an EAGLE-3 head with its base against recorded runs, in float32, on the executor that serves.
 
 With trees of the recorded sizes every value is compared: the features that the head reads, the trees, what of them is
-accepted, and the tokens. Whoever drafts, and however many rows a pass has, the tokens are those of the recording; over
-INT8 KV they are those that come without drafts.
+accepted, and the tokens. Other drafts and narrower passes must give the recorded tokens too; over INT8 KV all drafts
+must give the tokens that come without any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from edgeflow.verify.eagle_runs import EagleRun, NotedEagle, Notes, check_run, r
 Progress = Callable[[str, int, int], None]
 Check = Callable[[EagleCase], Iterator[CheckResult]]
 CPU = torch.device("cpu")
-WHOLE, CHUNK = 512, 5
+CHUNK = 5
+WHOLE = 1 << 20  # more rows than any prompt has
 
 
 def verify_eagle(
@@ -64,16 +65,16 @@ class EagleWays:
     bundle: EagleBundle
 
     def recorded(self) -> dict[str, Check]:
-        """Of trees, by the name of the way: all that was recorded."""
+        """Ways to run trees, by name; all that was recorded is compared."""
         return {
-            "trees": lambda case: check_run(case, self._alone(case, WHOLE)),
-            f"trees, chunks of {CHUNK}": lambda case: check_run(case, self._alone(case, CHUNK)),
+            "trees": lambda case: check_run(case, self.alone(case, WHOLE)),
+            f"trees, chunks of {CHUNK}": lambda case: check_run(case, self.alone(case, CHUNK)),
             "trees, prefix": lambda case: check_run(case, self._behind_prefix(case, 0)),
             "trees, prefix, copied": lambda case: check_run(case, self._behind_prefix(case, 1)),
         }
 
     def tokens(self) -> dict[str, Check]:
-        """Of tokens alone, by the name of the way."""
+        """Ways to run with other drafts, or none, by name; tokens alone are compared."""
         checks = {
             "no drafts": lambda case: self._check_tokens(case, None, WHOLE),
             "chains": lambda case: self._check_tokens(case, self._chains, WHOLE),
@@ -104,7 +105,8 @@ class EagleWays:
             tokens, _ = self._answer(case, kind, WHOLE, INT8)
             yield CheckResult(case.name, f"tokens, {name}", mismatches_but_ties(tokens, wanted, logits), 0)
 
-    def _alone(self, case: EagleCase, chunk: int) -> EagleRun:
+    def alone(self, case: EagleCase, chunk: int) -> EagleRun:
+        """Run a case with trees. chunk: rows of the prompt in a pass."""
         notes = Notes()
         engine = self._engine(case, NotedEagle(self._trees, notes))
         return run_noted(engine, notes, case, self._noted(case, engine), chunk)
@@ -116,8 +118,9 @@ class EagleWays:
         prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 0)
         for _ in prefix.compute(engine, WHOLE):
             pass
+        computed = tuple(notes.reads)
         for _ in range(2):
-            notes.trees = []
+            notes.begin(computed)
             known = prefix.lend(engine, prompt, slot)
             run = run_noted(engine, notes, case, self._noted(case, engine, slot, known), WHOLE)
         return run
@@ -144,7 +147,10 @@ class EagleWays:
     def _engine(
         self, case: EagleCase, kind: DraftKind | None, *, slots: int = 1, kv_format: KVFormat | None = None
     ) -> ChatEngine:
+        """An engine whose slots hold NaN, where the format can."""
         kv = self.model.decoder.kv_slots(slots, len(case.prompt) + self._most(case), kv_format)
+        if kv.data.is_floating_point():
+            kv.data.fill_(torch.nan)
         return ChatEngine(self.model, kv, drafts=kind, keep_logits=kind is None)
 
     def _most(self, case: EagleCase) -> int:

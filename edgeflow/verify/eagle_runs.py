@@ -60,10 +60,14 @@ class FoundTree:
 
 @dataclass(slots=True, eq=False)
 class Notes:
-    """What the drafters of an engine did, for requests one after the other: rows they read, and trees they planted."""
+    """The rows that the drafter of an engine read, and the trees that it planted, for one request after the other."""
 
     reads: list[ReadRows] = field(default_factory=list)
     trees: list[FoundTree] = field(default_factory=list)
+
+    def begin(self, known: Sequence[ReadRows] = ()) -> None:
+        """Forget the request before. known: reads of the prefix that is continued."""
+        self.reads, self.trees = list(known), []
 
     def features(self) -> dict[int, Tensor]:
         """Those of each place that was read [taps * E]; the latest ones of a place that was read twice."""
@@ -148,12 +152,11 @@ class EagleRun:
 
 
 def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:
-    """Run as many verifications as were recorded. chunk: rows of the prompt in a pass.
-
-    notes: of the engine; of them those of this request and of the prefix before it are taken.
+    """Run all verifications that were recorded, and more where these give fewer tokens. chunk: rows of the prompt in a
+    pass. notes: of the engine, of this request and of the prefix before it.
     """
     settled: list[tuple[int, ...]] = []
-    while request.finish is None and len(settled) < len(case.trees):
+    while request.finish is None and (len(settled) < len(case.trees) or len(request.tokens) < len(case.answer)):
         (step,) = run_pass(engine, [request], chunk if request.plan.left else engine.rule().rows)
         if step.sampled is not None:
             settled.append(step.sampled.tokens)
@@ -162,7 +165,7 @@ def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Genera
 
 def check_run(case: EagleCase, run: EagleRun) -> Iterator[CheckResult]:
     """Compare all that was recorded; a tree or a row that the run lacks is infinitely off."""
-    tokens = [token for settled in run.settled for token in settled]
+    tokens = [token for settled in run.settled for token in settled][: len(case.answer)]
     accepted = [len(settled) - 1 for settled in run.settled[1:]]
     verified = zip(run.trees, run.settled[1:], strict=False)
     best = [tree.best(settled[:-1]) for tree, settled in verified]
