@@ -46,9 +46,9 @@ def verify(
     """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
 
     Exits with code 1 if any differs by more than its tolerance. Default modes: serial and pipelined; chat models are
-    checked in their own modes. The table of a memory gate's bundle has a row for each mode, and those that are off;
-    --json has all. Tolerances are the same on every device: on CUDA neither matrices nor attention use
-    TF32.
+    checked in their own modes. The table of a memory gate's or an EAGLE-3 head's bundle has a row for each mode, and
+    those that are off; --json has all. Tolerances are the same on every device: on CUDA neither matrices nor
+    attention use TF32.
     """
     from edgeflow.verify.checkpoint import verify_checkpoint
     from edgeflow.verify.shown import shown

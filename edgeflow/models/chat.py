@@ -47,7 +47,7 @@ class Vision:
 class ChatModel:
     """A decoder with its tokenizer, chat template and vision tower: prompts in, rows of the decoder out.
 
-    name: the architecture's family. template, vision: None where the checkpoint has none.
+    name: the architecture's family. tokenizer, template, vision: None where there is none; prompts are token ids then.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ChatModel:
         *,
         name: str,
         decoder: LlamaDecoder,
-        tokenizer: TextTokenizer,
+        tokenizer: TextTokenizer | None,
         template: ChatTemplate | None,
         generation: GenerationConfig,
         vision: Vision | None,
@@ -63,7 +63,7 @@ class ChatModel:
     ) -> None:
         self.name = name
         self.decoder = decoder
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
         self.template = template
         self.generation = generation
         self.vision = vision
@@ -72,6 +72,13 @@ class ChatModel:
     @property
     def config(self) -> LlamaConfig:
         return self.decoder.config
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """ValueError of a model that was loaded without one."""
+        if self._tokenizer is None:
+            raise ValueError("this model was loaded without its tokenizer: give it token ids")
+        return self._tokenizer
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -213,12 +220,17 @@ def unfit_for_gates(published: PublishedChat) -> str:
     return ""
 
 
-def load_chat_model(path: Path, dtype: torch.dtype, device: torch.device, **decoder_options: Any) -> ChatModel:
-    """Load a checkpoint directory; CheckpointError says what is wrong with it."""
+def load_chat_model(
+    path: Path, dtype: torch.dtype, device: torch.device, *, text: bool = True, **decoder_options: Any
+) -> ChatModel:
+    """Load a checkpoint directory; CheckpointError says what is wrong with it.
+
+    text: False leaves tokenizer and chat template out, which the directory then needs not have.
+    """
     path = Path(path)
     published = read_published(path)
-    tokenizer = TextTokenizer(path, published.text.vocab_size)
-    template = ChatTemplate.load(path)
+    tokenizer = TextTokenizer(path, published.text.vocab_size) if text else None
+    template = ChatTemplate.load(path) if text else None
     weights = Weights(path, dtype, device)
     stem, prefix = _stems(weights)
     decoder = LlamaDecoder(published.text, weights, stem=stem, name=published.family, **decoder_options)

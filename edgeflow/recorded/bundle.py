@@ -100,6 +100,29 @@ class Entry:
     def optional_numbers(self, key: str) -> list[float] | None:
         return self._list(key, (int, float))
 
+    def id_rows(self, key: str) -> list[list[int]]:
+        """A list of lists of whole numbers."""
+        value = self._list(key, list, "lists of whole numbers")
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        if not all(_is(each, int) for row in value for each in row):
+            raise CheckpointError(f"{self._where}.{key} must be a list of lists of whole numbers")
+        return value
+
+    def entries(self, key: str) -> list[Entry]:
+        """A list of objects."""
+        value = self.optional_objects(key)
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        return [Entry(f"{self._where}.{key}[{index}]", each) for index, each in enumerate(value)]
+
+    def entry(self, key: str) -> Entry:
+        """An object inside this one."""
+        value = self.optional_entry(key)
+        if value is None:
+            raise CheckpointError(f"{self._where} lacks {key}")
+        return value
+
     def _list(self, key: str, kind: type | tuple[type, ...], what: str = "numbers") -> list[Any] | None:
         value = self._values.get(key)
         if value is not None and not (isinstance(value, list) and all(_is(each, kind) for each in value)):

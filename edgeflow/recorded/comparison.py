@@ -68,8 +68,8 @@ def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: 
     return CheckResult(case, quantity, deviation, tolerance * max(1.0, wanted.abs().max().item() / UNIT_SCALE))
 
 
-def mismatches(found: Sequence[int], wanted: Sequence[int]) -> int:
-    """The number of ids that differ, a difference in length included."""
+def mismatches(found: Sequence[object], wanted: Sequence[object]) -> int:
+    """The number of ids, or lists of them, that differ, a difference in length included."""
     same = sum(a == b for a, b in zip(found, wanted, strict=False))
     return max(len(found), len(wanted)) - same
 

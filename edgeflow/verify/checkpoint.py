@@ -6,7 +6,7 @@ On any device, with the same tolerances (`exact_float32`). A policy's family say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from edgeflow.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import KVName, Mode
 from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
+from edgeflow.verify.eagle import verify_eagle
+from edgeflow.verify.eagle_bundle import is_eagle_bundle
 from edgeflow.verify.gate import verify_gate
 from edgeflow.verify.gate_bundle import is_gate_bundle
 
@@ -49,12 +51,13 @@ def verify_checkpoint(
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
     with exact_float32(place):
+        given = {"mode": bool(modes), "kv": CONFIGURED[kv] is not DENSE, "weights": weights != "float"}
         if is_gate_bundle(directory):
-            given = {"mode": modes, "kv": CONFIGURED[kv] is not DENSE, "weights": weights != "float"}
-            if any(given.values()):
-                names = ", ".join(name for name, other in given.items() if other)
-                raise ConfigError(f"{names}: a bundle of a memory gate is checked as it is, in float32")
+            _refuse(given, "a memory gate")
             return verify_gate(directory, progress, place)
+        if is_eagle_bundle(directory):
+            _refuse(given, "an EAGLE-3 head")
+            return verify_eagle(directory, progress, place)
         if kv != "model" and weights != "float":
             raise ConfigError(f"kv, weights: {kv} and {weights} are both given; the cost of each is measured by itself")
         kind = read_json(directory / "config.json").get("model_type")
@@ -69,6 +72,13 @@ def verify_checkpoint(
             )
         asked = Verification(modes=modes, progress=progress, weights=weights, kv=kv, operators=overlay, device=place)
         return known.verify(directory, asked)
+
+
+def _refuse(given: Mapping[str, bool], what: str) -> None:
+    """ConfigError where an option was given with a bundle that has its own ways of checking."""
+    if any(given.values()):
+        names = ", ".join(name for name, other in given.items() if other)
+        raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32")
 
 
 def _verify_chat(

@@ -1,4 +1,4 @@
-"""The comparisons that a table shows: all of a checkpoint; of a memory gate, which has thousands, few of each mode."""
+"""The comparisons that a table shows: all of a checkpoint; of a bundle that has thousands, few of each mode."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeflow.recorded.comparison import CheckResult
+from edgeflow.verify.eagle_bundle import is_eagle_bundle
 from edgeflow.verify.gate_bundle import is_gate_bundle
 
 Results = Sequence[tuple[str, CheckResult]]
@@ -14,7 +15,8 @@ Results = Sequence[tuple[str, CheckResult]]
 
 def shown(directory: Path, results: Results) -> Results:
     """Comparisons with their modes, as a table has them."""
-    return list(_worst(results)) if is_gate_bundle(directory) else results
+    many = is_gate_bundle(directory) or is_eagle_bundle(directory)
+    return list(_worst(results)) if many else results
 
 
 def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:

@@ -53,11 +53,10 @@ def random_chat(
     projections in 4 bits; 0 for floats."""
     weights = random_weights(llama_shapes(config), device, dtype, group)
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
-    no_tokenizer: Any = None
     return ChatModel(
         name=FAMILY,
         decoder=decoder,
-        tokenizer=no_tokenizer,
+        tokenizer=None,
         template=None,
         generation=GenerationConfig(stop_ids=frozenset()),
         vision=None,

@@ -78,8 +78,8 @@ def write_head(folder: Path, entries: dict[str, Any], tensors: dict[str, Tensor]
     return folder
 
 
-def random_base(config: LlamaConfig = BASE, dtype: torch.dtype = torch.float64) -> LlamaDecoder:
-    """A decoder with random weights."""
+def base_tensors(config: LlamaConfig = BASE) -> dict[str, Tensor]:
+    """The tensors of a base."""
     draw = torch.Generator().manual_seed(7)
     e, f, q, kv = config.hidden_size, config.intermediate_size, config.q_width, config.kv_width
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("model.embed_tokens", "lm_head"), (config.vocab_size, e))
@@ -90,7 +90,9 @@ def random_base(config: LlamaConfig = BASE, dtype: torch.dtype = torch.float64) 
         of_layer |= {"mlp.gate_proj": (f, e), "mlp.up_proj": (f, e), "mlp.down_proj": (e, f)}
         of_layer |= {"input_layernorm": (e,), "post_attention_layernorm": (e,)}
         shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in of_layer.items()}
-    tensors = {
-        f"{name}.weight": torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()
-    }
-    return LlamaDecoder(config, Weights.of(tensors, dtype, CPU))
+    return {f"{name}.weight": torch.randn(shape, generator=draw) * shape[-1] ** -0.5 for name, shape in shapes.items()}
+
+
+def random_base(config: LlamaConfig = BASE, dtype: torch.dtype = torch.float64) -> LlamaDecoder:
+    """A decoder with random weights."""
+    return LlamaDecoder(config, Weights.of(base_tensors(config), dtype, CPU))
