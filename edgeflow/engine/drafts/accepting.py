@@ -12,8 +12,9 @@ from torch import Tensor
 
 
 def accepted_of_chain(right: Tensor) -> Tensor:
-    """The tokens that each chain settles [S]. right [S, R - 1] bool: whether each draft is the token that the row before
-    it gives.
+    """The tokens that each chain settles [S].
+
+    right [S, R - 1] bool: whether each draft is the token that the row before it gives.
     """
     return 1 + right.long().cumprod(1).sum(1)
 

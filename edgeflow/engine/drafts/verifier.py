@@ -59,9 +59,11 @@ class DraftVerifier:
             self._drafter.draft(read)
             return None
         choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
-        trees = ran.form is DraftForm.TREE
-        settle = (self._verify_tree if trees else self._verify_chain) if ran.verifies else self._continue
-        read, rows = settle(ran, read, choose)
+        if ran.verifies:
+            verify = self._verify_tree if ran.form is DraftForm.TREE else self._verify_chain
+            read, rows = verify(ran, read, choose)
+        else:
+            read, rows = self._continue(read, choose)
         settled = read.counts if ran.verifies else torch.ones_like(read.counts)
         finite = rows.finite.view(len(settled), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
@@ -74,7 +76,7 @@ class DraftVerifier:
         standing = read.slots.new_empty(len(settled), 0) if allowed is None else self._standing(read)
         return drafted_lines(rows, sound, settled, found, standing)
 
-    def _continue(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
+    def _continue(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """The last row of each segment gives one token."""
         places = read.firsts + read.counts
         rows = choose(read.slots, places, None)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.drafts.accepting import accept_chain, accept_tree
-from edgeflow.engine.trees import DraftTrees
+from edgeflow.engine.drafts.accepting import accepted_of_chain, accepted_of_tree
+from edgeflow.kernels.kv.trees import DraftTrees
 
 CPU = torch.device("cpu")
 VOCABULARY = 5
@@ -35,7 +35,7 @@ def tree(rows: int, seed: int, deep: float) -> tuple[list[int], list[int]]:
 
 
 def walked(parents: list[int], tokens: list[int], given_tokens: list[int], sound: list[bool]) -> list[int]:
-    """The rows of the accepted path, from the root: the child whose token the row before it gives, as long as one is."""
+    """The rows of the accepted path: from the root to the child whose token the row before it gives, if there is one."""
     path = [0]
     while True:
         row = path[-1]
@@ -92,13 +92,9 @@ def test_trees_equal_the_twin(rows: int, segments: int, seed: int, deep: float, 
         rights.append(right)
         expected.append(walked(parents[: kept - 1], tokens, gives, sound))
     width = min(rows, deepest + 1)
-    found = accept_tree(torch.tensor(rights), state[2], state[1], width)
-    check(found.settled.tolist(), found.path.tolist(), expected, width)
-
-
-def check(settled: list[int], path: list[list[int]], expected: list[list[int]], width: int) -> None:
-    assert settled == [len(each) for each in expected]
-    assert path == [[*each, *[each[-1]] * (width - len(each))] for each in expected]
+    settled, path = accepted_of_tree(torch.tensor(rights), state[2], state[1], width)
+    assert settled.tolist() == [len(each) for each in expected]
+    assert path.tolist() == [[*each, *[each[-1]] * (width - len(each))] for each in expected]
 
 
 @given(st.integers(1, 63), st.integers(1, 3), st.integers(0, 10_000), st.sampled_from([0.3, 0.9, 1.0]))
@@ -107,12 +103,11 @@ def test_chains_equal_the_twin(rows: int, segments: int, seed: int, sure: float)
     rights = [[choose.random() < sure for _ in range(rows)] for _ in range(segments)]
     expected = []
     for right in rights:
-        path = [0]
-        while len(path) < rows and right[len(path)]:
-            path.append(len(path))
-        expected.append(path)
-    found = accept_chain(torch.tensor(rights))
-    check(found.settled.tolist(), found.path.tolist(), expected, rows)
+        settled = 1
+        while settled < rows and right[settled]:
+            settled += 1
+        expected.append(settled)
+    assert accepted_of_chain(torch.tensor(rights)[:, 1:]).tolist() == expected
 
 
 @given(st.integers(1, 63), st.integers(0, 10_000), st.sampled_from([0.3, 0.9, 1.0]))
@@ -122,5 +117,6 @@ def test_a_chain_is_a_tree_of_one_path(rows: int, seed: int, sure: float):
     trees = DraftTrees(1, rows, CPU)
     if rows > 1:
         trees.plant(torch.tensor([0]), torch.arange(rows - 1)[None], rows)
-    chain, found = accept_chain(right), accept_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
-    assert torch.equal(chain.settled, found.settled) and torch.equal(chain.path, found.path)
+    settled, path = accepted_of_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
+    assert torch.equal(accepted_of_chain(right[:, 1:]), settled)
+    assert path.tolist() == [[min(row, int(settled) - 1) for row in range(rows)]]
