@@ -78,6 +78,7 @@ class Part:
 
 PARTS = (
     Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
+    Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
     Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),
     Part(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -18,6 +20,7 @@ from edgeflow.types import Mode
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
+from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -29,6 +32,11 @@ def policy(tmp_path_factory):
     torch.set_num_threads(1)
     path = write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
     return OpenVLAPolicy.load(path, torch.float32, CPU, table=ON_THE_DEVICE)
+
+
+@pytest.fixture(scope="module")
+def serial() -> SerialTwin:
+    return SerialTwin(partial(make_engine, sessions=1))
 
 
 def replaying(policy: OpenVLAPolicy, sessions: int = 1, **options) -> PolicyEngine:
@@ -46,14 +54,14 @@ def tokens(results) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", [[Mode.SERIAL], [Mode.DEPTH], [Mode.PIPELINED, Mode.SERIAL, Mode.PIPELINED]])
-def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode]):
+def test_replayed_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: list[Mode]):
     engine = replaying(policy, len(modes), shift=shift)
     streams = [make_frames(policy, 10 - 3 * session, seed=session) for session in range(len(modes))]
     assert len({len(frame.prompt_ids) for frame in streams[0]}) == 3, "prompts of several lengths"
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
     results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
     for frames, result in zip(streams, results, strict=True):
-        assert tokens(result) == tokens(decode_serially(make_engine(policy, 1), frames))
+        assert tokens(result) == tokens(serial(policy, frames))
     assert engine.graphs.eager_passes == 0
     assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
@@ -61,7 +69,9 @@ def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: list
 @pytest.mark.parametrize("keeps_guesses", [False, True], ids=["new guesses", "kept guesses"])
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", [[Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2, [Mode.PIPELINED, Mode.SPECULATIVE]])
-def test_replayed_drafts_change_no_token(policy, shift: Shift, modes: list[Mode], keeps_guesses: bool):
+def test_replayed_drafts_change_no_token(
+    policy, serial: SerialTwin, shift: Shift, modes: list[Mode], keeps_guesses: bool
+):
     """Segments have as many rows as any of their class; those behind their own only pad the pass."""
     engine = replaying(policy, len(modes), shift=shift, keeps_guesses=keeps_guesses)
     streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
@@ -69,17 +79,17 @@ def test_replayed_drafts_change_no_token(policy, shift: Shift, modes: list[Mode]
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
     results = OfflineRun(engine, scheduler, modes).decode(streams)
     for frames, found in zip(streams, results, strict=True):
-        right = tokens(decode_serially(make_engine(policy, 1), frames))
+        right = tokens(serial(policy, frames))
         assert tokens(found) == [right[each.sampled.frame.seq - 1] for each in found] != []
     most = 0 if len(modes) == 1 else scheduler.counts.passes // 4  # those of more segments than are recorded
     assert engine.graphs.eager_passes <= most
     assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
 
-def test_drafts_launched_one_ahead_change_no_token(policy):
+def test_drafts_launched_one_ahead_change_no_token(policy, serial: SerialTwin):
     """The host plans each pass before it knows what the one before settled."""
     frames = alike(policy, 12, seed=3, each=3)
-    right = tokens(decode_serially(make_engine(policy, 1), frames))
+    right = tokens(serial(policy, frames))
     found = decode_one_ahead(replaying(policy), frames, Mode.SPECULATIVE)
     assert found and [answer for _, answer in found] == [right[seq - 1] for seq, _ in found]
 
@@ -102,9 +112,9 @@ def decode_one_ahead(
         launched.append(ticket)
 
 
-def test_a_launch_does_not_write_over_what_the_one_before_left(policy):
+def test_a_launch_does_not_write_over_what_the_one_before_left(policy, serial: SerialTwin):
     frames = make_frames(policy, 12, seed=3)
-    expected = tokens(decode_serially(make_engine(policy, 1), frames))
+    expected = tokens(serial(policy, frames))
     assert [answer for _, answer in decode_one_ahead(replaying(policy), frames)] == expected
 
 
@@ -118,10 +128,10 @@ def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):
     assert tokens(results[:4] + results[5:]) == tokens(expected[:4] + expected[5:])
 
 
-def test_sealed_a_new_shape_runs_eagerly_and_is_counted(policy):
+def test_sealed_a_new_shape_runs_eagerly_and_is_counted(policy, serial: SerialTwin):
     engine = replaying(policy)
     frames = make_frames(policy, 9, seed=5)
-    expected = tokens(decode_serially(make_engine(policy, 1), frames))
+    expected = tokens(serial(policy, frames))
     assert tokens(decode_serially(engine, frames)) == expected
     shapes = len(engine.graphs)
     engine.graphs.seal()

@@ -2,8 +2,9 @@
 
 The wrappers run on CPU tensors; instead of being launched, each kernel is compiled for the architecture asked for, with
 the specialisation a launch on such tensors has. A JSON line per kernel: registers, stack, shared memory, loads of 16
-bytes. All widths of a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on. What
-rows see and slots in 4 bits are compiled for sm_87 and sm_90, as sm_80 has the registers and instructions of sm_87.
+bytes. Several widths of a head are compiled for sm_87, one for the others, and for sm_89 only what runs from there on.
+What rows see and slots in 4 bits are compiled for sm_87 and sm_90, as sm_80 has the registers and instructions of
+sm_87. With --every, as each night: all widths, sm_80 as well, and what rows see in int8 for sm_90.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -36,8 +38,9 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SPANS = [Span(0, 0, 70), Span(1, 600, 1)]
 WIDE_LOAD = re.compile(r"cp\.async\.cg\.shared\.global .*, 0x10,")
 """An asynchronous load of 16 bytes per thread."""
-WIDTHS = {80: (128,), 87: (64, 72, 80, 96, 128, 256), 89: (), 90: (128,)}
-"""Of a head, by architecture."""
+WIDTHS = {87: (64, 72, 128, 256), 89: (), 90: (128,)}
+"""Of a head, by architecture; 72 is padded by the kernels."""
+EVERY_WIDTH = {80: (128,), 87: (64, 72, 80, 96, 128, 256), 89: (), 90: (128,)}
 
 
 class Elsewhere:
@@ -56,11 +59,11 @@ class Elsewhere:
         return GPUTarget("cuda", self.arch, 32)
 
 
-def real_cases(arch: int) -> Iterator[Case]:
+def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[Case]:
     """Shapes of served models."""
     if arch >= 89:
         yield cases.linear(3, 64, 18944)
-    if not WIDTHS[arch]:
+    if not widths:
         return
     for rows in (1, 17, 40):
         yield cases.linear(rows, 128, 4096, bias=True, group=64)
@@ -71,7 +74,7 @@ def real_cases(arch: int) -> Iterator[Case]:
     yield cases.greedy(7, 32064)
     yield cases.shift_kv_chain(300, [280, 281], Heads(2, 2, 128))
     yield cases.shift_kv(300, 280, Heads(2, 2, 128))
-    for width in WIDTHS[arch]:
+    for width in widths:
         heads = Heads(14, 2, width)
         yield cases.rope_write_kv(SPANS, heads)
         yield cases.packed_attention(SPANS, heads)
@@ -82,21 +85,23 @@ def real_cases(arch: int) -> Iterator[Case]:
     if arch == 80:
         return
     yield int4_cases.packed_attention(SPANS, Heads(14, 2, 128))
-    yield from seen_cases([window(span, 32, 4) for span in SPANS])
+    yield from seen_cases([window(span, 32, 4) for span in SPANS], int8=every or arch == 87)
 
 
-def seen_cases(sees: list[Sees]) -> Iterator[Case]:
+def seen_cases(sees: list[Sees], *, int8: bool) -> Iterator[Case]:
     yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, sees)
-    yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, sees)
+    if int8:
+        yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, sees)
 
 
-def tree_cases(arch: int) -> Iterator[Case]:
+def tree_cases(arch: int, *, every: bool) -> Iterator[Case]:
     """Attention with bits, which takes more registers than the rest."""
-    if WIDTHS[arch] and arch != 80:
-        yield from seen_cases([causal(SPANS[0]), tree_of_drafts(SPANS[1], [-1])])
+    if arch in (87, 90):
+        yield from seen_cases([causal(SPANS[0]), tree_of_drafts(SPANS[1], [-1])], int8=every or arch == 87)
 
 
 def main() -> None:
+    every = "--every" in sys.argv
     built: list[Any] = []
     plain = JITFunction.run
 
@@ -107,11 +112,11 @@ def main() -> None:
 
     JITFunction.run = compile_only
     table = built_in_table()
-    for arch in WIDTHS:
+    for arch, widths in (EVERY_WIDTH if every else WIDTHS).items():
         driver.set_active(Elsewhere(arch))
         for case, trees in [
-            *((each, False) for each in real_cases(arch)),
-            *((each, True) for each in tree_cases(arch)),
+            *((each, False) for each in real_cases(arch, widths, every=every)),
+            *((each, True) for each in tree_cases(arch, every=every)),
         ]:
             built.clear()
             impl_id = "fp8" if case.weight == FLOAT else "triton"

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
 from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.memory import widened_bytes, written_bytes
-from edgeflow.engine.policy import LoadOptions, PreparedFrame
+from edgeflow.engine.policy import LoadOptions
 from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
 from edgeflow.recorded.comparison import mismatches_but_ties
@@ -34,6 +34,7 @@ from edgeflow.worker.build import build_engine, kv_need
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
+from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -60,8 +61,19 @@ def make_engine(policy: OpenVLAPolicy, kv_format: KVFormat, sessions: int = 1) -
     return engine
 
 
-def serial(policy: OpenVLAPolicy, kv_format: KVFormat, frames: Sequence[PreparedFrame]) -> list[Decoded]:
-    return decode_serially(make_engine(policy, kv_format), frames)
+@pytest.fixture(scope="module")
+def serial() -> SerialTwin:
+    return SerialTwin(make_engine)
+
+
+@pytest.fixture(scope="module")
+def replayable(checkpoint: Path) -> dict[KVFormat, tuple[OpenVLAPolicy, OperatorTable]]:
+    """Policies whose passes can be recorded, and their tables."""
+    found = {}
+    for kv_format, written in ((INT8, {}), (INT4, {"rope_write_kv": "on_device"})):
+        table = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm", **written)
+        found[kv_format] = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table), table
+    return found
 
 
 def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded]) -> None:
@@ -84,14 +96,16 @@ def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded]) -> None:
     ],
     ids="-".join,
 )
-def test_tokens_are_those_of_serial_decoding(policy, kv_format: KVFormat, shift: Shift, modes: list[Mode]):
+def test_tokens_are_those_of_serial_decoding(
+    policy, serial: SerialTwin, kv_format: KVFormat, shift: Shift, modes: list[Mode]
+):
     streams = [alike(policy, 12 - 3 * session, seed=session, each=1 + session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift)
     engine = make_engine(policy, kv_format, len(modes))
     results = OfflineRun(engine, Scheduler(limits), modes, depth=3).decode(streams)
     for frames, found in zip(streams, results, strict=True):
         assert found and found[-1].sampled.frame.seq == len(frames)
-        assert_alike(found, serial(policy, kv_format, frames))
+        assert_alike(found, serial(policy, frames, kv_format))
 
 
 @settings(max_examples=10, deadline=None)
@@ -102,22 +116,22 @@ def test_tokens_are_those_of_serial_decoding(policy, kv_format: KVFormat, shift:
     shift=st.sampled_from(Shift),
     mode=st.sampled_from([Mode.SPECULATIVE, Mode.PIPELINED]),
 )
-def test_any_arrival_pattern(policy, kv_format: KVFormat, gaps: list[int], each: int, shift: Shift, mode: Mode):
+def test_any_arrival_pattern(
+    policy, serial: SerialTwin, kv_format: KVFormat, gaps: list[int], each: int, shift: Shift, mode: Mode
+):
     """Frames that leave early hand their slots to others."""
     frames = alike(policy, len(gaps), 2, each)
     run = OfflineRun(make_engine(policy, kv_format), Scheduler(limits_for(policy.K, shift=shift)), [mode])
     found = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
-    assert_alike(found, serial(policy, kv_format, frames))
+    assert_alike(found, serial(policy, frames, kv_format))
 
 
 @pytest.mark.parametrize("kv_format", [INT8, INT4], ids=lambda each: each.name)
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", [[Mode.PIPELINED, Mode.SERIAL], [Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2])
-def test_replayed_tokens_are_those_of_serial_decoding(checkpoint, kv_format, shift: Shift, modes: list[Mode]):
+def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_format, shift: Shift, modes: list[Mode]):
     """Passes are padded to the rows of their class."""
-    written = {"rope_write_kv": "on_device"} if kv_format is INT4 else {}
-    table = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm", **written)
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    policy, table = replayable[kv_format]
     slots = policy.K * len(modes)
     engine = PolicyEngine(policy, slots, 128, kv_format=kv_format, table=table, graphs=True, record=record, shift=shift)
     streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
@@ -125,17 +139,17 @@ def test_replayed_tokens_are_those_of_serial_decoding(checkpoint, kv_format, shi
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
     results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
     for frames, found in zip(streams, results, strict=True):
-        assert_alike(found, serial(policy, kv_format, frames))
+        assert_alike(found, serial(policy, frames, kv_format))
     assert 0 < len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
 
 @pytest.mark.parametrize("shift", Shift)
-def test_drafts_of_thirty_two_tokens_in_four_bits(tmp_path_factory, shift: Shift):
+def test_drafts_of_thirty_two_tokens_in_four_bits(serial: SerialTwin, tmp_path_factory, shift: Shift):
     path = write_checkpoint(tmp_path_factory.mktemp("wide"), TinySize(actions=32))
     policy = OpenVLAPolicy.load(path, torch.float32, CPU)
     frames = alike(policy, 6, seed=1)
     run = OfflineRun(make_engine(policy, INT4), Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
-    assert_alike(run.decode([frames])[0], serial(policy, INT4, frames))
+    assert_alike(run.decode([frames])[0], serial(policy, frames, INT4))
 
 
 def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
@@ -166,9 +180,9 @@ def test_a_cost_that_cannot_be_measured_is_refused_before_a_weight_is_loaded(
 
 
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
-def test_these_are_not_the_numbers_of_float_kv(policy, kv_format: KVFormat):
+def test_these_are_not_the_numbers_of_float_kv(policy, serial: SerialTwin, kv_format: KVFormat):
     frames = make_frames(policy, 3, seed=4)
-    pairs = zip(serial(policy, kv_format, frames), serial(policy, DENSE, frames), strict=True)
+    pairs = zip(serial(policy, frames, kv_format), serial(policy, frames, DENSE), strict=True)
     off = [(one.logits[0] - other.logits[0]).abs().max() / other.logits[0].std() for one, other in pairs]
     assert min(off) > 1e-3 and max(off) < 2
 

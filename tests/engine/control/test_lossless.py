@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 LOGITS_TOLERANCE = 1e-4
@@ -41,6 +44,11 @@ def make_engine(policy: OpenVLAPolicy, sessions: int) -> PolicyEngine:
     engine = PolicyEngine(policy, policy.K * sessions, capacity=128, keep_logits=True)
     engine.kv.data.fill_(torch.nan)
     return engine
+
+
+@pytest.fixture(scope="module")
+def serial() -> SerialTwin:
+    return SerialTwin(partial(make_engine, sessions=1))
 
 
 def make_frames(policy: OpenVLAPolicy, count: int, seed: int) -> list[PreparedFrame]:
@@ -70,12 +78,12 @@ MODES = [
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", MODES)
 @pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
-def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], budget: int):
+def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int):
     streams = [make_frames(policy, 12 - 3 * session, seed=session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)
     results = OfflineRun(make_engine(policy, len(modes)), Scheduler(limits), modes, depth=3).decode(streams)
     for frames, result in zip(streams, results, strict=True):
-        assert_equal(result, decode_serially(make_engine(policy, 1), frames))
+        assert_equal(result, serial(policy, frames))
 
 
 @pytest.mark.parametrize("shift", Shift)
@@ -108,12 +116,12 @@ def test_attention_candidates_give_the_reference_tokens(checkpoint, policy, atte
     shift=st.sampled_from(Shift),
     seed=st.integers(0, 3),
 )
-def test_any_arrival_pattern(policy, gaps: list[int], depth: int, shift: Shift, seed: int):
+def test_any_arrival_pattern(policy, serial: SerialTwin, gaps: list[int], depth: int, shift: Shift, seed: int):
     """Frames arrive after a number of idle passes each; the pipeline fills, stalls and drains on the way."""
     frames = make_frames(policy, len(gaps), seed)
     run = OfflineRun(make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift)), [Mode.DEPTH], depth)
     results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
-    assert_equal(results, decode_serially(make_engine(policy, 1), frames))
+    assert_equal(results, serial(policy, frames))
 
 
 def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):

@@ -21,6 +21,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, Speculation
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_frames
+from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 EXACT = Speculation()
@@ -44,13 +45,17 @@ def make_engine(policy: OpenVLAPolicy, sessions: int = 1, **options: bool) -> Po
     return engine
 
 
+@pytest.fixture(scope="module")
+def serial() -> SerialTwin:
+    return SerialTwin(make_engine)
+
+
 def alike(policy: OpenVLAPolicy, count: int, seed: int, each: int = 3) -> list[PreparedFrame]:
     """Frames of which `each` in a row are the same, so that a guess may be right, in part or not at all."""
     return [frame for frame in make_frames(policy, -(-count // each), seed) for _ in range(each)][:count]
 
 
-def answers(policy: OpenVLAPolicy, frames: Sequence[PreparedFrame], session: int = 0) -> dict[FrameRef, Decoded]:
-    decoded = decode_serially(make_engine(policy), frames)
+def answers(decoded: Sequence[Decoded], session: int = 0) -> dict[FrameRef, Decoded]:
     return {FrameRef(session, 1, seq): each for seq, each in enumerate(decoded, start=1)}
 
 
@@ -75,14 +80,16 @@ MODES = [
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 @pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
-def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], budget: int, keeps_guesses: bool):
+def test_tokens_equal_serial_decoding(
+    policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int, keeps_guesses: bool
+):
     streams = [alike(policy, 12 - 2 * session, seed=session, each=1 + session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)
     scheduler = Scheduler(limits)
     engine = make_engine(policy, len(modes), keeps_guesses=keeps_guesses)
     results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
     for session, (frames, found, mode) in enumerate(zip(streams, results, modes, strict=True)):
-        assert_exact(found, answers(policy, frames, session))
+        assert_exact(found, answers(serial(policy, frames), session))
         assert mode is Mode.SPECULATIVE or len(found) == len(frames)
         assert found and found[-1].sampled.frame.seq == len(frames), "the newest frame is answered"
     assert scheduler.counts.left[Leaving.OVERTAKEN] == sum(map(len, streams)) - sum(map(len, results))
@@ -96,11 +103,13 @@ def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: list[Mode], b
     keeps_guesses=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_any_arrival_pattern(policy, gaps: list[int], each: int, shift: Shift, keeps_guesses: bool, seed: int):
+def test_any_arrival_pattern(
+    policy, serial: SerialTwin, gaps: list[int], each: int, shift: Shift, keeps_guesses: bool, seed: int
+):
     frames = alike(policy, len(gaps), seed, each)
     engine = make_engine(policy, keeps_guesses=keeps_guesses)
     run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
-    assert_exact(run.decode_arrivals(list(zip(gaps, frames, strict=True))), answers(policy, frames))
+    assert_exact(run.decode_arrivals(list(zip(gaps, frames, strict=True))), answers(serial(policy, frames)))
 
 
 @pytest.mark.parametrize("shift", Shift)
@@ -127,12 +136,12 @@ def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
 
 
 @pytest.mark.parametrize("shift", Shift)
-def test_a_frame_leaves_after_its_most_passes_with_what_the_last_one_gave(policy, shift: Shift):
+def test_a_frame_leaves_after_its_most_passes_with_what_the_last_one_gave(policy, serial: SerialTwin, shift: Shift):
     """The first token is settled by the prompt alone; what follows it in one pass depends on the guess."""
     frames = make_frames(policy, 8, seed=3)
     engine, limits = make_engine(policy), limits_for(policy.K, shift=shift)
     run = OfflineRun(engine, Scheduler(limits), [Mode.SPECULATIVE], speculation=Speculation(max_passes=1))
-    found, right = run.decode([frames])[0], answers(policy, frames)
+    found, right = run.decode([frames])[0], answers(serial(policy, frames))
     assert [each.sampled.frame.seq for each in found] == list(range(1, 9)), "none is overtaken"
     unsettled = 0
     for each in found:
@@ -184,9 +193,9 @@ def test_the_gripper_settles_exactly(policy):
         policy.near = near
 
 
-def test_a_frame_that_is_not_finite_leaves_within_its_passes_and_spoils_no_other(policy):
+def test_a_frame_that_is_not_finite_leaves_within_its_passes_and_spoils_no_other(policy, serial: SerialTwin):
     frames = alike(policy, 9, seed=7)
-    right = answers(policy, frames)
+    right = answers(serial(policy, frames))
     poisoned = PreparedFrame(torch.full_like(frames[4].pixel_values, torch.nan), frames[4].prompt_ids)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
@@ -216,15 +225,15 @@ def test_guesses_that_are_not_finite_are_told(policy):
     assert [each.sampled.finite for each in run.decode([[poisoned, frames[1]]])[0]] == [False, True]
 
 
-def test_weights_of_eight_bits_meet_all_rows_alike(checkpoint):
+def test_weights_of_eight_bits_meet_all_rows_alike(serial: SerialTwin, checkpoint):
     table = built_in_table().converting("fp8")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
     frames = alike(policy, 9, seed=2)
     exact = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
-    right = answers(policy, frames)
+    right = answers(serial(policy, frames))
     run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.K)), [Mode.SPECULATIVE])
     assert_exact(run.decode([frames])[0], right)
-    floats = answers(exact, frames)
+    floats = answers(serial(exact, frames))
     assert any(
         (torch.stack(right[ref].logits[:1]) - torch.stack(floats[ref].logits[:1])).abs().max() > 10 * LOGITS_TOLERANCE
         for ref in right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -21,6 +22,7 @@ from edgeflow.types import Mode, Pace, Speculation, StageProgram
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
+from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 from tests.worker.test_worker import IMAGES, Bench, results
 from tests.worker.test_worker import frame as message
@@ -48,6 +50,11 @@ def policy(tmp_path_factory) -> OpenVLAPolicy:
     return OpenVLAPolicy.load(path, torch.float32, CPU, table=ON_THE_DEVICE)
 
 
+@pytest.fixture(scope="module")
+def serial() -> SerialTwin:
+    return SerialTwin(partial(make_engine, sessions=1))
+
+
 def running(
     policy: OpenVLAPolicy, engine: PolicyEngine, modes: tuple[Mode, ...], shift: Shift, speculation: Speculation | None
 ) -> OfflineRun:
@@ -59,9 +66,8 @@ def running(
     return OfflineRun(engine, scheduler, [])
 
 
-def assert_first(found: list[Decoded], frames: list[PreparedFrame], policy: OpenVLAPolicy, width: int) -> None:
-    right = decode_serially(make_engine(policy, 1), frames)
-    assert found and found[-1].sampled.frame.seq == len(frames), "the newest frame is answered"
+def assert_first(found: list[Decoded], right: list[Decoded], width: int) -> None:
+    assert found and found[-1].sampled.frame.seq == len(right), "the newest frame is answered"
     for each in found:
         expected = right[each.sampled.frame.seq - 1]
         assert each.sampled.token_ids == expected.sampled.token_ids[:width]
@@ -78,23 +84,23 @@ def test_a_program_is_as_long_as_the_actions_of_its_key(policy):
 
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", PAIRS, ids="-".join)
-def test_tokens_equal_serial_decoding(policy, shift: Shift, modes: tuple[Mode, ...]):
+def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: tuple[Mode, ...]):
     streams = [alike(policy, 11 - 2 * session, seed=session, each=1 + session) for session in range(len(modes))]
     run = running(policy, make_engine(policy, len(modes)), modes, shift, None)
     for found, frames, width, mode in zip(run.decode(streams), streams, KEYS.values(), modes, strict=True):
-        assert_first(found, frames, policy, width)
+        assert_first(found, serial(policy, frames), width)
         assert mode is Mode.SPECULATIVE or len(found) == len(frames)
 
 
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", REPLAYED, ids="-".join)
-def test_replayed_tokens_equal_serial_decoding(policy, shift: Shift, modes: tuple[Mode, ...]):
+def test_replayed_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: tuple[Mode, ...]):
     engine = PolicyEngine(policy, policy.K * 2, 128, table=ON_THE_DEVICE, graphs=True, record=record, shift=shift)
     engine.kv.data.fill_(torch.nan)
     streams = [alike(policy, 9 - 2 * session, seed=session, each=2) for session in range(len(modes))]
     run = running(policy, engine, modes, shift, None)
     for found, frames, width in zip(run.decode(streams), streams, KEYS.values(), strict=True):
-        assert_first(found, frames, policy, width)
+        assert_first(found, serial(policy, frames), width)
     assert len(engine.graphs) < run.scheduler.counts.passes, "recordings are replayed"
 
 
