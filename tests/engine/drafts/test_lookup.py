@@ -37,7 +37,9 @@ def looked_up(tokens: list[int], drafts: int, shortest: int, longest: int) -> li
     return tokens[source + 1 :][:drafts] if source >= 0 else []
 
 
-def drafted(state: SlotState, drafter: LookupDrafter, sequences: dict[int, list[int]]) -> dict[int, list[int]]:
+def drafted(
+    state: SlotState, drafter: LookupDrafter, sequences: dict[int, list[int]], *, on_host: bool
+) -> dict[int, list[int]]:
     """Drafts behind sequences of some slots, whose tokens are those of an earlier pass but for the newest."""
     slots = list(sequences)
     for slot, tokens in sequences.items():
@@ -52,7 +54,7 @@ def drafted(state: SlotState, drafter: LookupDrafter, sequences: dict[int, list[
         rope=torch.zeros(1, 1, dtype=torch.long),
         form=DraftForm.CHAIN,
         sampled=True,
-        on_host=False,
+        on_host=on_host,
     )
     found = drafter.draft(read).tolist()
     behind = {slot: state.ids[slot, len(tokens) :].tolist() for slot, tokens in sequences.items()}
@@ -71,16 +73,20 @@ SEQUENCES = st.lists(st.integers(0, 3), min_size=2, max_size=CAPACITY + 1)
     st.integers(1, 3),
     st.integers(0, 3),
     st.integers(0, 3),
+    st.booleans(),
 )
-def test_drafts_equal_the_twin(sequences: dict[int, list[int]], drafts: int, shortest: int, more: int, stale: int):
+def test_drafts_equal_the_twin(
+    sequences: dict[int, list[int]], drafts: int, shortest: int, more: int, stale: int, on_host: bool
+):
     """The tokens of an earlier, longer sequence in a slot are never found, though they would match."""
     state = state_of(drafts, stale)
     drafter = LookupDrafter(state, drafts=drafts, shortest=shortest, longest=shortest + more)
-    found = drafted(state, drafter, sequences)
+    found = drafted(state, drafter, sequences, on_host=on_host)
     for slot, tokens in sequences.items():
         assert found[slot] == looked_up(tokens, drafts, shortest, shortest + more)
 
 
+@pytest.mark.parametrize("on_host", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "shortest", "longest", "found"),
     [
@@ -93,11 +99,11 @@ def test_drafts_equal_the_twin(sequences: dict[int, list[int]], drafts: int, sho
         ([5, 6], 1, 4, []),
     ],
 )
-def test_by_hand(tokens: list[int], shortest: int, longest: int, found: list[int]):
+def test_by_hand(tokens: list[int], shortest: int, longest: int, found: list[int], on_host: bool):
     """A run at the beginning, the longest one, the latest one of equals, one that is too short."""
     state = state_of(4, 0)
     drafter = LookupDrafter(state, drafts=4, shortest=shortest, longest=longest)
-    assert drafted(state, drafter, {1: tokens}) == {1: found}
+    assert drafted(state, drafter, {1: tokens}, on_host=on_host) == {1: found}
     assert drafter.taps == () and drafter.store is None
     assert drafter.rows(DraftForm.CHAIN) == drafter.width(DraftForm.CHAIN) == 5
 
