@@ -13,16 +13,24 @@ from dataclasses import dataclass, field
 from edgeflow.scheduler.folding import UNBOUNDED
 from edgeflow.scheduler.plan import DraftForm
 
+CERTAIN = 1024
+"""The acceptance of a draft that is always right."""
+REMEMBERED = 64
+"""Drafts by which acceptance is judged; older ones count half, a quarter, and so on."""
+ASSUMED = (2, 4)
+"""Right drafts, of how many, that every request begins with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRule:
-    """The drafts that a request may have. rows: most rows of a verification, the newest token included. places: of the
-    slot, which no row may leave.
+    """The drafts that a request may have. rows: most rows of a verification, the newest token included. places: those
+    of the slot, which no row may leave. row_permille: the time of one more row, per mille of a pass of one.
     """
 
     form: DraftForm = DraftForm.NONE
     rows: int = 1
     places: int = UNBOUNDED
+    row_permille: int = 0
 
 
 UNDRAFTED = DraftRule()
@@ -42,6 +50,37 @@ class DraftCounts:
 
 
 @dataclass(slots=True)
+class Acceptance:
+    """The share of a request's drafts that are right, each given that those before it are."""
+
+    right: int = ASSUMED[0]
+    judged: int = ASSUMED[1]
+
+    def observe(self, drafts: int, accepted: int) -> None:
+        """Record a pass; drafts behind the first wrong one say nothing.
+
+        A low share recovers in passes without drafts, so that they are tried again.
+        """
+        if not drafts:
+            self.judged -= 2 * self.right < self.judged
+        self.right += accepted
+        self.judged += min(accepted + 1, drafts)
+        while self.judged > REMEMBERED:
+            self.right, self.judged = self.right // 2 + ASSUMED[0] // 2, self.judged // 2 + ASSUMED[1] // 2
+
+    def worthwhile(self, most: int, row_permille: int) -> int:
+        """The number of drafts, at most `most`, with which a pass gives the most tokens per time."""
+        best, best_rate, tokens, likely = 0, CERTAIN, CERTAIN, CERTAIN
+        for drafts in range(1, most + 1):
+            likely = likely * self.right // self.judged
+            tokens += likely
+            rate = 1000 * tokens // (1000 + drafts * row_permille)
+            if rate > best_rate:
+                best, best_rate = drafts, rate
+        return best
+
+
+@dataclass(slots=True)
 class Drafts:
     """The tokens of a request whose passes may verify drafts.
 
@@ -52,6 +91,7 @@ class Drafts:
     settled: int = 0
     found: int = 0
     counts: DraftCounts = field(default_factory=DraftCounts)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     _flying: deque[int] = field(default_factory=deque)  # rows of each pass in flight that gives tokens
 
     @property
@@ -79,8 +119,10 @@ class Drafts:
         if rule.form is DraftForm.NONE:
             return 0
         standing = rule.rows - 1 if self._flying else min(self.found, rule.rows - 1)
-        useful = tokens - self.most - 1 if rule.form is DraftForm.CHAIN else standing
-        return max(min(standing, useful, ahead, rows - 1, rule.places - place - 1), 0)
+        most = max(min(standing, ahead, rows - 1, rule.places - place - 1), 0)
+        if rule.form is DraftForm.TREE:
+            return most
+        return self.acceptance.worthwhile(max(min(most, tokens - self.most - 1), 0), rule.row_permille)
 
     def launched(self, rows: int) -> None:
         """Record a pass that gives tokens. rows: the most that it can give."""
@@ -95,4 +137,5 @@ class Drafts:
             self.counts.accepted += tokens - 1
             self.counts.drafts += rows > 1
             self.counts.plain += rows == 1
+            self.acceptance.observe(rows - 1, tokens - 1)
         return rows - tokens

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.scheduler.drafting import DraftCounts, DraftRule
+from edgeflow.scheduler.drafting import Acceptance, DraftCounts, DraftRule
 from edgeflow.scheduler.folding import Folding, OneRowAgain, Straight, Unfolded
 from edgeflow.scheduler.plan import DraftForm, Outcome, Segment
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
@@ -242,3 +243,34 @@ def test_one_row_less_of_a_folded_prefix(folding: Folding, prefix: int, shared: 
     assert again.copied(known, 50) == folding.copied(known, 50) and again.shares_slots == folding.shares_slots
     assert again.unfolded(50) == folding.unfolded(50) and again.compressed(3) == folding.compressed(3)
     assert again.name(rows) == folding.name(rows)
+
+
+@given(st.integers(1, 64), st.integers(0, 63), st.integers(0, 32), st.integers(0, 2000))
+def test_as_many_drafts_as_pay(judged: int, right: int, most: int, row_permille: int):
+    """The twin computes in fractions; where two numbers of drafts are about as good, either will do."""
+    right = min(max(right, 1), judged)
+    share, cost = Fraction(right, judged), Fraction(row_permille, 1000)
+    rates = [sum(share**at for at in range(drafts + 1)) / (1 + drafts * cost) for drafts in range(most + 1)]
+    found = Acceptance(right, judged).worthwhile(most, row_permille)
+    assert rates[found] >= max(rates) * Fraction(98, 100)
+    assert row_permille or right < judged or found == most, "rows that cost nothing, and are right, are all run"
+
+
+@pytest.mark.parametrize(("accepted", "row_permille", "least", "most"), [(8, 100, 8, 8), (0, 100, 0, 1), (0, 5, 1, 3)])
+def test_drafts_follow_what_was_accepted(accepted: int, row_permille: int, least: int, most: int):
+    acceptance = Acceptance()
+    for _ in range(100):
+        chosen = acceptance.worthwhile(8, row_permille)
+        acceptance.observe(chosen, min(accepted, chosen))
+        assert 0 < acceptance.right <= acceptance.judged <= 64
+    assert least <= acceptance.worthwhile(8, row_permille) <= most
+
+
+def test_drafts_are_tried_again():
+    """After wrong ones a request does without; it tries again some passes later."""
+    acceptance, tries = Acceptance(), []
+    for _ in range(200):
+        chosen = acceptance.worthwhile(8, 300)
+        acceptance.observe(chosen, 0)
+        tries.append(chosen)
+    assert tries[0] > 0 and tries.count(0) >= 80 and any(tries[-20:])

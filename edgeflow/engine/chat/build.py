@@ -229,6 +229,8 @@ def build_chat(
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
+    if drafts is not None:
+        engine.row_permille = measure_row(engine, min(drafts.rows, chunk))
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
     numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
     return BuiltChat(
@@ -271,6 +273,13 @@ def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
     rows = max(min(PROBE_ROWS, chunk, longest - 1), 1)
     one, many, step_ns = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
     return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))
+
+
+def measure_row(engine: ChatEngine, rows: int) -> int:
+    """The time of one more row of a verification, per mille of a pass of one: from a chunk of as many rows."""
+    rows = max(min(rows, engine.placement.unfolded(engine.kv.capacity) - 1), 2)
+    one, many, _ = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
+    return max(int(1000 * (many - one)) // max(int(one) * (rows - 1), 1), 0)
 
 
 def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:

@@ -50,6 +50,10 @@ class Source:
         )
 
 
+ROW_PERMILLE = 80
+"""The time of one more row of a verification, per mille of a decode pass, where it was not measured."""
+
+
 class ChatEngine:
     """Runs passes of a chat model over `kv`.
 
@@ -57,6 +61,7 @@ class ChatEngine:
     of slots with memory, where `kv` has them. drafts: how answers are drafted; None for a token per pass. graphs:
     replay recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
     keep_logits: as of Executor.
+    row_permille: the time of one more row of a verification, as of `DraftRule`; it may be measured and set.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class ChatEngine:
         self.decode = decode or model
         self.kv = kv
         self.drafts = drafts
+        self.row_permille = ROW_PERMILLE
         self.placement: Placement = folding or Unfolded(kv.format.reusable)
         rows = 1 if drafts is None else drafts.rows
         sampling = SamplingState(kv.slots, kv.positions + rows, model.config.vocab_size, model.device)
@@ -117,7 +123,8 @@ class ChatEngine:
         if self.drafts is None or self._verifier is None:
             return UNDRAFTED
         form = DraftForm.CHAIN if constrained else self.drafts.form
-        return DraftRule(form=form, rows=self._verifier.rows(form), places=self.kv.capacity)
+        rows, places = self._verifier.rows(form), self.kv.capacity
+        return DraftRule(form=form, rows=rows, places=places, row_permille=self.row_permille)
 
     @property
     def launch_ahead(self) -> int:

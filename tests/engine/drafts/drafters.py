@@ -175,7 +175,9 @@ def engine_of(
     kv_format: KVFormat | None = None,
     **options: object,
 ) -> ChatEngine:
-    return ChatEngine(model, poisoned(model, slots, capacity, kv_format), drafts=drafts, **options)
+    engine = ChatEngine(model, poisoned(model, slots, capacity, kv_format), drafts=drafts, **options)
+    engine.row_permille = 0  # all drafts are verified
+    return engine
 
 
 def answer(

@@ -46,7 +46,9 @@ def engine_of(model: ChatModel, rules: GateRules, drafts: DraftKind | None = Non
     """Slots with just the places that are needed, which hold NaN."""
     kv = model.decoder.kv_slots(slots, rules.threshold, memory_format(random_gate(model.config, rules), LONGEST))
     kv.data.fill_(torch.nan)
-    return ChatEngine(model, kv, folding=folding_of(rules), drafts=drafts)
+    engine = ChatEngine(model, kv, folding=folding_of(rules), drafts=drafts)
+    engine.row_permille = 0  # all drafts are verified
+    return engine
 
 
 def ids_of(count: int) -> list[int]:
