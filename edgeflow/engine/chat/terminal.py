@@ -76,7 +76,7 @@ class Conversation:
                 if sampled is None:
                     continue
                 first = first or time.perf_counter()
-                piece = stream.push(*sampled.tokens)
+                piece = "".join(map(stream.push, sampled.tokens))
                 said += piece
                 yield piece
             rest = stream.finish()

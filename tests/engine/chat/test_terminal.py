@@ -24,6 +24,7 @@ from edgeflow.engine.chat.terminal import (
     open_conversation,
     read_text,
 )
+from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
@@ -84,6 +85,16 @@ def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
     assert f"]\n{answer_to(model, turns)}\n[" in lines and lines.count("(6 tokens)") == 2
 
 
+def test_drafts_change_no_answer(model: ChatModel):
+    """The line below an answer says how many tokens a pass settled."""
+    engine = ChatEngine(model, model.decoder.kv_slots(1, 400), drafts=Lookup())
+    drafting = Conversation(engine, SamplingParams(max_tokens=40))
+    plain = Conversation(ChatEngine(model, model.decoder.kv_slots(1, 400)), SamplingParams(max_tokens=40))
+    said = [[*each.ask("hello hello hello")] for each in (drafting, plain)]
+    assert "".join(said[0]) == "".join(said[1]) and drafting.times is not None
+    assert drafting.times.tokens - 1 > drafting.times.passes > 0 and " per pass)" in drafting.times.line()
+
+
 def test_a_conversation_that_no_longer_fits_is_told_and_goes_on(model: ChatModel):
     written = "".join(talk(conversation(model, capacity=60), "x" * 100, "hi"))
     assert "at most 60 are permitted" in written and "(6 tokens)" in written
@@ -129,6 +140,7 @@ def test_a_system_message_may_come_from_a_file(tmp_path: Path):
 def test_the_line_of_an_answer():
     assert AnswerTimes(0.0123, 11, 2.0).line() == "first token after 12 ms, then 5.0 tokens/s (11 tokens)"
     assert AnswerTimes(0.0123, 11, 2.0, 90).line().endswith("(11 tokens, 90 tokens compressed)")
+    assert AnswerTimes(0.0123, 11, 2.0, passes=4).line().endswith("(11 tokens, 2.5 per pass)")
     assert AnswerTimes(0.5, 1, 0.0).line() == "first token after 500 ms, then 0.0 tokens/s (1 tokens)"
 
 
