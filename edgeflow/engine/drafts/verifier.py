@@ -101,7 +101,9 @@ class DraftVerifier:
         places = (firsts[:, None] + depth + 1).flatten()
         rows = self._sample(logits, ran, owners, places, kind, allowed, before)
         given, finite = rows.ids.view(segments, -1), rows.finite.view(segments, -1)
-        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent) & (at < ran.counts[:, None])
+        masked = length if allowed is None else len(allowed)  # tokens behind the last mask would be unconstrained
+        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
+        right = right & (at < ran.counts.clamp(max=masked)[:, None])
         width = min(self._drafter.width(ran.form), length)
         accepted = accept_tree(right, bits, depth, width) if tree else accept_chain(right)
         settled, path = accepted.settled, accepted.path
@@ -128,7 +130,7 @@ class DraftVerifier:
         allowed: Tensor | None,
         before: Earlier | None = None,
     ) -> SampledRows:
-        if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
+        if allowed is not None:  # rows without a mask are not accepted: anything is permitted
             more = allowed.new_ones(max(len(logits) - len(allowed), 0), allowed.shape[1])
             allowed = torch.cat([allowed, more])[: len(logits)]
         folded = self._state.folded
