@@ -271,9 +271,16 @@ class PassProgram:
 
 
 def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tensor, *, on_host: bool) -> RanRows:
-    """The rows of a pass with drafts. slots, counts [N]: of its segments; counts without padding."""
-    if outputs.rope is None or (shape.most_samples > 1 and not shape.verifies):
+    """The rows of a pass with drafts. slots, counts [N]: of its segments; counts without padding. ValueError where its
+    segments are not alike.
+    """
+    several = shape.most_samples > 1
+    if outputs.rope is None or (several and not shape.verifies):
         raise ValueError("drafts cannot be verified beside prompts")
+    if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
+        raise ValueError(
+            f"sequences with drafts share a pass where all sample alike: {shape.samples} of {shape.lengths} rows"
+        )
     return RanRows(
         slots=slots,
         counts=counts,

@@ -92,7 +92,7 @@ class DraftVerifier:
         before = Earlier(tokens, (at > 0) & (at <= at[:, None])) if choose.penalised else None
         rows = choose(slots, places + 1, before)
         given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
-        right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < ran.counts[:, None])
+        right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(ran.counts)[:, None])
         settled = accepted_of_chain(right)
         state.ids[slots[:, None], places + 1] = given
         state.length.index_copy_(0, slots, firsts + settled)
@@ -107,7 +107,8 @@ class DraftVerifier:
         before = Earlier(tokens, (bits[..., None] >> at & 1 == 1) & (at > 0)) if choose.penalised else None
         rows = choose(slots, firsts[:, None] + depth + 1, before)
         given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
-        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent) & (at < ran.counts[:, None])
+        right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
+        right = right & (at < choose.most(ran.counts)[:, None])
         settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(ran.form), length))
         self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
         index = (path + length * torch.arange(len(slots), device=slots.device)[:, None]).flatten()
@@ -140,6 +141,10 @@ class _Choose:
     def penalised(self) -> bool:
         """True when a token depends on those before it, drafts included."""
         return self.kind.penalised
+
+    def most(self, counts: Tensor) -> Tensor:
+        """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""
+        return counts if self.allowed is None else counts.clamp(max=len(self.allowed))
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
         """slots [S]; places [S] or [S, R]: where the tokens of the rows enter. before: drafts ahead of each, R of S."""

@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.drafter import ReadRows
+from edgeflow.engine.drafts.drafter import Drafter, ReadRows
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.slots import SlotState
@@ -106,6 +107,59 @@ class KnowingDrafter:
         return parents, tokens[1:]
 
 
+@dataclass(kw_only=True)
+class Helped:
+    """EAGLE-3 with a hand: tokens on one path of what the head has drafted are replaced by true ones.
+
+    truth: as of `Knowing`. made: by slot, what the head itself drafted last, and the row that each follows.
+    """
+
+    eagle: Eagle
+    seed: int = 0
+    truth: dict[int, list[int]] = field(default_factory=dict)
+    made: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    name: str = "helped"
+
+    @property
+    def form(self) -> DraftForm:
+        return self.eagle.form
+
+    @property
+    def rows(self) -> int:
+        return self.eagle.rows
+
+    def drafter(self, kv: KVSlots, state: SlotState) -> HelpedDrafter:
+        return HelpedDrafter(self, self.eagle.drafter(kv, state), state)
+
+
+class HelpedDrafter:
+    """What a `Helped` makes."""
+
+    def __init__(self, kind: Helped, drafter: Drafter, state: SlotState) -> None:
+        self._kind, self._drafter, self._state = kind, drafter, state
+        self._choose = random.Random(kind.seed)
+        self.taps, self.store = drafter.taps, drafter.store
+        self.width, self.rows = drafter.width, drafter.rows
+
+    def draft(self, read: ReadRows) -> Tensor:
+        found = self._drafter.draft(read)
+        for index, slot in enumerate(read.slots.tolist() if read.sampled else ()):
+            newest, count = int(read.firsts[index] + read.counts[index]), self.rows(read.form)
+            drafts = self._state.ids[slot, newest + 1 : newest + count]
+            tree = read.form is DraftForm.TREE
+            parents = self._state.tree.parent[slot, 1:count].tolist() if tree else list(range(count - 1))
+            self._kind.made[slot] = drafts.tolist(), parents
+            folded = 0 if self._state.folded is None else int(self._state.folded[slot])
+            row = 0
+            for token in self._kind.truth.get(slot, [])[newest + folded + 1 :]:
+                children = [child for child, parent in enumerate(parents, start=1) if parent == row]
+                if not children or self._choose.random() < 0.2:
+                    break
+                row = self._choose.choice(children)
+                drafts[row - 1] = token
+        return found
+
+
 def eagle_head(folder: Path, model: ChatModel, table: OperatorTable | None = None, drafts: int = 60) -> Eagle3Head:
     """A random head that reads three layers of a model, with `drafts` tokens of its vocabulary."""
     width, vocabulary, layers = model.config.hidden_size, model.config.vocab_size, model.config.num_hidden_layers
@@ -190,7 +244,7 @@ def answer(
     return generation
 
 
-def taught(kind: Knowing, prompt: Prompt, tokens: list[int], slot: int = 0) -> Knowing:
+def taught(kind: Knowing | Helped, prompt: Prompt, tokens: list[int], slot: int = 0) -> Any:
     """The kind, that knows now what follows a prompt."""
     kind.truth[slot] = [*prompt.ids, *tokens]
     return kind

@@ -35,7 +35,7 @@ def tree(rows: int, seed: int, deep: float) -> tuple[list[int], list[int]]:
 
 
 def walked(parents: list[int], tokens: list[int], given_tokens: list[int], sound: list[bool]) -> list[int]:
-    """The rows of the accepted path: always the child whose token the row before it gives, until there is none."""
+    """The rows of the accepted path: from the root on, the child whose token the row before it gives."""
     path = [0]
     while True:
         row = path[-1]

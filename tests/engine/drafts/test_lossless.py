@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
@@ -200,3 +200,32 @@ def test_weights_of_another_model_decode_what_the_first_has_read(model: ChatMode
     assert wanted != undrafted(model, prompt, 20)
     for kind in (Lookup(), eagle(head), eagle(head, tree=False), taught(Knowing(), prompt, wanted)):
         assert answer(engine_of(model, kind, decode=decode), prompt, params).tokens == wanted
+
+
+def test_trees_of_several_slots_in_one_pass(model: ChatModel):
+    """Requests of one length in slots in reverse order; they end at different passes."""
+    texts = ["hello", "other", "words"]
+    prompts = [prompt_of(model, text) for text in texts]
+    wanted = [undrafted(model, prompt, 25) for prompt in prompts]
+    assert len({len(prompt) for prompt in prompts}) == 1
+    for form, sure in ((DraftForm.TREE, 0.9), (DraftForm.TREE, 0.6)):
+        kind = Knowing(form=form, rows=9, sure=sure, fixed=True)
+        engine = engine_of(model, kind, slots=3)
+        asked = []
+        for index, prompt in enumerate(prompts):
+            taught(kind, prompt, wanted[index], 2 - index)
+            asked.append(Generation(engine, prompt, SamplingParams(max_tokens=25), 2 - index, ignore_stop=True))
+        while busy := [each for each in asked if each.finish is None]:
+            run_pass(engine, busy, 50)
+        assert [each.tokens for each in asked] == wanted
+
+
+def test_sequences_with_drafts_that_cannot_share_a_pass_are_told(model: ChatModel):
+    engine = engine_of(model, Lookup(), slots=2)
+    params = SamplingParams(max_tokens=9)
+    short, long = (
+        Generation(engine, prompt_of(model, text), params, slot, ignore_stop=True)
+        for slot, text in enumerate(("ab ab", "ab ab ab ab ab ab"))
+    )
+    with pytest.raises(ValueError, match=r"share a pass where all sample alike: \(1, 0\) of"):
+        run_pass(engine, [short, long], len(short.source.prompt))

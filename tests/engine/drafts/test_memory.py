@@ -16,8 +16,8 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.memory_gate.files import GateRules
-from edgeflow.scheduler.plan import DraftForm
-from tests.engine.drafts.drafters import Knowing, eagle, eagle_head, taught
+from edgeflow.scheduler.plan import Before, DraftForm
+from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, taught
 from tests.engine.drafts.talkative import talkative
 from tests.random_gates import random_gate
 
@@ -91,6 +91,27 @@ def test_the_longest_sequence(model: ChatModel, head: Eagle3Head):
         if isinstance(kind, Knowing):
             taught(kind, model.prompt(ids_of(LONGEST - 20)), wanted)
         assert asked(engine, ids_of(LONGEST - 20), count=100).tokens == wanted
+
+
+def test_a_draw_depends_on_the_position_not_on_the_place(model: ChatModel, head: Eagle3Head):
+    """Penalties count what is folded too."""
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=7, frequency_penalty=0.3)
+    prompt = model.prompt(ids_of(20))
+    wanted = answer(engine_of(model, SMALL), prompt, params).tokens
+    for kind in (Lookup(), eagle(head), taught(Knowing(rows=9, sure=0.95), prompt, wanted)):
+        assert answer(engine_of(model, SMALL, kind), prompt, params).tokens == wanted
+
+
+def test_the_pairs_of_a_head_move_up_with_those_of_its_base(model: ChatModel, head: Eagle3Head):
+    """At a fold that keeps pairs."""
+    engine = engine_of(model, replace(SMALL, fold="cached"), eagle(head), slots=2)
+    asked(engine, ids_of(SMALL.threshold - 4), count=3)
+    store, memory = engine._verifier.store, engine._prompts._memory
+    before, sink, stop = store.data.clone(), SMALL.sink, SMALL.sink + SMALL.segment
+    memory.change(0, Before.FOLD_KEEPING)
+    assert torch.equal(store.data[:, :, 0, :sink], before[:, :, 0, :sink])
+    assert torch.equal(store.data[:, :, 0, sink : -SMALL.segment], before[:, :, 0, stop:])
+    assert torch.equal(store.data[:, :, 1], before[:, :, 1])
 
 
 @pytest.mark.parametrize("prefix", [2, 12, 30])

@@ -1,0 +1,116 @@
+"""Drafts of an EAGLE-3 head in the middle of an answer: those of the same head that reads all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.drafts.kinds import Eagle
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.prompt import Prompt
+from tests.engine.drafts.drafters import Helped, answer, eagle_head, engine_of, taught
+from tests.engine.drafts.talkative import talkative
+from tests.random_gates import random_gate
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (90, 60, 3), np.uint8)
+COUNT = 24
+Fresh = Callable[[Helped | None], ChatEngine]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    return talkative(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def head(model: ChatModel, tmp_path_factory: pytest.TempPathFactory) -> Eagle3Head:
+    """A head that proposes any token, so that some drafts are right."""
+    return eagle_head(tmp_path_factory.mktemp("head"), model, drafts=model.config.vocab_size)
+
+
+def kinds_of(head: Eagle3Head) -> list[Helped]:
+    wide = TreeSizes(rows=40, depth=3, width=6)
+    return [Helped(eagle=Eagle(head=head, tree=wide, depth=2)), Helped(eagle=Eagle(head=head, tree=None, depth=5))]
+
+
+def ids_of(model: ChatModel, text: str) -> list[int]:
+    """With the place of an image in the middle, for models that see."""
+    if model.vision is None:
+        return list(model.text_prompt(text).ids)
+    half = len(text) // 2
+    return list(
+        model.tokenizer.encode(f"{text[:half]}<|vision_start|><|image_pad|><|vision_end|>{text[half:]}", special=True)
+    )
+
+
+def prompt_of(model: ChatModel, ids: list[int]) -> Prompt:
+    return model.prompt(ids, [IMAGE] if model.vision is not None else [])
+
+
+def check(fresh: Fresh, kind: Helped, ids: list[int], slot: int, chunk: int, known: int, engine: ChatEngine) -> int:
+    """Run an answer; what the head drafts is always what a fresh one does. Returns how many drafts were accepted."""
+    model, params = engine.model, SamplingParams(max_tokens=COUNT)
+    prompt, other_kind = prompt_of(model, ids), Helped(eagle=kind.eagle)
+    wanted = answer(fresh(None), prompt, params).tokens
+    asked = Generation(engine, prompt, params, slot, known=known, ignore_stop=True)
+    taught(kind, prompt, wanted, slot)
+    while asked.finish is None:
+        run_pass(engine, [asked], chunk)
+        if asked.tokens and asked.finish is None:
+            other = fresh(other_kind)
+            whole = prompt_of(model, [*ids, *asked.tokens[:-1]])
+            again = Generation(other, whole, SamplingParams(max_tokens=9), ignore_stop=True)
+            while not again.tokens:
+                run_pass(other, [again], 200)
+            assert again.tokens == asked.tokens[-1:]
+            assert kind.made[slot] == other_kind.made[0], len(asked.tokens)
+    assert asked.tokens == wanted
+    return asked.plan.drafts.counts.accepted
+
+
+def test_in_an_answer(model: ChatModel, head: Eagle3Head):
+    """Whatever was accepted, and however the prompt was cut."""
+    for kind in kinds_of(head):
+        engine = engine_of(model, kind)
+        for text, chunk in (("hello", 100), ("the cup is red", 7), ("hello", 100)):
+            ids = ids_of(model, text)
+            assert check(lambda each: engine_of(model, each), kind, ids, 0, chunk, 0, engine) > 8
+
+
+def test_behind_a_prefix(model: ChatModel, head: Eagle3Head):
+    """The last row that is shared runs again, since the token behind it is another."""
+    for kind in kinds_of(head):
+        engine, ids = engine_of(model, kind, slots=3), ids_of(model, "shared words")
+        prefix = FixedPrefix(prompt_of(model, ids), 1)
+        for _ in prefix.compute(engine, 6):
+            pass
+        for slot, text in ((1, " and more"), (2, " but"), (1, " so")):
+            whole = [*ids, *model.tokenizer.encode(text, special=False)]
+            known = prefix.lend(engine, prompt_of(model, whole), slot)
+            assert known == len(prefix.prompt) - 1
+            check(lambda each: engine_of(model, each), kind, whole, slot, 8, known, engine)
+
+
+def test_in_slots_with_memory(model: ChatModel, head: Eagle3Head):
+    """Behind a fold that runs the window again, the head has read it again too."""
+    if model.vision is not None:
+        pytest.skip("a model with images has no gate")
+    rules = GateRules(sink=3, window=6, segment=8)
+
+    def with_memory(kind: Helped | None) -> ChatEngine:
+        kv = model.decoder.kv_slots(1, rules.threshold, memory_format(random_gate(model.config, rules), 160))
+        return ChatEngine(model, kv, folding=folding_of(rules), drafts=kind)
+
+    for kind in kinds_of(head):
+        engine = with_memory(kind)
+        for text in ("hello", "the cup is red and the arm is at rest"):
+            assert check(with_memory, kind, ids_of(model, text), 0, 100, 0, engine) > 4
