@@ -146,7 +146,7 @@ def test_an_answer_ends_where_the_slot_does(engines, model: ChatModel, graphs: b
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["run", "replayed"])
 @pytest.mark.parametrize("fold", ["cached", "recompute"])
-@pytest.mark.parametrize("kind", ["lookup"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fold_is_not_launched_behind_a_pass_that_may_give_fewer_tokens(
     model: ChatModel, likely: list[int], kind: str, fold: str, graphs: bool, launched
 ):
