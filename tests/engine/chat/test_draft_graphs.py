@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.kv.formats import INT8
@@ -179,3 +180,18 @@ def test_over_eight_bits(tmp_path: Path, likely: list[int], kind: str):
         expected = answered(engine_of(model, 1, CAPACITY, INT8), text, PARAMS["greedy"])
         assert answered(engine, text, PARAMS["greedy"]).tokens == expected.tokens
     assert eager_passes(engine) == 0
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["run", "replayed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_up_leaves_nothing_behind(model: ChatModel, likely: list[int], kind: str, graphs: bool):
+    """Passes of every kind in an empty slot, before the first request."""
+    drafts = kind_of(kind, model, likely)
+    engine = engine_of(model, 2, CAPACITY, drafts=drafts, chunk=CHUNK, graphs=graphs, record=record)
+    engine.kv.data.zero_()  # passes that begin in the middle of a slot read what is before them
+    engine.record_all(lambda *_: None)
+    engine.seal()
+    run_each_kind(engine, CHUNK)
+    assert (
+        answered(engine, TEXTS[0], PARAMS["greedy"]).tokens == answered(plain(model), TEXTS[0], PARAMS["greedy"]).tokens
+    )
