@@ -185,11 +185,13 @@ class Executor:
 
     def _padded(self, planned: Pass[Any], shape: PassShape) -> PassShape | None:
         """The shape that is replayed, or None. Where a kind of sampling was not recorded, rows are sampled apart."""
-        start = max((segment.start for segment in planned.prefills), default=0)
-        padded = self.classes.fit(shape, start) if self.classes and self.graphs is not None else None
-        if padded is None or self.graphs is None or padded in self.graphs or not self.graphs.sealed:
+        if self.classes is None or self.graphs is None:
+            return None
+        start = max(segment.start for segment in planned.prefills or planned.segments)
+        padded = self.classes.fit(shape, start)
+        if padded is None or padded in self.graphs or not self.graphs.sealed:
             return padded
-        apart = replace(padded, sampling=None)
+        apart = self.classes.fit(replace(shape, sampling=None), start)
         return apart if apart in self.graphs else None
 
     def _sample(
@@ -200,7 +202,8 @@ class Executor:
         if shape.form is not DraftForm.NONE:
             where, counts = (on_device(each, self._device) for each in _slots_and_rows(planned))
             on_host = self.graphs is None and self._device.type == "cpu"
-            ran = ran_rows(shape, outputs, where, counts, on_host=on_host)
+            form = planned.segments[0].form  # a recording without sampling may be of another one
+            ran = ran_rows(replace(shape, form=form), outputs, where, counts, on_host=on_host)
             return self._program.settle(ran, kind, allowed)
         if outputs.logits is None:
             return None

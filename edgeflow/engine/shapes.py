@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -126,8 +126,9 @@ class ShapeClasses:
 
     lone: rows of a pass with one prefill, its decode rows included. several: rows of each prefill of a pass with up to
     `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill, without
-    drafts. drafts: K-1 rows, where passes may have drafts. reaches: positions of a slot that are read. moves: slots are
-    copied after each pass, as many as it has segments.
+    drafts. drafts: K-1 rows, where passes may have drafts. verified: the forms of the drafts of a drafter, and the rows
+    of a verification of each. reaches: positions of a slot that are read. moves: slots are copied after each pass, as
+    many as it has segments.
     """
 
     lone: tuple[int, ...]
@@ -139,15 +140,25 @@ class ShapeClasses:
     several: tuple[int, ...] = ()
     most_prefills: int = 1
     drafts: int = 0
+    verified: tuple[tuple[DraftForm, int], ...] = ()
     moves: bool = False
 
     @classmethod
-    def of_requests(cls, chunk: int, capacity: int) -> ShapeClasses:
-        """The classes of chat: one request at a time, in chunks of at most `chunk` rows, then row by row."""
+    def of_requests(cls, chunk: int, capacity: int, verified: Mapping[DraftForm, int] | None = None) -> ShapeClasses:
+        """The classes of chat: one request at a time, in chunks of at most `chunk` rows, then row by row, or by
+        verifications. verified: rows of a verification in each form; chains are one, where there is any.
+        """
         chunk = min(chunk, capacity)
         lone = tuple(size for size in _doubling(min(ROW_STEP, chunk), chunk) if size < chunk)
         reaches = tuple(size for size in _doubling(min(LEAST_REACH, capacity), capacity) if size < capacity)
-        return cls(lone=(*lone, chunk), shortest=1, longest=chunk, alone=(1,), reaches=(*reaches, capacity))
+        return cls(
+            lone=(*lone, chunk),
+            shortest=1,
+            longest=chunk,
+            alone=(1,),
+            reaches=(*reaches, capacity),
+            verified=tuple((verified or {}).items()),
+        )
 
     @classmethod
     def of_rings(cls, stages: int, sessions: int, shortest: int, capacity: int, shift: Shift) -> ShapeClasses:
@@ -172,7 +183,11 @@ class ShapeClasses:
         )
 
     def fit(self, shape: PassShape, start: int = 0) -> PassShape | None:
-        """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills."""
+        """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills, or of
+        all segments where it has none.
+        """
+        if shape.verifies:
+            return self._fit_verification(shape, start)
         if shape.most_samples > 1:
             return self._fit_drafted(shape)
         decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
@@ -183,9 +198,17 @@ class ShapeClasses:
         reach = _least(self.reaches, max(shape.reach, start + max(rows, default=0)))
         if reach is None:
             return None
-        fitted = self._made(rows, decodes, reach, samples.pop(), shape.sampling)
+        fitted = self._made(rows, decodes, reach=reach, samples=samples.pop(), sampling=shape.sampling, form=shape.form)
         gated = (*shape.gated, *[False] * (fitted.segments - shape.segments)) if shape.gated else ()
         return replace(fitted, moves=fitted.segments if shape.moves else fitted.moves, gated=gated)
+
+    def _fit_verification(self, shape: PassShape, start: int) -> PassShape | None:
+        """As `fit`, where a segment has drafts of a drafter: it is given as many as its form has."""
+        rows = dict(self.verified).get(shape.form, 0)
+        reach = _least(self.reaches, max(shape.reach, start + rows))
+        if shape.segments not in self.alone or shape.most_samples > rows or reach is None:
+            return None
+        return replace(_verification(shape.form, rows, reach, shape.sampling), gated=shape.gated)
 
     def _fit_drafted(self, shape: PassShape) -> PassShape | None:
         """As `fit`, where a segment has drafts: all of the pass are given as many."""
@@ -206,12 +229,18 @@ class ShapeClasses:
         plain: dict[tuple[tuple[int, ...], int], None] = {((), decodes): None for decodes in self.alone}
         for count, decodes in product(range(1, self.most_prefills + 1), self.beside):
             plain |= {(rows, decodes): None for rows in self._all_prefills(count, decodes)}
+        forms, samplings = [form for form, _ in self.verified] or [DraftForm.NONE], tuple(samplings)
         shapes = [
-            self._made(prefills, decodes, reach, samples, sampling)
-            for (prefills, decodes), reach, (samples, sampling) in product(plain, self.reaches, samplings)
+            self._made(prefills, decodes, reach=reach, samples=samples, sampling=sampling, form=form)
+            for (prefills, decodes), reach, (samples, sampling), form in product(plain, self.reaches, samplings, forms)
             if reach >= max(prefills, default=1) and (samples or prefills)
         ]
-        return [*shapes, *self._all_drafted()] if self.drafts else shapes
+        shapes += [
+            _verification(form, rows, reach, sampling)
+            for (form, rows), reach, (samples, sampling) in product(self.verified, self.reaches, samplings)
+            if reach >= rows and samples
+        ]
+        return list(dict.fromkeys([*shapes, *self._all_drafted()] if self.drafts else shapes))
 
     def _all_drafted(self) -> Iterable[PassShape]:
         yield from (self._drafted((), segments, GREEDY) for segments in DRAFTED if segments and self.drafts > 1)
@@ -238,9 +267,18 @@ class ShapeClasses:
         return None if rows is None else (min(rows, self.longest + drafts),) * len(prefills)
 
     def _made(
-        self, prefills: tuple[int, ...], decodes: int, reach: int, samples: int, sampling: SamplingKind | None
+        self,
+        prefills: tuple[int, ...],
+        decodes: int,
+        *,
+        reach: int,
+        samples: int,
+        sampling: SamplingKind | None,
+        form: DraftForm,
     ) -> PassShape:
+        """Without verified drafts forms differ in what is made behind sampled rows alone: others run as chains do."""
         segments = len(prefills) + decodes
+        alike = form is not DraftForm.NONE and not (samples and sampling)
         return PassShape(
             prefills=prefills,
             decodes=(1,) * decodes,
@@ -248,6 +286,7 @@ class ShapeClasses:
             reach=reach,
             moves=segments if self.moves else 0,
             sampling=sampling,
+            form=DraftForm.CHAIN if alike else form,
         )
 
     def _drafted(self, prefills: tuple[int, ...], segments: int, sampling: SamplingKind | None) -> PassShape:
@@ -259,6 +298,10 @@ class ShapeClasses:
             moves=len(prefills) + segments if self.moves else 0,
             sampling=sampling,
         )
+
+
+def _verification(form: DraftForm, rows: int, reach: int, sampling: SamplingKind | None) -> PassShape:
+    return PassShape(prefills=(), decodes=(rows,), samples=(rows,), reach=reach, sampling=sampling, form=form)
 
 
 def _least(classes: Sequence[int], size: int) -> int | None:

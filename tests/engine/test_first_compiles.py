@@ -18,8 +18,10 @@ from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.control.actions import ActionTokens
 from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.drafts.kinds import DraftKind
+from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.program import PassOutputs, PassProgram
+from edgeflow.engine.program import PassOutputs, PassProgram, ran_rows
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
@@ -32,11 +34,14 @@ from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey
+from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import Pass, Ref, Segment
+from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
+from edgeflow.scheduler.plan import DraftForm, Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.worker.calibrate import calibrate
+from tests.engine.chat.tiny_drafts import kind_of
 from tests.engine.recorded import record
 from tests.kernels.interpreted_engine import in_triton
 from tests.kernels.launches import Signature, launches
@@ -83,13 +88,21 @@ class ShapeNoting(AsynchronousEngine):
 class MetaProgram:
     """Passes over tensors without contents, with the operators of a GPU."""
 
-    def __init__(self, contract: Contract, kv: KVSlots, sampling: SamplingState | None = None) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        kv: KVSlots,
+        sampling: SamplingState | None = None,
+        drafts: DraftKind | None = None,
+    ) -> None:
         self.contract = contract
         greedy, shift = (
             in_triton().resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
             for name in ("greedy", "shift_kv_chain")
         )
-        self.program = PassProgram(contract, kv, SlotState(kv, sampling), greedy, shift)
+        state = SlotState(kv, sampling, 1 if drafts is None else drafts.rows)
+        verifier = None if drafts is None else DraftVerifier(drafts.drafter(kv, state), kv, state, greedy)
+        self.program = PassProgram(contract, kv, state, greedy, shift, verifier=verifier)
 
     @classmethod
     def of_policy(cls, policy: OpenVLAPolicy) -> MetaProgram:
@@ -150,13 +163,20 @@ KINDS = [
 ]  # fmt: skip
 
 
-def any_step(dice: random.Random, capacity: int) -> Segment[int]:
-    """A chunk of a prompt or a decode row, anywhere in a slot; half of them at its end."""
+def any_step(dice: random.Random, capacity: int, rule: DraftRule = UNDRAFTED) -> Segment[int]:
+    """A chunk of a prompt, a decode row or a verification, anywhere in a slot; half of them at its end."""
     stage = dice.randint(0, 1)
-    rows = 1 if stage else dice.choice((1, dice.randint(1, CHUNK)))
+    rows = dice.choice((1, dice.randint(1, rule.rows if stage else CHUNK)))
     start = dice.choice((capacity - rows - dice.randint(0, 20), dice.randint(0, capacity - rows)))
     return Segment(
-        sequence=0, slot=0, start=max(start, 0), length=rows, stage=stage, samples=stage or dice.randint(0, 1)
+        sequence=0,
+        slot=0,
+        start=max(start, 0),
+        length=rows,
+        stage=stage,
+        samples=rows if stage else dice.randint(0, 1),
+        drafts=rows - 1 if stage else 0,
+        form=rule.form,
     )
 
 
@@ -172,19 +192,32 @@ class ChatPasses:
         shape = shape_of(planned, None if waits else self.executor._kind(planned), self.executor.kv.capacity)
         padded = self.executor._padded(planned, shape)
         if padded is None or self.executor.graphs is None or padded not in self.executor.graphs:
-            self.program.run(padded or shape)
-        elif any(shape.samples) and padded.sampling != shape.sampling:
-            self._sample(planned)
+            outputs = self.program.run(padded or shape)
+        else:
+            outputs = self.program.run(padded) if padded.form is not DraftForm.NONE else PassOutputs(None, None)
+            if any(shape.samples) and padded.sampling != shape.sampling:
+                self._sample(planned, padded, outputs)
+        self.waiting = padded or shape, outputs
         return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=None, done=None, waits=waits)
 
     def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
-        self._sample(ticket.planned, allowed.to(META))
+        self._sample(ticket.planned, *self.waiting, allowed.to(META))
         return ticket
 
-    def _sample(self, planned: Pass[int], allowed: Tensor | None = None) -> None:
+    def _sample(
+        self, planned: Pass[int], shape: PassShape, outputs: PassOutputs, allowed: Tensor | None = None
+    ) -> None:
+        """As the executor does, where each is recorded already."""
+        kind, (segment,) = self.executor._kind(planned), planned.segments
+        if segment.form is not DraftForm.NONE:
+            counts = torch.full((1,), segment.length, device=META)
+            where = torch.zeros(1, dtype=torch.long, device=META)
+            ran = ran_rows(replace(shape, form=segment.form), outputs, where, counts, on_host=False)
+            self.program.program.settle(ran, kind, allowed)
+            return
         logits = torch.empty(1, self.vocabulary, dtype=torch.bfloat16, device=META)
         slots = torch.zeros(1, dtype=torch.long, device=META)
-        self.program.program.sample(logits, slots, self.executor._kind(planned), allowed)
+        self.program.program.sample(logits, slots, kind, allowed)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +237,52 @@ def test_chat_compiles_nothing_after_warm_up(
     here = random_chat(config, torch.device("cpu"), torch.float32)
     if components == 3:
         model.vision = here.vision = object()
-    capacity = 3000
-    sampling = SamplingState(3, capacity + 1, config.vocab_size, META)
-    program = MetaProgram(TextTokens(model), model.decoder.kv_slots(3, capacity, kv_format), sampling)
+    passes, engine = warmed_chat(monkeypatch, model, here, kv_format, graphs=graphs)
+    warm = set(compiled)
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block", *OF_4_BITS[group]}
+    run_any(passes, engine, 200)
+    assert compiled - warm == set()
+
+
+@pytest.mark.parametrize(("graphs", "kv_format"), [(True, DENSE), (False, INT8)], ids=["replayed", "run over int8"])
+@pytest.mark.parametrize("kind", ["lookup", "chain", "tree"])
+def test_drafts_compile_nothing_after_warm_up(
+    compiled: set[Signature], kind: str, kv_format: KVFormat, graphs: bool, monkeypatch
+):
+    config, likely = CHAT_SIZES[TINY], range(20)
+    model = random_chat(config, META, torch.bfloat16, table=in_triton())
+    here = random_chat(config, torch.device("cpu"), torch.float32)
+    drafts = kind_of(kind, model, likely, in_triton()), kind_of(kind, here, likely)
+    passes, engine = warmed_chat(monkeypatch, model, here, kv_format, drafts, graphs=graphs)
+    warm = set(compiled)
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_best_of_block"}
+    run_any(passes, engine, 100)
+    assert compiled - warm == set()
+
+
+def warmed_chat(
+    monkeypatch: pytest.MonkeyPatch,
+    model: ChatModel,
+    here: ChatModel,
+    kv_format: KVFormat,
+    drafts: tuple[DraftKind | None, DraftKind | None] = (None, None),
+    *,
+    graphs: bool,
+) -> tuple[ChatPasses, ChatEngine]:
+    """A chat engine after its warm-up. here: the model with contents, whose engine plans; drafts: of both."""
+    capacity, config = 3000, model.config
+    rows = 1 if drafts[0] is None else drafts[0].rows
+    sampling = SamplingState(3, capacity + rows, config.vocab_size, META)
+    contract = TextTokens(model, keeps_ids=drafts[0] is not None)
+    program = MetaProgram(contract, model.decoder.kv_slots(3, capacity, kv_format), sampling, drafts[0])
     outputs = PassOutputs(None, None)
     engine = ChatEngine(
-        here, here.decoder.kv_slots(3, capacity), chunk=CHUNK, graphs=graphs, record=lambda _: (lambda: None, outputs)
+        here,
+        here.decoder.kv_slots(3, capacity),
+        drafts=drafts[1],
+        chunk=CHUNK,
+        graphs=graphs,
+        record=lambda _: (lambda: None, outputs),
     )
     passes = ChatPasses(program, engine)
     monkeypatch.setattr(engine._prompts, "launch", passes.launch)
@@ -220,14 +293,20 @@ def test_chat_compiles_nothing_after_warm_up(
         program.run(shape)
     engine.seal()
     run_each_kind(engine, CHUNK)
-    warm = set(compiled)
-    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block", *OF_4_BITS[group]}
+    return passes, engine
+
+
+def run_any(passes: ChatPasses, engine: ChatEngine, count: int) -> None:
+    """Passes of any request, with tokens sampled in any way, some of them under a mask."""
     dice = random.Random(4)
     prompt = Prompt((1,), torch.zeros(1, 1, dtype=torch.long))
-    for _ in range(200):
+    for _ in range(count):
         engine.begin(0, dice.choice(KINDS), prompt)
-        planned, waits = Pass(0, (any_step(dice, capacity),)), dice.random() < 0.2
-        ticket = passes.launch(planned, waits=waits)
-        if waits and planned.segments[0].samples:
-            passes.sample(ticket, torch.empty(1, config.vocab_size, dtype=torch.bool, device=META))
-    assert compiled - warm == set()
+        segment, waits = (
+            any_step(dice, engine.kv.capacity, engine.rule(constrained=dice.random() < 0.5)),
+            dice.random() < 0.2,
+        )
+        ticket = passes.launch(Pass(0, (segment,)), waits=waits)
+        if waits and segment.samples:
+            rows = dice.randint(1, segment.samples)
+            passes.sample(ticket, torch.empty(rows, engine.model.config.vocab_size, dtype=torch.bool, device=META))

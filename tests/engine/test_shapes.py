@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.sampling.sample import GREEDY
+from edgeflow.engine.chat.recordings import recorded_shapes
+from edgeflow.engine.graphs import MOST_GRAPHS
+from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import ROW_STEP, SEVERAL_STEP, PassShape, ShapeClasses
+from edgeflow.scheduler.plan import DraftForm
 from edgeflow.scheduler.ring import Shift
 
 CAPACITY = 391
@@ -131,3 +134,69 @@ def test_more_drafts_than_are_recorded_and_mixed_samples_run_as_they_are():
     chunk = PassShape(prefills=(20,), decodes=(3,), samples=(1, 3), reach=300)
     assert [of_rings().fit(shape) for shape in (many, three, mixed)] == [None] * 3
     assert ShapeClasses.of_requests(64, 1000).fit(chunk) is None
+
+
+BOTH = {DraftForm.CHAIN: 9, DraftForm.TREE: 60}
+WAYS = [(0, GREEDY), (0, None), (1, GREEDY), (1, SamplingKind(drawn=True)), (1, None)]
+
+
+@given(
+    form=st.sampled_from(list(BOTH)),
+    rows=st.integers(2, 60),
+    start=st.integers(0, 999),
+    sampling=st.sampled_from([GREEDY, None]),
+    gated=st.booleans(),
+)
+def test_every_verification_is_recorded_but_those_whose_padding_leaves_the_slot(form, rows, start, sampling, gated):
+    classes, most = ShapeClasses.of_requests(256, 1000, BOTH), BOTH[form]
+    rows = min(rows, most, 1000 - start)
+    shape = PassShape(
+        prefills=(),
+        decodes=(rows,),
+        samples=(rows,),
+        reach=start + rows,
+        sampling=sampling,
+        gated=(True,) if gated else (),
+        form=form,
+    )
+    padded = classes.fit(shape, start)
+    if rows > 1 and start + most > 1000:
+        assert padded is None
+        return
+    assert padded is not None
+    assert padded in recorded_shapes(classes, GREEDY, gated=gated)
+    assert padded.lengths == padded.samples == (most if rows > 1 else 1,) and padded.gated == shape.gated
+    assert padded.form is form or (rows == 1 and sampling is None), "apart, a row without drafts is alike in both forms"
+    assert padded.reach in (256, 512, 1000) and padded.reach >= start + padded.lengths[0]
+
+
+@given(rows=st.integers(1, 256), samples=st.integers(0, 1), sampling=st.sampled_from([GREEDY, None]))
+def test_chunks_are_alike_in_both_forms_until_they_are_sampled(rows: int, samples: int, sampling):
+    classes = ShapeClasses.of_requests(256, 1000, BOTH)
+    chunk, tree = (
+        classes.fit(
+            PassShape(prefills=(rows,), decodes=(), samples=(samples,), reach=rows, sampling=sampling, form=form)
+        )
+        for form in BOTH
+    )
+    assert chunk is not None and tree is not None
+    assert (chunk == tree) == (samples == 0 or sampling is None)
+    assert chunk.form is DraftForm.CHAIN and {chunk, tree} <= set(classes.all(WAYS))
+
+
+@pytest.mark.parametrize(("capacity", "plain", "lookup", "eagle"), [(2048, 52, 64, 84), (4096, 65, 80, 105)])
+def test_drafts_need_few_more_recordings(capacity: int, plain: int, lookup: int, eagle: int):
+    """With chunks of 256 rows; also where every one is recorded for rows that read a memory, too."""
+    drawn = SamplingKind(drawn=True)
+    for count, verified in ((plain, {}), (lookup, {DraftForm.CHAIN: 9}), (eagle, BOTH)):
+        classes = ShapeClasses.of_requests(256, capacity, verified)
+        shapes, gated = (recorded_shapes(classes, drawn, gated=each) for each in (False, True))
+        assert len(shapes) == len(set(shapes)) == count and len(set(gated)) == 2 * count <= MOST_GRAPHS
+        assert {each.form for each in shapes} == (set(verified) or {DraftForm.NONE})
+
+
+def test_a_form_that_nobody_drafts_in_runs_as_it_is():
+    tree = PassShape(prefills=(), decodes=(5,), samples=(5,), reach=64, form=DraftForm.TREE)
+    two = PassShape(prefills=(), decodes=(5, 5), samples=(5, 5), reach=64, form=DraftForm.CHAIN)
+    classes = ShapeClasses.of_requests(64, 1000, {DraftForm.CHAIN: 9})
+    assert [classes.fit(each) for each in (tree, two)] == [None, None]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.text import Chunk, TextTokens
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
@@ -17,8 +17,8 @@ from edgeflow.engine.executor import Executor, Ticket
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
-from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.engine.sampling.sample import SamplingKind, SamplingState
+from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
 from edgeflow.errors import Internal, WorkerError
@@ -96,7 +96,7 @@ class ChatEngine:
         options: dict[str, Any] = {
             "state": self._state,
             "verifier": self._verifier,
-            "classes": ShapeClasses.of_requests(chunk, kv.capacity) if graphs else None,
+            "classes": ShapeClasses.of_requests(chunk, kv.capacity, self._verified_rows) if graphs else None,
             "table": table,
             "keep_logits": keep_logits,
         }
@@ -127,6 +127,14 @@ class ChatEngine:
         return DraftRule(form=form, rows=rows, places=places, row_permille=self.row_permille)
 
     @property
+    def _verified_rows(self) -> dict[DraftForm, int]:
+        """Rows of a verification in each form that a request may have."""
+        if self._verifier is None:
+            return {}
+        rules = (self.rule(constrained=constrained) for constrained in (True, False))
+        return {rule.form: rule.rows for rule in rules}
+
+    @property
     def launch_ahead(self) -> int:
         return self._prompts.launch_ahead
 
@@ -139,22 +147,13 @@ class ChatEngine:
         return sum(len(each.graphs) for each in self._executors if each.graphs is not None)
 
     def record_all(self, progress: Callable[[int, int], None]) -> None:
-        """Record chunks, whose last row is sampled apart, and decode rows: greedy, as the checkpoint recommends, apart.
-
-        RuntimeError or ConfigError where an operator cannot be recorded.
-        """
+        """Record all of `recorded_shapes`; RuntimeError or ConfigError where an operator cannot be recorded."""
         recommended = SamplingKind.of([SamplingParams.recommended(self.model.generation)])
-        decodes = dict.fromkeys((GREEDY, recommended, None))
         for executor in self._executors:
-            shapes = executor.classes.all([(0, GREEDY), *((1, kind) for kind in decodes)]) if executor.classes else []
-            needed = [
-                each
-                for each in shapes
-                if (executor is self._prompts and each.prefills and (each.sampling is None or not any(each.samples)))
-                or (executor is self._decodes and not each.prefills)
-            ]
-            gated = [replace(each, gated=(True,)) for each in needed] if self.kv.format.memory is not None else []
-            executor.record_all([*needed, *gated], progress)
+            if executor.classes is None:
+                continue
+            shapes = recorded_shapes(executor.classes, recommended, gated=self.kv.format.memory is not None)
+            executor.record_all([each for each in shapes if executor is self._owner(each)], progress)
 
     def seal(self) -> None:
         """Record nothing from now on."""
@@ -220,7 +219,10 @@ class ChatEngine:
 
     def _of(self, planned: Pass[int]) -> Executor:
         """Rows of a pass are of one model: decode rows beside prompts only where the same computes both."""
-        return self._prompts if planned.prefills else self._decodes
+        return self._owner(planned)
+
+    def _owner(self, of: Pass[int] | PassShape) -> Executor:
+        return self._prompts if of.prefills else self._decodes
 
     @property
     def _executors(self) -> tuple[Executor, ...]:
