@@ -18,6 +18,7 @@ from edgeflow.gpu_suite.device import ceilings, facts
 from edgeflow.gpu_suite.order import LEFT_OUT, Found, Order
 from edgeflow.gpu_suite.sections.baseline import baseline
 from edgeflow.gpu_suite.sections.chat_speed import chat
+from edgeflow.gpu_suite.sections.draft_speed import drafts
 from edgeflow.gpu_suite.sections.flow_speed import flow_policies
 from edgeflow.gpu_suite.sections.frames import frames
 from edgeflow.gpu_suite.sections.int4 import int4
@@ -44,6 +45,7 @@ FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
     "baseline": baseline,
     "flow": flow_policies,
     "chat": chat,
+    "drafts": drafts,
     "service": service,
     "verify": verify,
     "fp8": fp8,

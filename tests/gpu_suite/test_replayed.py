@@ -20,6 +20,7 @@ from edgeflow.gpu_suite.order import Order
 from edgeflow.gpu_suite.sections import chat_speed, token_checks
 from edgeflow.gpu_suite.sections import int4 as int4_section
 from edgeflow.gpu_suite.sections.chat_speed import chat
+from edgeflow.gpu_suite.sections.draft_speed import drafts
 from edgeflow.gpu_suite.sections.int4 import int4
 from edgeflow.gpu_suite.sections.policy_speed import policy
 from edgeflow.gpu_suite.sections.token_checks import tokens
@@ -124,3 +125,9 @@ def test_replayed_tokens_that_differ_are_reported(setting, monkeypatch):
 
 def test_chat_chunks_are_those_of_the_service():
     assert ChatConfig().prefill_chunk == chat_speed.PREFILL_CHUNK
+
+
+def test_drafts_are_replayed_with_as_many_right_as_are_imposed(setting):
+    answers = drafts(setting)["answers"]
+    assert {row["drafts"] for row in answers} == {"none", "tree", "chain", "base alone"}
+    assert all(row["tokens per pass"] == 24 / -(-24 // row["imposed"]) for row in answers)

@@ -56,7 +56,7 @@ def found_by(folder: Path, *names: str) -> dict[str, dict]:
 
 CHECKS = ("facts", "ceilings", "kernels", "tokens", "frames")
 POLICIES = ("ceilings", "tune", "policy", "baseline", "flow", "profile")
-OTHERS = ("ceilings", "chat", "fp8", "int4", "long-actions", "towers", "long-context", "operators")
+OTHERS = ("ceilings", "chat", "drafts", "fp8", "int4", "long-actions", "towers", "long-context", "operators")
 OF_PROCESSES = ("service", "verify")  # tests/gpu_suite/test_served.py
 
 
@@ -91,6 +91,12 @@ def test_sections_of_the_policy(tmp_path):
 def test_the_other_sections(tmp_path):
     found = found_by(tmp_path, *OTHERS)
     assert [row["prompt"] for row in found["chat"]["requests"]] == [16, 24, 32, 64]
+    answers = found["drafts"]["answers"]
+    ways = [("none", 1), *((way, settled) for way in ("tree", "chain", "base alone") for settled in (2, 3, 4))]
+    assert [(row["drafts"], row["imposed"]) for row in answers] == ways
+    passes = [-(-24 // row["imposed"]) for row in answers]
+    assert [row["tokens per pass"] for row in answers] == [24 / count for count in passes], "24 tokens behind the first"
+    assert all(row["share of copy bandwidth"] > 0 for row in answers)
     assert found["fp8"]["share of tokens that FP8 changes"] > 0
     projections = found["int4"]["projections"]
     assert len(projections) == 2 * 2 * 4 and all(row["ok"] and row["implementation"] != "gemm" for row in projections)
@@ -170,12 +176,13 @@ def test_sections_stop_when_their_time_is_over(tmp_path, monkeypatch):
     """Each keeps what it has; a policy's first system and a baseline's fewest frames are always measured."""
     monkeypatch.setattr(suite, "end_of", lambda *_: 0.0)
     monkeypatch.setattr(suite, "FEWEST_S", 0.0)
-    names = ("policy", "baseline", "chat", "int4", "long-context", "towers", "operators")
+    names = ("policy", "baseline", "chat", "drafts", "int4", "long-context", "towers", "operators")
     _, results, _ = run(tmp_path, "--minutes", "60", "--sections", *names)
     found = {name: section["found"] for name, section in results["sections"].items()}
     assert [row["system"] for row in found["policy"]["systems"]] == ["serial"] and found["policy"]["rounds"] == 1
     assert len(found["policy"][LEFT_OUT]) == 4 and found["baseline"]["frames"] == 3
     assert found["chat"][LEFT_OUT] == ["tiny-chat"]
+    assert found["drafts"][LEFT_OUT] == ["none", "tree", "chain", "base alone"]
     assert found["long-context"][LEFT_OUT] == [f"64 rows, {kv}" for kv in ("float32", "int8", "int4")]
     assert found["int4"][LEFT_OUT] == ["pipeline", "chat"]
     assert found["towers"]["ways"] == [] and found["operators"]["operators"] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.gpu_suite.sections.trace import PASS, analysed, class_of
+from edgeflow.gpu_suite.subjects.trace import PASS, analysed, class_of
 
 SKIPPED = 2  # passes that fill the pipe, and nearly as many that drain it
 

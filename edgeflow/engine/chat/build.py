@@ -12,7 +12,7 @@ import torch
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
-from edgeflow.engine.chat.drafting import choose_drafts, eagle_header
+from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
@@ -28,12 +28,14 @@ from edgeflow.engine.chat.long import (
 from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
+from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
-from edgeflow.engine.drafts.kinds import DraftKind
+from edgeflow.engine.drafts.kinds import DraftKind, sizes_of
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import SamplingKind
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
 from edgeflow.errors import ConfigError, RequestError
@@ -53,7 +55,7 @@ from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.types import KVName
 
 REPEATS = 5
-RECORDINGS_OF_A_SHAPE = 3  # at most: rows are sampled in as many ways
+ANOTHER_KIND = SamplingKind(drawn=True)  # a checkpoint may recommend it
 PROBE_ROWS = 64
 WORTH_TELLING = 1e-3  # of the logits of a row by itself
 # What two checkpoints must have in common for one to read what the other wrote.
@@ -134,9 +136,11 @@ def chat_bytes(config: ServiceConfig) -> int:
     weights += gate.parameters * dtype.itemsize if gate is not None else 0
     weights += head.parameters * dtype.itemsize if head is not None else 0
     replays = choose_graphs(config.graphs, device, dtype)
-    need = memory_need(chat, text, gate, dtype, device, replays=replays)
-    shapes = ShapeClasses.of_requests(chat.prefill_chunk, SlotSize.of(chat, text, gate).positions).all()
-    recordings = RECORDINGS_OF_A_SHAPE * len(shapes) * replays * (1 + (gate is not None))
+    draft = draft_sizes(chat, head)
+    need = memory_need(chat, text, gate, dtype, device, replays=replays, draft=draft)
+    positions, verified = SlotSize.of(chat, text, gate).positions, draft.rows if draft is not None else None
+    classes = ShapeClasses.of_requests(chat.prefill_chunk, positions, verified)
+    recordings = len(recorded_shapes(classes, ANOTHER_KIND, gated=gate is not None)) if replays else 0
     return weights + need.total_bytes + recordings * RECORDING_BYTES
 
 
@@ -200,7 +204,9 @@ def build_chat(
     size = SlotSize.of(config, model.config, gate)
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
     prompts = [_prefix_prompt(model, slot, size.length, limit) for slot in config.slots]
-    need = memory_need(config, model.config, gate, model.decoder.dtype, model.device, replays=bool(graphs))
+    need = memory_need(
+        config, model.config, gate, model.decoder.dtype, model.device, replays=bool(graphs), draft=sizes_of(drafts)
+    )
     kv = _reserve(model, need, size, store_format(config, model.config, gate))
     chunk = config.prefill_chunk
     folding = None if gate is None else folding_of(gate.rules)

@@ -6,6 +6,7 @@ import torch
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
+from edgeflow.engine.drafts.sizes import DraftSizes, eagle_sizes, lookup_sizes
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.weights import FLOAT, Int8Weight
 from edgeflow.model_paths import resolve_model
@@ -30,6 +31,13 @@ def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
             "of the head: lower it"
         )
     return found
+
+
+def draft_sizes(config: ChatConfig, head: Eagle3Config | None) -> DraftSizes | None:
+    """The sizes of the configured drafts; None if none are. head: as of `eagle_header`."""
+    if config.draft_kind == "lookup":
+        return lookup_sizes(config.lookup.drafts)
+    return None if head is None else eagle_sizes(head, _tree(config), config.eagle3.depth)
 
 
 def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) -> DraftKind | None:
@@ -61,5 +69,12 @@ def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
         raise ValueError("no head is configured")
     directory, decoder = resolve_model(settings.model), model.decoder
     head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device)
-    tree = None if settings.chain else TreeSizes(rows=settings.pass_rows, depth=settings.depth, width=settings.top)
-    return Eagle(head=head, tree=tree, depth=settings.depth)
+    return Eagle(head=head, tree=_tree(config), depth=settings.depth)
+
+
+def _tree(config: ChatConfig) -> TreeSizes | None:
+    """The sizes of the configured trees; None for chains."""
+    settings = config.eagle3
+    if settings.chain:
+        return None
+    return TreeSizes(rows=settings.pass_rows, depth=settings.depth, width=settings.top)

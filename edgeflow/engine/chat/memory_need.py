@@ -11,12 +11,17 @@ import torch
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.long import SlotSize, pairs_format
+from edgeflow.engine.drafts.sizes import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateHeader, MemoryGate
 
 FLOAT_BYTES, LONG_BYTES, DOUBLE_BYTES = 4, 8, 8
+TREE_LONGS = 3
+"""Whole numbers for each row of a tree."""
+SCORE_FLOATS = 2
+"""Numbers in float32 for each logit of a row that is compared with others: the score, and one derived from it."""
 READ_FLOATS = 4
 """Numbers in float32 for each number of a query that reads a memory: feature, sums, read and one on the way."""
 FOLD_FLOATS = 3
@@ -26,7 +31,8 @@ FOLD_FLOATS = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
     """Bytes beside the weights. slots: how many. slot_bytes: keys, values and memory of one slot; state_bytes: its
-    tokens and what sampling knows of them. rotation_bytes: of all positions. pass_bytes: during the largest pass.
+    tokens, its drafts, and what sampling knows of them. rotation_bytes: of all positions. pass_bytes: during the
+    largest pass. draft_bytes: of a draft head, its slots and rotations.
     """
 
     slots: int
@@ -34,11 +40,12 @@ class MemoryNeed:
     state_bytes: int
     rotation_bytes: int
     pass_bytes: int
+    draft_bytes: int
 
     @property
     def beside_bytes(self) -> int:
         """The need beside the slots' keys, values and memories."""
-        return self.slots * self.state_bytes + self.rotation_bytes + self.pass_bytes
+        return self.slots * self.state_bytes + self.rotation_bytes + self.pass_bytes + self.draft_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -53,26 +60,61 @@ def memory_need(
     device: torch.device,
     *,
     replays: bool,
+    draft: DraftSizes | None = None,
 ) -> MemoryNeed:
     """The need of a model as configured; ConfigError for a format that is not for it.
 
-    replays: passes are replayed, which takes one more slot.
+    replays: passes are replayed, which takes one more slot. draft: the drafts that passes verify.
     """
     size = SlotSize.of(config, text, gate)
-    turned = size.length if gate is None or gate.rules.positions == "absolute" else size.positions
+    absolute = gate is not None and gate.rules.positions == "absolute"
+    turned = size.length if absolute else size.positions
+    slots, rows = 1 + len(config.slots) + replays, 1 if draft is None else draft.most_rows
+    of_pass = _pass_bytes(config, text, gate, size.shape(text, dtype), device)
     return MemoryNeed(
-        slots=1 + len(config.slots) + replays,
+        slots=slots,
         slot_bytes=size.slot_bytes(text, dtype, pairs_format(config, text)),
-        state_bytes=_state_bytes(size, text.vocab_size),
+        state_bytes=_state_bytes(size, text.vocab_size, rows),
         rotation_bytes=(1 + bool(config.decode_model)) * _rotation_bytes(turned, text.attention.rotary, dtype),
-        pass_bytes=_pass_bytes(config, text, gate, size.shape(text, dtype), device),
+        pass_bytes=of_pass + (0 if draft is None else _verified_bytes(draft, text, config.prefill_chunk, dtype)),
+        draft_bytes=0 if draft is None else _draft_bytes(draft, slots, size.positions, turned, dtype),
     )
 
 
-def _state_bytes(size: SlotSize, vocabulary: int) -> int:
-    """The state of a slot: a token for each place, a share for each position, a count and a flag for each id."""
-    ids, shares = LONG_BYTES * (size.positions + 1), DOUBLE_BYTES * (size.length + 1)
-    return ids + shares + (FLOAT_BYTES + 1) * vocabulary
+def _state_bytes(size: SlotSize, vocabulary: int, rows: int) -> int:
+    """The state of a slot: a token for each place, a share for each position, a count and a flag for each id.
+
+    rows: of a verification; each is a place more, and a row of a tree with its parent, depth and bits.
+    """
+    ids, shares = LONG_BYTES * (size.positions + rows), DOUBLE_BYTES * (size.length + rows)
+    return ids + shares + TREE_LONGS * LONG_BYTES * rows + (FLOAT_BYTES + 1) * vocabulary
+
+
+def _draft_bytes(draft: DraftSizes, slots: int, positions: int, turned: int, dtype: torch.dtype) -> int:
+    """A head's keys and values, rotations, and the token of the base for each that it can propose; 0 without a head.
+
+    positions: of a slot of the base. turned: by how many different ones the base's rows are rotated.
+    """
+    if draft.head is None:
+        return 0
+    text = draft.head.text
+    kept = slots * (positions + draft.behind) * 2 * text.kv_width * dtype.itemsize
+    rotations = _rotation_bytes(turned + draft.behind, text.attention.rotary, dtype)
+    return kept + rotations + LONG_BYTES * draft.head.draft_vocabulary
+
+
+def _verified_bytes(draft: DraftSizes, text: LlamaConfig, chunk: int, dtype: torch.dtype) -> int:
+    """Logits of a verification, and its scores on the way to tokens; the base's features of all rows of a pass, the
+    head's intermediate results, and its log probabilities, all at once.
+    """
+    logits = draft.most_rows * text.vocab_size * (dtype.itemsize + SCORE_FLOATS * FLOAT_BYTES)
+    if draft.head is None:
+        return logits
+    head, rows = draft.head, max(chunk, draft.most_rows)
+    features = rows * head.feature_width * dtype.itemsize
+    activations = activation_bytes(head.text, rows, dtype) + rows * 2 * head.text.hidden_size * dtype.itemsize
+    scores = max(draft.width, 1) * head.draft_vocabulary * (dtype.itemsize + SCORE_FLOATS * FLOAT_BYTES)
+    return logits + features + activations + scores
 
 
 def _rotation_bytes(positions: int, rotary: int, dtype: torch.dtype) -> int:

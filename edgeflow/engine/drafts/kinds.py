@@ -8,6 +8,7 @@ from typing import Protocol
 from edgeflow.engine.drafts.drafter import Drafter
 from edgeflow.engine.drafts.eagle import EagleDrafter
 from edgeflow.engine.drafts.lookup import LookupDrafter
+from edgeflow.engine.drafts.sizes import DraftSizes, chain_of, eagle_sizes, lookup_sizes
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.eagle3.growing import TreeSizes
@@ -49,7 +50,11 @@ class Lookup:
 
     @property
     def rows(self) -> int:
-        return 1 + self.drafts
+        return self.sizes.most_rows
+
+    @property
+    def sizes(self) -> DraftSizes:
+        return lookup_sizes(self.drafts)
 
     def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:  # noqa: ARG002 - alike for all
         return LookupDrafter(state, drafts=self.drafts, shortest=self.shortest, longest=self.longest)
@@ -71,21 +76,27 @@ class Eagle:
     @property
     def chain(self) -> TreeSizes:
         """The sizes of its chains."""
-        return TreeSizes(rows=self.depth + 2, depth=self.depth, width=1)
+        return chain_of(self.depth)
 
     @property
     def rows(self) -> int:
-        return max(self.chain.rows, self.tree.rows if self.tree else 0)
+        return self.sizes.most_rows
 
     @property
-    def places(self) -> int:
-        """Places behind a sequence that drafting writes in the slots of the head."""
-        return max(self.chain.places, self.tree.places if self.tree else 0)
+    def sizes(self) -> DraftSizes:
+        return eagle_sizes(self.head.config, self.tree, self.depth)
 
     def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:
         sizes = {DraftForm.CHAIN: self.chain}
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
-        behind = self.places + self.depth + 2
+        behind = self.sizes.behind
         store = self.head.kv_slots(kv.slots, kv.capacity + behind, kv.format.turned(kv.capacity) + behind)
         return EagleDrafter(self.head, store, state, sizes)
+
+
+def sizes_of(kind: DraftKind | None) -> DraftSizes | None:
+    """The sizes by which a kind takes memory; None without drafts."""
+    if isinstance(kind, (Eagle, Lookup)):
+        return kind.sizes
+    return None if kind is None else DraftSizes(rows={kind.form: kind.rows})

@@ -13,10 +13,10 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.gpu_suite.order import Found
 from edgeflow.gpu_suite.sections.policy_speed import ways
-from edgeflow.gpu_suite.sections.trace import PASS, analysed
 from edgeflow.gpu_suite.setting import Setting
 from edgeflow.gpu_suite.subjects.engines import engine_of, finish_times, policy_of
 from edgeflow.gpu_suite.subjects.random_policy import random_frames
+from edgeflow.gpu_suite.subjects.trace import PASS, analysed
 from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.ring import Shift
 from edgeflow.types import Mode

@@ -14,7 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.build import build_chat
+from edgeflow.engine.chat.drafting import draft_sizes
 from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
+from edgeflow.engine.drafts.kinds import Eagle, Lookup
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -26,9 +28,11 @@ from edgeflow.kernels.narrow_kv import int4_attention, scaled
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import load_chat_model
+from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.chat.tiny_drafts import KINDS, kind_of, tiny_head
 from tests.random_gates import random_gate
 
 CPU = torch.device("cpu")
@@ -63,13 +67,59 @@ def test_what_is_needed_is_what_is_reserved(path: Path, gated: bool, decode_mode
     engine = build_chat(config, models[0], "f", lambda *_: None, decode=models[-1], gate=gate).engine
     need = need_of(config, models[0].config, gate, dtype)
     sampling = engine._sampling
+    trees = engine._state.tree
     state = [engine._state.ids, sampling._shares, sampling._counts, sampling._prompted]
+    state += [trees.parent, trees.depth, trees.bits]
     rotations = [part for model in models for each in model.decoder._rotary.values() for part in (each.cos, each.sin)]
     assert need.slots == engine.kv.slots == 2
     assert need.slots * need.slot_bytes == engine.kv.nbytes
     assert need.slots * need.state_bytes == nbytes(state)
     assert need.rotation_bytes == nbytes(rotations)
     assert need.total_bytes == engine.kv.nbytes + nbytes(state) + nbytes(rotations) + need.pass_bytes
+
+
+@pytest.mark.parametrize("positions", ["", "absolute", "local"], ids=["plain", "absolute", "local"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_drafts_need_what_is_reserved_for_them(path: Path, kind: str, positions: Any):
+    """And no more in a pass than is counted: logits of all rows, features of a chunk, the head's log probabilities."""
+    long = {"gate": "gate.json", "length": 500} if positions else {}
+    config = ChatConfig.model_validate({"capacity": 96, "long": long, "prefill_chunk": 32})
+    model = load_chat_model(path, torch.float32, CPU)
+    fold = "recompute" if positions == "local" else "cached"
+    gate = random_gate(model.config, replace(RULES, positions=positions, fold=fold)) if positions else None
+    drafts = kind_of(kind, model, range(30))
+    engine = build_chat(config, model, "f", lambda *_: None, gate=gate, drafts=drafts).engine
+    need = memory_need(config, model.config, gate, torch.float32, CPU, replays=False, draft=drafts.sizes)
+    plain, sampling, trees = need_of(config, model.config, gate), engine._sampling, engine._state.tree
+    state = [engine._state.ids, sampling._shares, sampling._counts, sampling._prompted]
+    state += [trees.parent, trees.depth, trees.bits]
+    assert need.state_bytes == nbytes(state) > plain.state_bytes
+    held, made = [], drafts.sizes.most_rows * model.config.vocab_size * 4
+    if isinstance(drafts, Eagle):
+        store, config_of = engine._verifier.store, drafts.head.config
+        held = [store.data, *(getattr(drafts.head._rotary_of(store), name) for name in ("cos", "sin"))]
+        held.append(drafts.head.targets)
+        features = torch.empty(config.prefill_chunk, config_of.feature_width)
+        scores = drafts.head.log_probabilities(torch.zeros(drafts.sizes.width, config_of.text.hidden_size))
+        made += nbytes([features, scores])
+    assert need.draft_bytes == nbytes(held)
+    assert need.pass_bytes - plain.pass_bytes >= made
+    drafted, undrafted = need.total_bytes, plain.total_bytes
+    assert drafted - undrafted >= nbytes(held) + made
+
+
+@pytest.mark.parametrize("eagle3", [{}, {"chain": True, "depth": 3}, {"rows": 20, "depth": 2, "width": 5}], ids=str)
+def test_sizes_are_those_of_what_is_loaded(path: Path, eagle3: dict[str, Any]):
+    config = ChatConfig.model_validate({"draft": "eagle3", "eagle3": {"model": "head", **eagle3}})
+    model = load_chat_model(path, torch.float32, CPU)
+    settings, head = config.eagle3, tiny_head(model, range(30))
+    tree = TreeSizes(rows=settings.pass_rows, depth=settings.depth, width=settings.top) if settings.top > 1 else None
+    loaded = Eagle(head=head, tree=tree, depth=settings.depth)
+    assert draft_sizes(config, head.config) == loaded.sizes
+    assert loaded.rows == loaded.sizes.most_rows == max(settings.pass_rows, settings.depth + 2)
+    plain = ChatConfig.model_validate({"draft": "lookup", "lookup": {"drafts": 5}})
+    assert draft_sizes(plain, None) == Lookup(drafts=5).sizes and draft_sizes(ChatConfig(), None) is None
 
 
 def nbytes(tensors: list[Tensor]) -> int:
