@@ -91,7 +91,7 @@ class EagleConfig(Section):
 class LookupConfig(Section):
     """Drafts by prompt look-up: the tokens that followed the newest ones where they last stood in the sequence."""
 
-    drafts: int = Field(8, ge=1, le=32, description="most drafts in a pass")
+    drafts: int = Field(8, ge=1, le=31, description="most drafts in a pass")
     longest: int = Field(4, ge=1, le=16, description="tokens of the longest run that is searched for")
     shortest: int = Field(1, ge=1, le=16, description="tokens of the shortest run that is searched for")
 

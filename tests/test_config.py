@@ -127,8 +127,8 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             "chat: lookup.longest is 5, but draft is eagle3",
         ),
         (
-            {"chat": {"draft": "lookup", "lookup": {"drafts": 33}}},
-            "chat.lookup.drafts: 33 should be less than or equal",
+            {"chat": {"draft": "lookup", "lookup": {"drafts": 32}}},
+            "chat.lookup.drafts: 32 should be less than or equal",
         ),
         ({"chat": {"lookup": {"draft": 4}}}, "chat.lookup.draft: unknown key; did you mean chat.lookup.drafts?"),
         (
