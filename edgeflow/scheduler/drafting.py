@@ -70,6 +70,8 @@ class Acceptance:
 
     def worthwhile(self, most: int, row_permille: int) -> int:
         """The number of drafts, at most `most`, with which a pass gives the most tokens per time."""
+        if not row_permille:
+            return most
         best, best_rate, tokens, likely = 0, CERTAIN, CERTAIN, CERTAIN
         for drafts in range(1, most + 1):
             likely = likely * self.right // self.judged
@@ -80,7 +82,7 @@ class Acceptance:
         return best
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Drafts:
     """The tokens of a request whose passes may verify drafts.
 

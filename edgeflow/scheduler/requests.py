@@ -51,7 +51,7 @@ class RequestPlan:
         if not 0 <= self.known < self.rows:
             raise ValueError(f"{self.known} rows of a prompt of {self.rows} are known: at least one must be computed")
         self.place = self.known
-        self.drafts = Drafts(self.rule)
+        self.drafts = Drafts(rule=self.rule)
 
     @property
     def planned(self) -> int:
