@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -149,23 +150,27 @@ def test_a_file_beyond_all_measure_is_not_read(directory: Path, name: str):
 
 
 def test_no_value_of_a_configuration_escapes(directory: Path):
-    """Any entry replaced by anything: told as a CheckpointError, or served."""
+    """Any entry replaced by anything: told as a CheckpointError, or served. A third of the pairs, all by night.
+
+    Their eleven values are no multiple of three: every name meets several values, and every value several names.
+    """
     text = (directory / "config.json").read_text()
     values = json.loads(text)
     names = [*values, *(f"text_config__{name}" for name in values["text_config"])]
     names += [f"vision_config__{name}" for name in values["vision_config"]]
+    every = 1 if settings().max_examples > 1000 else 3
+    pairs = list(itertools.product(names, WRONG_VALUES))[::every]
     served = 0
-    for name in names:
-        for value in WRONG_VALUES:
-            change(directory / "config.json", **{name: value})
-            try:
-                load(directory)
-                served += 1
-            except CheckpointError:
-                pass
-            finally:
-                (directory / "config.json").write_text(text)
-    assert 0 < served < len(names) * len(WRONG_VALUES) // 2
+    for name, value in pairs:
+        change(directory / "config.json", **{name: value})
+        try:
+            load(directory)
+            served += 1
+        except CheckpointError:
+            pass
+        finally:
+            (directory / "config.json").write_text(text)
+    assert {name for name, _ in pairs} == set(names) and 0 < served < len(pairs) // 2
 
 
 def test_nothing_in_a_checkpoint_is_executed(directory: Path, tmp_path: Path):

@@ -60,15 +60,15 @@ def test_branches_ask_for_the_chunk_of_the_handle_that_they_name(data):
 
 
 def test_training_lowers_the_loss_of_both_phases(data):
-    trainer = FlowTrainer(data, FlowPlan(states=CHUNK, vision_steps=25, flow_steps=12, frames=8), 0, "cpu")
-    losses = [trainer.step()[0] for _ in range(37)]
-    assert np.mean(losses[22:25]) < 0.8 * losses[0]
-    assert np.mean(losses[35:]) < 0.95 * losses[25]
+    trainer = FlowTrainer(data, FlowPlan(states=CHUNK, vision_steps=15, flow_steps=12, frames=4), 0, "cpu")
+    losses = [trainer.step()[0] for _ in range(27)]
+    assert np.mean(losses[12:15]) < 0.8 * losses[0]
+    assert np.mean(losses[25:]) < 0.95 * losses[15]
 
 
 def test_the_last_phase_teaches_the_expert_alone_to_continue_chunks(data):
     trainer = FlowTrainer(
-        data, FlowPlan(states=CHUNK, vision_steps=1, flow_steps=1, continuing_steps=30, frames=8), 0, "cpu"
+        data, FlowPlan(states=CHUNK, vision_steps=1, flow_steps=1, continuing_steps=30, frames=4), 0, "cpu"
     )
     for _ in range(2):
         trainer.step()
