@@ -126,7 +126,7 @@ class Executor:
             started=started,
             done=self.stamp(),
             waits=waits,
-            outputs=outputs if waits else None,
+            outputs=outputs.copied() if waits else None,
             shape=ran if waits else None,
         )
 

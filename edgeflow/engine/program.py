@@ -40,6 +40,11 @@ class PassOutputs:
     features: Tensor | None = None
     rope: Tensor | None = None
 
+    def copied(self) -> PassOutputs:
+        """A copy that no replay writes over: recordings share their memory."""
+        parts = (self.results, self.logits, self.features, self.rope)
+        return PassOutputs(*(None if part is None else part.clone() for part in parts))
+
 
 class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
@@ -286,6 +291,7 @@ def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tens
         counts=counts,
         lengths=shape.lengths,
         form=shape.form,
+        reach=shape.reach,
         verifies=shape.verifies,
         stage=shape.stage,
         logits=outputs.logits,

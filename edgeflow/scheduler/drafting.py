@@ -24,13 +24,19 @@ ASSUMED = (2, 4)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRule:
     """The drafts that a request may have. rows: most rows of a verification, the newest token included. places: those
-    of the slot, which no row may leave. row_permille: the time of one more row, per mille of a pass of one.
+    of the slot, which no row may leave. deepest: most rows on a path, which is what a verification can settle; 0 for
+    all of them. row_permille: the time of one more row, per mille of a pass of one.
     """
 
     form: DraftForm = DraftForm.NONE
     rows: int = 1
     places: int = UNBOUNDED
+    deepest: int = 0
     row_permille: int = 0
+
+    def settles(self, rows: int) -> int:
+        """The most tokens that so many rows give."""
+        return min(rows, self.deepest or rows)
 
 
 UNDRAFTED = DraftRule()
@@ -104,7 +110,7 @@ class Drafts:
     @property
     def most(self) -> int:
         """Tokens that there may be then."""
-        return self.settled + sum(self._flying)
+        return self.settled + sum(map(self.rule.settles, self._flying))
 
     @property
     def certain(self) -> bool:
@@ -121,13 +127,16 @@ class Drafts:
         if rule.form is DraftForm.NONE:
             return 0
         standing = rule.rows - 1 if self._flying else min(self.found, rule.rows - 1)
-        most = max(min(standing, ahead, rows - 1, rule.places - place - 1), 0)
+        left = tokens - self.most - 1  # behind the token that the newest one gives
+        most = min(standing, ahead, rows - 1, rule.places - place - 1)
+        if left <= 0 or most <= 0:
+            return 0
         if rule.form is DraftForm.TREE:
             return most
-        return self.acceptance.worthwhile(max(min(most, tokens - self.most - 1), 0), rule.row_permille)
+        return self.acceptance.worthwhile(min(most, left), rule.row_permille)
 
     def launched(self, rows: int) -> None:
-        """Record a pass that gives tokens. rows: the most that it can give."""
+        """Record a pass of so many rows that gives tokens."""
         self._flying.append(rows)
 
     def returned(self, tokens: int, found: int) -> int:
@@ -140,4 +149,4 @@ class Drafts:
             self.counts.drafts += rows > 1
             self.counts.plain += rows == 1
             self.acceptance.observe(rows - 1, tokens - 1)
-        return rows - tokens
+        return self.rule.settles(rows) - tokens

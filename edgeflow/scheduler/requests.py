@@ -99,7 +99,7 @@ class RequestPlan:
         ends, guessed = self.place == known, 0
         if run.again and ends and length == 1:
             guessed = drafts.behind(place, self.tokens, self.route.ahead(known), most)
-        self.place += guessed
+        self.place += self.rule.settles(1 + guessed) - 1
         if self.tokens and ends:
             drafts.launched(1 + guessed)
         self.passes += 1

@@ -8,12 +8,15 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.drafts.sizes import DraftSizes, eagle_sizes, lookup_sizes
 from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import FLOAT, Int8Weight
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes
-from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.head import NAME, Eagle3Head
 from edgeflow.models.llama import LlamaConfig
 
 
@@ -62,13 +65,21 @@ def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) ->
     return _eagle(config, model)
 
 
+def _table_of_head(model: ChatModel) -> OperatorTable:
+    """Operators of a head: on a device nobody knows on the host where its rows enter."""
+    table, hardware = built_in_table(), Hardware.of(model.device)
+    if model.device.type == "cpu" or not table.reads_places(NAME, DENSE.name, hardware, model.decoder.dtype):
+        return table
+    return table.forcing(packed_attention="masked")
+
+
 @torch.inference_mode()
 def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
     header, settings = eagle_header(config, model.config), config.eagle3
     if header is None:
         raise ValueError("no head is configured")
     directory, decoder = resolve_model(settings.model), model.decoder
-    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device)
+    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device, _table_of_head(model))
     return Eagle(head=head, tree=_tree(config), depth=settings.depth)
 
 

@@ -25,6 +25,7 @@ from edgeflow.errors import Internal, WorkerError
 from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
@@ -84,12 +85,13 @@ class ChatEngine:
         self.decode = decode or model
         self.kv = kv
         self.drafts = drafts
+        self._table = table or built_in_table()
         self.row_permille = ROW_PERMILLE
         self.placement: Placement = folding or Unfolded(kv.format.reusable)
         rows = 1 if drafts is None else drafts.rows
         sampling = SamplingState(kv.slots, kv.positions + rows, model.config.vocab_size, model.device)
         self._state, self._sampling = SlotState(kv, sampling, rows), sampling
-        self._verifier = None if drafts is None else self._verified(drafts, table)
+        self._verifier = None if drafts is None else self._verified(drafts)
         if self._verifier is not None and self._verifier.store is not None:
             self.placement = OneRowAgain(self.placement)
         keeps_ids = folding is not None or drafts is not None
@@ -100,13 +102,20 @@ class ChatEngine:
             "table": table,
             "keep_logits": keep_logits,
         }
+        self._reads_places = drafts is not None and not graphs and self._host_reads()
         prompts = TextTokens(model, keeps_ids=keeps_ids)
         self._prompts = self._decodes = Executor(prompts, kv, record=record, **options)
         if self.decode is not model:
             decodes = TextTokens(self.decode, keeps_ids=keeps_ids)
             self._decodes = Executor(decodes, kv, record=self._prompts.record, **options)
 
-    def _verified(self, drafts: DraftKind, table: OperatorTable | None) -> DraftVerifier:
+    def _host_reads(self) -> bool:
+        """True where attention reads on the host where rows enter, which depends on the verification before."""
+        hardware, kv = Hardware.of(self.model.device), self.kv
+        names = {self.model.decoder.name, self.decode.decoder.name}
+        return any(self._table.reads_places(name, kv.format.name, hardware, kv.dtype) for name in names)
+
+    def _verified(self, drafts: DraftKind) -> DraftVerifier:
         """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one, and for
         more rows than such a store can write again.
         """
@@ -115,7 +124,7 @@ class ChatEngine:
         if drafts.rows > GROUP and self.kv.format is INT4:
             raise ValueError(f"int4 KV verifies at most {GROUP} rows at a time, not {drafts.rows}: make fewer drafts")
         key = OperatorKey(op_name="greedy", model_name=self.decode.decoder.name)
-        greedy = (table or built_in_table()).resolve_stages(key, self.model.device, self.kv.dtype)
+        greedy = self._table.resolve_stages(key, self.model.device, self.kv.dtype)
         return DraftVerifier(drafts.drafter(self.kv, self._state), self.kv, self._state, greedy)
 
     def rule(self, *, constrained: bool = False) -> DraftRule:
@@ -123,8 +132,13 @@ class ChatEngine:
         if self.drafts is None or self._verifier is None:
             return UNDRAFTED
         form = DraftForm.CHAIN if constrained else self.drafts.form
-        rows, places = self._verifier.rows(form), self.kv.capacity
-        return DraftRule(form=form, rows=rows, places=places, row_permille=self.row_permille)
+        return DraftRule(
+            form=form,
+            rows=self._verifier.rows(form),
+            places=self.kv.capacity,
+            deepest=self._verifier.width(form),
+            row_permille=self.row_permille,
+        )
 
     @property
     def _verified_rows(self) -> dict[DraftForm, int]:
@@ -136,7 +150,7 @@ class ChatEngine:
 
     @property
     def launch_ahead(self) -> int:
-        return self._prompts.launch_ahead
+        return 0 if self._reads_places else self._prompts.launch_ahead
 
     def stamp(self) -> Stamp | None:
         """A mark behind everything enqueued so far; None where launching computes."""
@@ -163,6 +177,7 @@ class ChatEngine:
 
     def drop_graphs(self) -> None:
         """Run all passes as they are."""
+        self._reads_places = self.drafts is not None and self._host_reads()
         for executor in self._executors:
             executor.graphs = None
 

@@ -153,7 +153,7 @@ def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
 def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
-    if generation.constraint is not None and tokens:
+    if generation.constraint is not None and tokens and generation.finish is None:
         generation.constraint.accept(tokens, outcome.drafts)
     told = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
     return Step(told if tokens else None, logits)

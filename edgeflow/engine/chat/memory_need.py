@@ -21,7 +21,9 @@ FLOAT_BYTES, LONG_BYTES, DOUBLE_BYTES = 4, 8, 8
 TREE_LONGS = 3
 """Whole numbers for each row of a tree."""
 SCORE_FLOATS = 2
-"""Numbers in float32 for each logit of a row that is compared with others: the score, and one derived from it."""
+"""Numbers in float32 for each log probability of a head: itself, and one derived from it."""
+DRAWN_FLOATS = 12
+"""Numbers in float32 for each logit of a row that is drawn: in the search for top-p and in penalties, at the most."""
 READ_FLOATS = 4
 """Numbers in float32 for each number of a query that reads a memory: feature, sums, read and one on the way."""
 FOLD_FLOATS = 3
@@ -107,7 +109,7 @@ def _verified_bytes(draft: DraftSizes, text: LlamaConfig, chunk: int, dtype: tor
     """Logits of a verification, and its scores on the way to tokens; the base's features of all rows of a pass, the
     head's intermediate results, and its log probabilities, all at once.
     """
-    logits = draft.most_rows * text.vocab_size * (dtype.itemsize + SCORE_FLOATS * FLOAT_BYTES)
+    logits = draft.most_rows * text.vocab_size * (dtype.itemsize + DRAWN_FLOATS * FLOAT_BYTES)
     if draft.head is None:
         return logits
     head, rows = draft.head, max(chunk, draft.most_rows)

@@ -191,7 +191,7 @@ class ChatPlane:
         return self.engine.sample(ticket, constraint.allowed())
 
     def _answer(self, request: _Request, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
-        if request.constraint is not None and tokens:
+        if request.constraint is not None and tokens and plan.finish is None:
             request.constraint.accept(tokens, outcome.drafts)
         for index, token in enumerate(tokens):
             self._tell(request, token, outcome.logprobs[index] if outcome.logprobs else None)

@@ -11,9 +11,10 @@ from edgeflow.engine.shapes import PassShape, ShapeClasses
 def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: bool) -> list[PassShape]:
     """Chunks, whose last row is sampled apart; decode rows and verifications: greedy, as recommended, and apart.
 
-    recommended: how the checkpoint recommends to sample. gated: also with rows that read the memory of their slot.
+    What runs for every token comes first: recordings beyond the most that are kept run as they are. recommended: how the checkpoint recommends to sample. gated: also with rows that read the memory of their slot.
     """
     kinds = dict.fromkeys((GREEDY, recommended, None))
     shapes = classes.all([(0, GREEDY), *((1, kind) for kind in kinds)])
     needed = [each for each in shapes if not each.prefills or each.sampling is None or not any(each.samples)]
-    return [*needed, *(replace(each, gated=(True,)) for each in needed)] if gated else needed
+    both = [*needed, *(replace(each, gated=(True,)) for each in needed)] if gated else needed
+    return sorted(both, key=lambda shape: bool(shape.prefills))

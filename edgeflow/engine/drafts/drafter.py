@@ -17,8 +17,9 @@ class ReadRows:
 
     slots [S]; firsts [S]: the place of the first row; counts [S]: rows of each, without padding. lengths: with padding,
     on the host. features [sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps);
-    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make; sampled: whether the
-    newest token is known, so that there is something to draft behind. on_host: the host may read.
+    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make. reach: a bound on where
+    rows end, on the host. sampled: whether the newest token is known, so that there is something to draft behind.
+    on_host: the host may read.
     """
 
     slots: Tensor
@@ -28,6 +29,7 @@ class ReadRows:
     features: Tensor | None
     rope: Tensor
     form: DraftForm
+    reach: int
     sampled: bool
     on_host: bool
 

@@ -56,6 +56,7 @@ class EagleDrafter:
             rope=read.rope.index_select(1, last) + 1,
             hidden=hidden.index_select(0, last),
             sizes=sizes,
+            reach=read.reach,
             on_host=read.on_host,
         )
         at = torch.arange(sizes.rows - 1, device=slots.device)
@@ -74,7 +75,7 @@ class EagleDrafter:
         places = firsts + offset
         layout = PackedLayout(
             lengths=lengths,
-            reach=self.store.capacity,
+            reach=min(read.reach, self.store.capacity),
             row_slot=slots,
             row_position=places,
             rope_position=read.rope,

@@ -10,7 +10,7 @@ from edgeflow.engine.drafts.eagle import EagleDrafter
 from edgeflow.engine.drafts.lookup import LookupDrafter
 from edgeflow.engine.drafts.sizes import DraftSizes, chain_of, eagle_sizes, lookup_sizes
 from edgeflow.engine.slots import SlotState
-from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.scheduler.plan import DraftForm
@@ -91,7 +91,8 @@ class Eagle:
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
         behind = self.sizes.behind
-        store = self.head.kv_slots(kv.slots, kv.capacity + behind, kv.format.turned(kv.capacity) + behind)
+        capacity = rounded_capacity(kv.capacity + behind)
+        store = self.head.kv_slots(kv.slots, capacity, kv.format.turned(kv.capacity) + capacity - kv.capacity)
         return EagleDrafter(self.head, store, state, sizes)
 
 

@@ -45,7 +45,7 @@ class LookupDrafter:
         if read.on_host:
             return self._draft_on_host(read)
         newest = (read.firsts + read.counts)[:, None]
-        ids = self._state.ids.index_select(0, slots)
+        ids = self._state.ids[:, : read.reach + 1].index_select(0, slots)
         run = self._runs(ids, newest)
         place = torch.arange(ids.shape[1], device=ids.device)
         rank = torch.where((place < newest) & (run >= self._shortest), run * ids.shape[1] + place, -1)

@@ -43,6 +43,10 @@ class DraftVerifier:
         """Rows of a verification in this form."""
         return self._drafter.rows(form)
 
+    def width(self, form: DraftForm) -> int:
+        """The most tokens that a verification in this form gives."""
+        return self._drafter.width(form)
+
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         read = ReadRows(
             slots=ran.slots,
@@ -52,6 +56,7 @@ class DraftVerifier:
             features=ran.features,
             rope=ran.rope,
             form=ran.form,
+            reach=ran.reach,
             sampled=ran.logits is not None,
             on_host=ran.on_host,
         )
@@ -60,6 +65,8 @@ class DraftVerifier:
             return None
         choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
         if ran.verifies:
+            if allowed is not None and len(ran.slots) > 1:
+                raise ValueError("drafts under a grammar are verified one sequence at a time")
             verify = self._verify_tree if ran.form is DraftForm.TREE else self._verify_chain
             read, rows = verify(ran, read, choose)
         else:

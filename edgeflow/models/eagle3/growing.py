@@ -91,13 +91,13 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Where trees grow; arguments as of `grow`. capacity: of the slots. spans: the ends of sequences on the host."""
+    """Where trees grow; arguments as of `grow`. reach: a bound on all places. spans: the ends of sequences on the host."""
 
     slots: Tensor
     ends: Tensor
     rope: Tensor
     width: int
-    capacity: int
+    reach: int
     spans: tuple[Span, ...] | None
 
     def layout(self, step: int, bits: Tensor) -> PackedLayout:
@@ -109,7 +109,7 @@ class _Places:
         spans = self.spans and tuple(Span(each.slot, each.start + step * width, width) for each in self.spans)
         return PackedLayout(
             lengths=(width,) * count,
-            reach=self.capacity if spans is None else max(span.start + width for span in spans),
+            reach=self.reach if spans is None else max(span.start + width for span in spans),
             row_slot=self.slots.repeat_interleave(width, output_size=count * width),
             row_position=position,
             rope_position=(self.rope[:, :, None] + step).expand(-1, -1, width).flatten(1),
@@ -135,13 +135,14 @@ def grow(
     rope: Tensor,
     hidden: Tensor,
     sizes: TreeSizes,
+    reach: int = 0,
     on_host: bool,
 ) -> Grown:
     """Grow a tree behind each of S sequences of draft slots.
 
     slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places behind
     them are written. rope [C, S]: int64, the RoPE position of the place at `ends`. hidden [S, E]: what the head
-    returned for the last row of each sequence. on_host: the host may read slots and ends, as attention on a CPU needs;
+    returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. on_host: the host may read slots and ends, as attention on a CPU needs;
     otherwise nothing is read there. ValueError for a width beyond the head's vocabulary, and on the host for a tree
     beyond the capacity of the slots.
     """
@@ -149,7 +150,8 @@ def grow(
     if width > head.config.draft_vocabulary:
         raise ValueError(f"width {width} of a tree is more than the head's vocabulary {head.config.draft_vocabulary}")
     spans = _spans(slots, ends, sizes, kv) if on_host else None
-    places = _Places(slots=slots, ends=ends, rope=rope, width=width, capacity=kv.capacity, spans=spans)
+    furthest = min(reach + sizes.places, kv.capacity) if reach else kv.capacity
+    places = _Places(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
     scores, tokens = _best(head, hidden, width)
     beam = _Beam(
         candidate=torch.arange(width, device=slots.device).expand_as(tokens),

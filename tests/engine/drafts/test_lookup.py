@@ -53,6 +53,7 @@ def drafted(
         features=None,
         rope=torch.zeros(1, 1, dtype=torch.long),
         form=DraftForm.CHAIN,
+        reach=CAPACITY,
         sampled=True,
         on_host=on_host,
     )
@@ -121,6 +122,7 @@ def test_a_prompt_that_goes_on_has_no_drafts():
         features=None,
         rope=ones[None],
         form=DraftForm.CHAIN,
+        reach=CAPACITY,
         sampled=False,
         on_host=False,
     )

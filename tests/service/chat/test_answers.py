@@ -174,10 +174,10 @@ async def test_log_probabilities(text_model: Loaded):
     async with chatting(text_model) as (http, _):
         body = {**ASKED, "logprobs": True, "top_logprobs": 3}
         told = (await http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
-        assert [entry["logprob"] for entry in told] == pytest.approx([each.logprob for each in expected])
+        assert [entry["logprob"] for entry in told] == pytest.approx([each.logprobs[0].logprob for each in expected])
         for entry, each in zip(told, expected, strict=True):
             assert [top["logprob"] for top in entry["top_logprobs"]] == pytest.approx(
-                [value for _, value in each.top[:3]]
+                [value for _, value in each.logprobs[0].top[:3]]
             )
         events = await streamed(http, CHAT, body)
         chunks = [
