@@ -18,8 +18,8 @@ class RanRows:
 
     slots [S]; counts [S]: rows of each segment, without padding; they are part of the slot's length already. lengths:
     with padding, on the host. form: of all segments. reach: a bound on where they end, on the host. verifies: every row
-    of each segment is sampled, and all segments are of one length; otherwise the last row of each is. stage: of the pass. logits: of the sampled rows [n, V], None
-    where nothing is sampled. features, rope, on_host: as of `ReadRows`.
+    of each segment is sampled, and all segments are of one length; otherwise the last row of each is. stage: of the
+    pass. logits: of the sampled rows [n, V], None where nothing is sampled. features, rope, on_host: as of `ReadRows`.
     """
 
     slots: Tensor

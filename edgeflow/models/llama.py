@@ -25,6 +25,7 @@ from edgeflow.kernels.packed_attention import PackedAttention
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.dimensions import STAGES
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.weights import FLOAT, Weight
@@ -271,7 +272,7 @@ class LlamaDecoder:
         attention: PackedAttention | None = None,
         head: str = FLOAT,
     ) -> None:
-        table = table or built_in_table()
+        self._table = table = table or built_in_table()
         self._layer_kinds = tuple(layer_kinds or [""] * config.num_hidden_layers)
         self._kinds = tuple(dict.fromkeys(self._layer_kinds))
 
@@ -323,6 +324,10 @@ class LlamaDecoder:
     def dtype(self) -> torch.dtype:
         """The dtype it computes in."""
         return self._norm.dtype
+
+    def reads_places(self, kv: KVSlots) -> bool:
+        """True when attention over a store reads on the host where rows are placed."""
+        return self._table.reads_places(self.name, kv.format.name, Hardware.of(self._norm.device), self.dtype)
 
     @property
     def embedding(self) -> Embedding:

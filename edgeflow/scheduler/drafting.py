@@ -74,6 +74,14 @@ class Acceptance:
         while self.judged > REMEMBERED:
             self.right, self.judged = self.right // 2 + ASSUMED[0] // 2, self.judged // 2 + ASSUMED[1] // 2
 
+    def pays(self, path: int, drafts: int, row_permille: int) -> bool:
+        """True when a tree gives more tokens per time than a pass without. path: its drafts that can be right."""
+        tokens = likely = CERTAIN
+        for _ in range(path):
+            likely = likely * self.right // self.judged
+            tokens += likely
+        return 1000 * tokens > CERTAIN * (1000 + drafts * row_permille)
+
     def worthwhile(self, most: int, row_permille: int) -> int:
         """The number of drafts, at most `most`, with which a pass gives the most tokens per time."""
         if not row_permille:
@@ -132,7 +140,7 @@ class Drafts:
         if left <= 0 or most <= 0:
             return 0
         if rule.form is DraftForm.TREE:
-            return most
+            return most if self.acceptance.pays(rule.settles(1 + most) - 1, most, rule.row_permille) else 0
         return self.acceptance.worthwhile(min(most, left), rule.row_permille)
 
     def launched(self, rows: int) -> None:
@@ -148,5 +156,5 @@ class Drafts:
             self.counts.accepted += tokens - 1
             self.counts.drafts += rows > 1
             self.counts.plain += rows == 1
-            self.acceptance.observe(rows - 1, tokens - 1)
+            self.acceptance.observe(self.rule.settles(rows) - 1, tokens - 1)
         return self.rule.settles(rows) - tokens

@@ -274,3 +274,12 @@ def test_drafts_are_tried_again():
         acceptance.observe(chosen, 0)
         tries.append(chosen)
     assert tries[0] > 0 and tries.count(0) >= 80 and any(tries[-20:])
+
+
+@pytest.mark.parametrize(("row_permille", "accepted", "expected"), [(10, 3, True), (10, 0, False), (0, 0, True)])
+def test_a_tree_runs_whole_or_not_at_all(row_permille: int, accepted: int, expected: bool):
+    """59 drafts of which 8 can be right, each row a hundredth of a pass."""
+    acceptance = Acceptance()
+    for _ in range(60):
+        acceptance.observe(8, accepted)
+    assert acceptance.pays(8, 59, row_permille) is expected

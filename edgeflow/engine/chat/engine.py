@@ -25,7 +25,6 @@ from edgeflow.errors import Internal, WorkerError
 from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
@@ -111,9 +110,7 @@ class ChatEngine:
 
     def _host_reads(self) -> bool:
         """True where attention reads on the host where rows enter, which depends on the verification before."""
-        hardware, kv = Hardware.of(self.model.device), self.kv
-        names = {self.model.decoder.name, self.decode.decoder.name}
-        return any(self._table.reads_places(name, kv.format.name, hardware, kv.dtype) for name in names)
+        return any(each.decoder.reads_places(self.kv) for each in (self.model, self.decode))
 
     def _verified(self, drafts: DraftKind) -> DraftVerifier:
         """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one, and for

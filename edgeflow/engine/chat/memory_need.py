@@ -13,6 +13,7 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.long import SlotSize, pairs_format
 from edgeflow.engine.drafts.sizes import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
+from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateHeader, MemoryGate
@@ -100,8 +101,9 @@ def _draft_bytes(draft: DraftSizes, slots: int, positions: int, turned: int, dty
     if draft.head is None:
         return 0
     text = draft.head.text
-    kept = slots * (positions + draft.behind) * 2 * text.kv_width * dtype.itemsize
-    rotations = _rotation_bytes(turned + draft.behind, text.attention.rotary, dtype)
+    capacity = rounded_capacity(positions + draft.behind)
+    kept = slots * capacity * 2 * text.kv_width * dtype.itemsize
+    rotations = _rotation_bytes(turned + capacity - positions, text.attention.rotary, dtype)
     return kept + rotations + LONG_BYTES * draft.head.draft_vocabulary
 
 

@@ -11,7 +11,8 @@ from edgeflow.engine.shapes import PassShape, ShapeClasses
 def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: bool) -> list[PassShape]:
     """Chunks, whose last row is sampled apart; decode rows and verifications: greedy, as recommended, and apart.
 
-    What runs for every token comes first: recordings beyond the most that are kept run as they are. recommended: how the checkpoint recommends to sample. gated: also with rows that read the memory of their slot.
+    Passes of every token come first, since those beyond the most recordings are run as they are. recommended: how the
+    checkpoint recommends to sample. gated: also with rows that read the memory of their slot.
     """
     kinds = dict.fromkeys((GREEDY, recommended, None))
     shapes = classes.all([(0, GREEDY), *((1, kind) for kind in kinds)])

@@ -91,7 +91,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Places:
-    """Where trees grow; arguments as of `grow`. reach: a bound on all places. spans: the ends of sequences on the host."""
+    """Where trees grow; arguments as of `grow`. reach: of all places. spans: the ends of sequences on the host."""
 
     slots: Tensor
     ends: Tensor
@@ -142,9 +142,9 @@ def grow(
 
     slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places behind
     them are written. rope [C, S]: int64, the RoPE position of the place at `ends`. hidden [S, E]: what the head
-    returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. on_host: the host may read slots and ends, as attention on a CPU needs;
-    otherwise nothing is read there. ValueError for a width beyond the head's vocabulary, and on the host for a tree
-    beyond the capacity of the slots.
+    returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. on_host: the
+    host may read slots and ends, as attention on a CPU needs; otherwise nothing is read there. ValueError for a width
+    beyond the head's vocabulary, and on the host for a tree beyond the capacity of the slots.
     """
     width = sizes.width
     if width > head.config.draft_vocabulary:

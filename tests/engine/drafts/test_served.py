@@ -23,7 +23,7 @@ from edgeflow.types import Pace
 from tests.engine.chat.test_launch_ahead import ahead
 from tests.engine.chat.test_plane import CAPACITY, CPU, PASS_NS, SLOTS, Bench, K, built, frame, request_of, start
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, poisoned, taught
-from tests.engine.drafts.talkative import talkative, write_talkative
+from tests.engine.drafts.talkative import write_talkative
 from tests.tiny_checkpoint import write_checkpoint
 
 TEXT = "the arm is at rest and the cup is red. what is red?"
@@ -32,7 +32,9 @@ SCHEMA = {"enum": ["red cup", "red arm", "blue cup"]}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    folder = tmp_path_factory.mktemp("model")
+    write_talkative(folder, "qwen2")
+    return load_chat_model(folder, torch.float32, CPU, table=built_in_table().forcing(packed_attention="masked"))
 
 
 @pytest.fixture(scope="module")
