@@ -27,7 +27,7 @@ class EagleConfig(Section):
         f"unset = {ROWS}, or fewer where depth and width draft fewer",
     )
     depth: int = Field(DEPTH, ge=1, le=16, description="forwards of the head after its first")
-    width: int | None = Field(None, ge=1, le=32, description=f"drafts per node of the tree; unset = {WIDTH}")
+    width: int | None = Field(None, ge=2, le=32, description=f"drafts per node of the tree; unset = {WIDTH}")
     chain: bool = Field(False, description="verify a chain of depth + 1 drafts instead of a tree")
 
     @property
@@ -67,8 +67,6 @@ class EagleConfig(Section):
                     f"{name} is {value}, but chain is true, and a chain of depth {self.depth} has {name} {fixed}: "
                     f"remove {name}, or set chain to false"
                 )
-        if self.width == 1 and not self.chain:
-            raise ValueError("width is 1, but chain is false: set chain to true and remove width, or raise width to 2")
         return self
 
     @model_validator(mode="after")
@@ -82,8 +80,8 @@ class EagleConfig(Section):
         kept = (self.depth - 1) * self.top
         if kept > MOST_ROWS:
             raise ValueError(
-                f"{sizes} make (depth - 1) x width = {kept} rows of the head, but at most {MOST_ROWS} are possible: "
-                "lower depth or width"
+                f"{sizes}: (depth - 1) x width is {kept}, but at most {MOST_ROWS} is possible: lower width to "
+                f"{max(MOST_ROWS // (self.depth - 1), 2)} or less, or depth to {1 + MOST_ROWS // self.top} or less"
             )
         return self
 

@@ -203,12 +203,13 @@ class ChatConfig(Section):
         if kind != "none" and self.weights == "int8":
             raise ValueError(
                 f"weights is int8, but draft is {kind}: 8-bit decode weights serve single rows, and the rows of a "
-                "verification would meet other weights than a decode row; set weights to float, or draft to none"
+                "verification would be computed with other weights than a decode row; set weights to float, or draft "
+                "to none"
             )
         if kind == "eagle3" and self.decode_model:
             raise ValueError(
                 f"decode_model is {self.decode_model}, but eagle3.model {head} is a head for one model: "
-                "remove one of both"
+                "remove one of them"
             )
         if kind == "eagle3" and self.kv == "int4" and not self.eagle3.chain:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgeflow.errors import CheckpointError
@@ -16,6 +17,7 @@ EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
 EMBEDDED_LOGS = "demo-logs"
 EMBEDDED_LOG_MODEL = Path(__file__).parent / "demo" / "log_model"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jinja", "*_checkpoint.pt")
+HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model.bin")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
@@ -52,13 +54,23 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
-def _from_hub(name: str) -> Path:
+def resolve_head(name: str, key: str) -> Path:
+    """The directory of an EAGLE-3 head: a path, or a hub id. key: of the configuration, by which errors name it."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if not is_hub_id(name):
+        raise CheckpointError(f"{key}: {name} is not a directory: give the directory or the hub id of an EAGLE-3 head")
+    return _from_hub(name, HEAD_FILES, key)
+
+
+def _from_hub(name: str, files: Sequence[str] = HUB_FILES, key: str = "model") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), etag_timeout=3))
+        return Path(snapshot_download(name, allow_patterns=list(files), etag_timeout=3))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"model: {name} is not a local directory and could not be fetched from the hub"
+            f"{key}: {name} is not a local directory and could not be fetched from the hub"
         ) from error

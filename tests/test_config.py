@@ -145,7 +145,7 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             eagle3(chain=True, width=10),
             "width is 10, but chain is true, and a chain of depth 7 has width 1: remove width",
         ),
-        (eagle3(width=1), "chat.eagle3: width is 1, but chain is false: set chain to true and remove width"),
+        (eagle3(width=1), "chat.eagle3.width: 1 should be greater than or equal to 2"),
         (
             eagle3(rows=32, width=2),
             "chat.eagle3: rows is 32, but depth 7 and width 2 give at most 30 drafts beside the newest token: "
@@ -153,11 +153,11 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ),
         (
             eagle3(depth=8),
-            "chat.eagle3: depth 8 and width 10 make (depth - 1) x width = 70 rows of the head, but at most 63",
+            "chat.eagle3: depth 8 and width 10: (depth - 1) x width is 70, but at most 63 is possible: lower width",
         ),
         (
             eagle3({"decode_model": "other"}),
-            "chat: decode_model is other, but eagle3.model h is a head for one model: remove one of both",
+            "chat: decode_model is other, but eagle3.model h is a head for one model: remove one of them",
         ),
         (eagle3({"draft": "auto", "decode_model": "other"}), "chat: decode_model is other, but eagle3.model h"),
         (eagle3({"weights": "int8"}), "chat: weights is int8, but draft is eagle3: 8-bit decode weights serve single"),

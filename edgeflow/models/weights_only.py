@@ -8,6 +8,7 @@ archive. Afterwards every value is checked: tensors, str, int, float, bool, None
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -57,7 +58,9 @@ def read_weights_only(path: Path, most_bytes: int) -> Any:
     most = min(most_bytes, MOST_BYTES)
     archive = _check_sizes(path, most)
     try:
-        value = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about files that are refused below
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=archive)
     except Exception as error:  # whatever a damaged or hostile file makes of the reader
         raise CheckpointError(_unreadable(path, error)) from None
     _check_values(path, value, most)

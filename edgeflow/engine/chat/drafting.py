@@ -12,12 +12,14 @@ from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import FLOAT, Int8Weight
-from edgeflow.model_paths import resolve_model
+from edgeflow.model_paths import resolve_head
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import NAME, Eagle3Head
 from edgeflow.models.llama import LlamaConfig
+
+KEY = "chat.eagle3.model"
 
 
 def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
@@ -27,11 +29,11 @@ def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
     """
     if config.draft_kind != "eagle3":
         return None
-    found = read_eagle3(resolve_model(config.eagle3.model), text)
+    found = read_eagle3(resolve_head(config.eagle3.model, KEY), text)
     if config.eagle3.top > found.draft_vocabulary:
         raise ConfigError(
             f"chat.eagle3.width: {config.eagle3.top} drafts per node are more than the {found.draft_vocabulary} tokens "
-            "of the head: lower it"
+            f"of the head: lower it to {found.draft_vocabulary} or less"
         )
     return found
 
@@ -78,7 +80,7 @@ def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
     header, settings = eagle_header(config, model.config), config.eagle3
     if header is None:
         raise ValueError("no head is configured")
-    directory, decoder = resolve_model(settings.model), model.decoder
+    directory, decoder = resolve_head(settings.model, KEY), model.decoder
     head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device, _table_of_head(model))
     return Eagle(head=head, tree=_tree(config), depth=settings.depth)
 

@@ -101,7 +101,7 @@ class ChatDesk:
     def worker_ready(self, ready: ChatReady) -> None:
         self.ready = ready
         memory = {"slots": 1 + len(ready.slots), "slot_bytes": ready.slot_bytes, "kv_bytes": ready.kv_bytes}
-        named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers}
+        named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers, "draft": ready.draft}
         limits = {"length": ready.length, "capacity": ready.capacity}
         self._log.event("chat_ready", **named, **limits, **memory)
         for slot, ids in self._changed.items():  # a new worker starts with the configuration's

@@ -86,6 +86,13 @@ def test_a_head_of_another_base_is_refused_by_its_headers(
     assert all(number in str(caught.value) for number in told), caught.value
 
 
+def test_a_head_that_is_not_there_is_told_by_its_key(base: tuple[Path, ChatModel], tmp_path: Path):
+    """Embedded models are no heads."""
+    for name in (str(tmp_path / "missing"), "demo"):
+        with pytest.raises(StartError, match=r"chat\.eagle3\.model: .* is not a directory: give .* an EAGLE-3 head"):
+            chat_bytes(configured(base[0], draft="eagle3", eagle3={"model": name}))
+
+
 def test_more_drafts_per_node_than_the_head_has_tokens(base: tuple[Path, ChatModel], tmp_path: Path):
     eagle_head(tmp_path, base[1], drafts=5)
     with pytest.raises(ConfigError, match=r"chat\.eagle3\.width: 10 drafts .* than the 5 tokens"):
