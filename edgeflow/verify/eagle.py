@@ -151,7 +151,9 @@ class EagleWays:
         kv = self.model.decoder.kv_slots(slots, len(case.prompt) + self._most(case), kv_format)
         if kv.data.is_floating_point():
             kv.data.fill_(torch.nan)
-        return ChatEngine(self.model, kv, drafts=kind, keep_logits=kind is None)
+        engine = ChatEngine(self.model, kv, drafts=kind, keep_logits=kind is None)
+        engine.row_permille = 0  # all drafts are verified, as the original does
+        return engine
 
     def _most(self, case: EagleCase) -> int:
         """The recorded tokens, and the rows of another tree behind them."""

@@ -81,7 +81,7 @@ def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
     if header is None:
         raise ValueError("no head is configured")
     directory, decoder = resolve_head(settings.model, KEY), model.decoder
-    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device, _table_of_head(model))
+    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device, table=_table_of_head(model))
     return Eagle(head=head, tree=_tree(config), depth=settings.depth)
 
 

@@ -91,6 +91,7 @@ class _Way:
         imposed = None if kind is None else Imposed(kind, self._answer, self._settled, model.config.vocab_size)
         kv = model.decoder.kv_slots(1 + setting.graphs, places)
         self._engine = ChatEngine(model, kv, drafts=imposed, chunk=sizes.prompt, graphs=setting.graphs)
+        self._engine.row_permille = 0  # every tree is verified
 
     def rows(self) -> Iterator[Found]:
         for settled in SETTLED if self._kind is not None else (1,):

@@ -56,6 +56,7 @@ def engines(model: ChatModel, likely: list[int], request) -> dict[bool, ChatEngi
 def drafting(model: ChatModel, likely: list[int], kind: str, graphs: bool) -> ChatEngine:
     drafts = kind_of(kind, model, likely)
     engine = engine_of(model, 2, CAPACITY, drafts=drafts, chunk=CHUNK, graphs=graphs, record=record)
+    engine.row_permille = 0  # all drafts are verified
     engine.record_all(lambda *_: None)
     engine.seal()
     return ahead(engine)
