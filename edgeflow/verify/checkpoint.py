@@ -51,7 +51,13 @@ def verify_checkpoint(
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
     with exact_float32(place):
-        given = {"mode": bool(modes), "kv": CONFIGURED[kv] is not DENSE, "weights": weights != "float"}
+        given = {
+            "mode": bool(modes),
+            "kv": CONFIGURED[kv] is not DENSE,
+            "weights": weights != "float",
+            "operators": overlay is not None,
+            "family": bool(family),
+        }
         if is_gate_bundle(directory):
             _refuse(given, "a memory gate")
             return verify_gate(directory, progress, place)
@@ -78,7 +84,7 @@ def _refuse(given: Mapping[str, bool], what: str) -> None:
     """ConfigError where an option was given with a bundle that has its own ways of checking."""
     if any(given.values()):
         names = ", ".join(name for name, other in given.items() if other)
-        raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32")
+        raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32: remove this")
 
 
 def _verify_chat(
