@@ -188,9 +188,14 @@ class ByRows:
         return sum(each.nbytes for each in set(self._by_class))
 
 
-def linear_gelu(weight: Weight, bias: Tensor | None, approximate: str) -> Linear:
-    """The one for a weight's device and dtype; it is not in the operator table."""
-    packs = isinstance(weight, FloatWeight) and weight.device.type == "cpu" and weight.dtype in packed_dtypes()
+def linear_gelu(weight: Weight, bias: Tensor | None, approximate: str, *, plain: bool = False) -> Linear:
+    """The one for a weight's device and dtype; it is not in the operator table. plain: the weight stays as it lies."""
+    packs = (
+        not plain
+        and isinstance(weight, FloatWeight)
+        and weight.device.type == "cpu"
+        and weight.dtype in packed_dtypes()
+    )
     return PackedGelu(weight, bias, approximate) if packs else GemmGelu(weight, bias, approximate)
 
 

@@ -222,7 +222,7 @@ class GroupedDecoder:
         attended = (shared.attend(kind, ends)(q, store) if len(q) else q).flatten(1)
         projection = self._projections[index]
         if projection is not None and prefix_rows:
-            projection.replace(store, shared.prefix.flat)
+            store.project(projection.keys, projection.values, shared.prefix.flat)
         if not ends and prefix_rows:
             rows[0].add(stacks[0].output(attended[:prefix_rows]))
             attended = attended[prefix_rows:]
@@ -302,13 +302,6 @@ class _Projection:
 
     keys: Linear
     values: Linear
-
-    def replace(self, store: DenseLayer, flat: Tensor) -> None:
-        """Put them in the place of the keys and values that they are made from. flat: as of RowPlaces."""
-        for of_slots, project in ((store.keys, self.keys), (store.values, self.values)):
-            places = of_slots.flatten(0, 1)
-            found = places[flat]
-            places.index_copy_(0, flat, project(found.flatten(1)).view_as(found))
 
 
 class _Shared:

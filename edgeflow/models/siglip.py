@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
-from edgeflow.kernels.linear import Linear, linear_gelu
-from edgeflow.kernels.table.bind_linear import bind_linear_stage
+from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
+from edgeflow.kernels.table.bind_linear import bind_linear_stage, plain_linears
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import Weight
@@ -57,7 +57,7 @@ class SigLIPTower:
         self._bias = weights.take("embeddings.patch_embedding.bias", width)
         learned = weights.take("embeddings.position_embedding.weight", sizes.grid**2, width)
         self._position = learned[grid_positions(count, sizes.grid).to(learned.device)]
-        blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes) for index in range(sizes.layers)]
+        blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes, table) for index in range(sizes.layers)]
         self._blocks = Blocks(blocks, sizes.heads, kernel, table=table)
         self._norm = norm_weights(weights, "post_layernorm", width)
 
@@ -94,28 +94,35 @@ def shuffled(x: Tensor, scale: int) -> Tensor:
     return squares.reshape(batch, side * side, scale * scale * width)
 
 
-def _block(weights: Weights, sizes: TowerSizes) -> Block:
+def _block(weights: Weights, sizes: TowerSizes, table: OperatorTable | None) -> Block:
     width = sizes.width
     biases = [weights.take(f"self_attn.{name}_proj.bias", width) for name in "qkv"]
     first, *others = (weights.linear(f"self_attn.{name}_proj", width, width) for name in "qkv")
+    fc1, fc1_bias = weights.linear("mlp.fc1", sizes.inner, width), weights.take("mlp.fc1.bias", sizes.inner)
     return Block(
         norm1=norm_weights(weights, "layer_norm1", width),
-        qkv=bound(first.cat(others), torch.cat(biases)),
-        proj=projection(weights, "self_attn.out_proj", width, width),
+        qkv=bound(first.cat(others), torch.cat(biases), table),
+        proj=projection(weights, "self_attn.out_proj", width, width, table=table),
         norm2=norm_weights(weights, "layer_norm2", width),
-        fc1=linear_gelu(
-            weights.linear("mlp.fc1", sizes.inner, width), weights.take("mlp.fc1.bias", sizes.inner), "tanh"
-        ),
-        fc2=projection(weights, "mlp.fc2", width, sizes.inner),
+        fc1=linear_gelu(fc1, fc1_bias, "tanh", plain=plain_linears(table, fc1)),
+        fc2=projection(weights, "mlp.fc2", width, sizes.inner, table=table),
     )
 
 
-def projection(weights: Weights, name: str, outputs: int, inputs: int, *, bias: bool = True) -> Linear:
+def projection(
+    weights: Weights, name: str, outputs: int, inputs: int, *, bias: bool = True, table: OperatorTable | None = None
+) -> Linear:
     """A projection of the tower or behind it."""
-    return bound(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs) if bias else None)
+    weight = weights.linear(name, outputs, inputs)
+    return bound(weight, weights.take(f"{name}.bias", outputs) if bias else None, table)
 
 
-def bound(weight: Weight, bias: Tensor | None) -> Linear:
-    """A weight as it is on its device; only decoders follow a service's conversion of weights."""
+def bound(weight: Weight, bias: Tensor | None, table: OperatorTable | None = None) -> Linear:
+    """A weight as it is on its device; only decoders follow a service's conversion of weights.
+
+    table: of the service; read for whether weights may be reordered.
+    """
+    if plain_linears(table, weight):
+        return Gemm(weight, bias)
     key = OperatorKey(op_name="linear", model_name="vit", stage="prefill")
     return bind_linear_stage(built_in_table(), key, weight, bias)

@@ -19,6 +19,7 @@ from torch import Tensor
 from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
+from edgeflow.kernels.table.bind_linear import plain_linears
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.kernels.weights import FloatWeight
@@ -98,7 +99,7 @@ class VisionTower:
         self._position = weights.take("pos_embed", 1, self.patches, self.width)[0]
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
-        own = [_block(weights.under(f"blocks.{index}."), self.width) for index in range(blocks)]
+        own = [_block(weights.under(f"blocks.{index}."), self.width, table) for index in range(blocks)]
         self._blocks = Blocks(own, heads, kernel, table=table)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -112,15 +113,16 @@ class VisionTower:
         return x.view(batch, tokens, self.width)[:, len(self._prefix) :]
 
 
-def _block(weights: Weights, width: int) -> Block:
+def _block(weights: Weights, width: int, table: OperatorTable | None) -> Block:
     """weights: those below `blocks.<index>.`"""
     inner = weights.take("mlp.fc1.bias", None).shape[0]
+    fc1 = weights.linear("mlp.fc1", inner, width)
     return Block(
         norm1=norm_weights(weights, "norm1", width),
         qkv=_linear(weights, "attn.qkv", 3 * width, width),
         proj=_linear(weights, "attn.proj", width, width, scale="ls1"),
         norm2=norm_weights(weights, "norm2", width),
-        fc1=linear_gelu(weights.linear("mlp.fc1", inner, width), weights.take("mlp.fc1.bias", inner), "none"),
+        fc1=linear_gelu(fc1, weights.take("mlp.fc1.bias", inner), "none", plain=plain_linears(table, fc1)),
         fc2=_linear(weights, "mlp.fc2", width, inner, scale="ls2"),
     )
 

@@ -112,6 +112,22 @@ class FlowFrame:
     guidance: Guidance | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class RowTimes:
+    """Flow times of the rows of a step. values [m] float32: the different ones. of_row [n, H] int64: the index of the
+    time of each row."""
+
+    values: Tensor
+    of_row: Tensor
+
+    @classmethod
+    def of(cls, time: Tensor, clean: Tensor) -> RowTimes:
+        """time [n] float32: of each candidate; clean [n, H] bool: rows whose time is 0."""
+        count = len(time)
+        own = torch.arange(count, device=time.device)[:, None]
+        return cls(torch.cat([time, time.new_zeros(1)]), torch.where(clean, count, own))
+
+
 class FlowNetwork(Protocol):
     """The networks of a flow policy, as functions over packed rows."""
 
@@ -127,9 +143,9 @@ class FlowNetwork(Protocol):
         device, without reading anything on the host."""
         ...
 
-    def embed_step(self, x: Tensor, time: Tensor, clean: Tensor, state: Tensor) -> tuple[Tensor, Condition | None]:
-        """Rows of a step of n candidates: x [n, H, A], flow time [n], clean rows [n, H] bool, whose time is 0, state
-        [n, S] → [n (lead + H), E'], and the condition of the norms where they are adaptive."""
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+        """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
+        [n (lead + H), E'], and the condition of the norms where they are adaptive."""
         ...
 
     def velocity(self, hidden: Tensor) -> Tensor:

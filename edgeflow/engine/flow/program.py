@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeflow.engine.flow.guidance import gain
 from edgeflow.engine.flow.layout import FlowPlaces
-from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes, RowTimes
 from edgeflow.engine.flow.state import FlowState
 from edgeflow.kernels.kv.slots import KVSlots
 
@@ -63,9 +63,8 @@ class FlowProgram:
         clean = self._rows < state.clean[slots, None] if guided else None  # [n, H]
         x = _kept(state.x[slots], state.target[slots] if guided else None, clean)
         time = self._times[places.steps]
-        hidden, condition = self._network.embed_step(
-            x.flatten(0, 1), _each(time, count), self._clean(clean, len(x)), _each(state.state[slots], count)
-        )
+        times = RowTimes.of(_each(time, count), self._clean(clean, len(x)))
+        hidden, condition = self._network.embed_step(x.flatten(0, 1), times, _each(state.state[slots], count))
         hidden = self._network.decoder.forward(prefix, hidden, places.rows, self._kv, condition)
         velocity = self._network.velocity(hidden).view(x.shape)
         used = self._guided(x, velocity, time, places) if guided else velocity

@@ -6,7 +6,7 @@ table finds by its name what writes it (`rope_write_kv`) and what attends over i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ from edgeflow.types import KVName
 
 Pair = tuple[Tensor, Tensor]
 Places = slice | Tensor
+Project = Callable[[Tensor], Tensor]
+"""[n, KH D] → [n, KH D]"""
 
 
 class KVLayer(Protocol):
@@ -101,6 +103,13 @@ class DenseLayer:
 
     def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
         return self.keys[slots, places], self.values[slots, places]
+
+    def project(self, keys: Project, values: Project, flat: Tensor) -> None:
+        """Replace the keys and values of some places by their projections. flat [n] int64: slot * T + position."""
+        for of_slots, project in ((self.keys, keys), (self.values, values)):
+            places = of_slots.flatten(0, 1)
+            found = places[flat]
+            places.index_copy_(0, flat, project(found.flatten(1)).view_as(found))
 
 
 @dataclass(frozen=True, slots=True)

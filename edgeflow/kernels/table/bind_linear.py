@@ -66,6 +66,14 @@ def bind_linear_stage(table: OperatorTable, context: OperatorKey, weight: Weight
     return _by_rows(choices, weight, bias, {})
 
 
+def plain_linears(table: OperatorTable | None, weight: Weight) -> bool:
+    """True where a table keeps weights of vision towers on a CPU as they lie, as graphs that are traced need them."""
+    if table is None or weight.device.type != "cpu":
+        return False
+    key = OperatorKey(op_name="linear", model_name="vit", stage="prefill")
+    return table.choose(key, Hardware.of(weight.device), weight.dtype).implementation.impl_id == "gemm"
+
+
 def choices_by_rows(table: OperatorTable, context: OperatorKey, weight: Weight, hardware: Hardware) -> list[Choice]:
     """The choice for each class of rows. context: with its stage and the weight's format."""
     found = []

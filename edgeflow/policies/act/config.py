@@ -19,8 +19,8 @@ from edgeflow.policies.lerobot.features import (
     read_cameras,
     read_vector,
 )
-from edgeflow.policies.lerobot.fields import Fields
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.fields import Fields
 from edgeflow.types import check_chunk
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")

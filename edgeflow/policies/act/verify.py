@@ -24,11 +24,11 @@ from edgeflow.policies.act.policy import Normaliser
 from edgeflow.policies.act.processors import load_processors
 from edgeflow.policies.act.published import read_network
 from edgeflow.policies.family import Verification
-from edgeflow.policies.lerobot.fields import Fields
 from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.recorded.comparison import CheckResult, compare
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.fields import Fields
 
 TOLERANCE = 1e-5
 MODE = "one pass"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.lerobot.features import ACTION, STATE, Camera, read_cameras, read_vector
-from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.text.fields import Fields
 from edgeflow.types import check_chunk
 
 MOST_STEPS = 100

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.engine.flow.policy import RowTimes
 from edgeflow.kernels.linear import Linear
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import projection
 
@@ -32,22 +34,6 @@ class TimeEmbedding:
         return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
 
-@dataclass(frozen=True, slots=True)
-class RowTimes:
-    """Flow times of the rows of a step. values [n + 1]: those of n candidates, then 0; of_row [n, H]: the index of each
-    row's time, which is 0 for a clean row."""
-
-    values: Tensor
-    of_row: Tensor
-
-    @classmethod
-    def of(cls, time: Tensor, clean: Tensor) -> RowTimes:
-        """time [n] float32, clean [n, H] bool"""
-        count = len(time)
-        own = torch.arange(count, device=time.device)[:, None]
-        return cls(torch.cat([time, time.new_zeros(1)]), torch.where(clean, count, own))
-
-
 class TimeMixing:
     """Rows of a step in which action and flow time are mixed by an MLP, as SmolVLA and π0 have them.
 
@@ -55,15 +41,22 @@ class TimeMixing:
     weights: float32, whatever the dtype of the decoder. width: E' of the rows. dims: A.
     """
 
-    def __init__(self, weights: Weights, width: int, dims: int, periods: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        width: int,
+        dims: int,
+        periods: tuple[float, float],
+        *,
+        table: OperatorTable | None = None,
+    ) -> None:
         self._time = TimeEmbedding(width, periods, weights.device)
-        self._action = projection(weights, "action_in_proj", width, dims)
-        self._mix = projection(weights, "action_time_mlp_in", width, 2 * width)
-        self._out = projection(weights, "action_time_mlp_out", width, width)
+        self._action = projection(weights, "action_in_proj", width, dims, table=table)
+        self._mix = projection(weights, "action_time_mlp_in", width, 2 * width, table=table)
+        self._out = projection(weights, "action_time_mlp_out", width, width, table=table)
 
-    def __call__(self, x: Tensor, time: Tensor, clean: Tensor) -> Tensor:
-        """Latent actions [n, H, A], flow times [n], clean rows [n, H] → rows [n, H, E'] float32"""
-        times = RowTimes.of(time, clean)
+    def __call__(self, x: Tensor, times: RowTimes) -> Tensor:
+        """Latent actions [n, H, A] and the flow times of their rows → rows [n, H, E'] float32"""
         embedded = self._time(times.values)[times.of_row]
         mixed = self._mix(torch.cat([self._action(x.float()), embedded], dim=-1))
         return self._out(F.silu(mixed))

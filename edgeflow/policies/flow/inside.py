@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes, RowTimes
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.policies.flow.recorded import Recording
 
@@ -52,7 +52,7 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
     times = torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)], device=device)
     clean = torch.zeros(1, sizes.horizon, dtype=torch.bool, device=device)
     embedded = [
-        network.embed_step(each[None].to(device), time[None], clean, state[:, : sizes.state])
+        network.embed_step(each[None].to(device), RowTimes.of(time[None], clean), state[:, : sizes.state])
         for each, time in zip(x, times, strict=True)
     ]
     rows, condition = embedded[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.config import MOST_TOKENS, FlowConfig, at_most
 from edgeflow.policies.lerobot.features import STATE
-from edgeflow.policies.lerobot.fields import Fields
 from edgeflow.policies.lerobot.folders import local_folder
 from edgeflow.policies.lerobot.processors import (
     ABSOLUTE,
@@ -24,6 +23,7 @@ from edgeflow.policies.lerobot.processors import (
     read_normalisation,
     read_pipeline,
 )
+from edgeflow.text.fields import Fields
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 TOKENIZER = "tokenizer_processor"

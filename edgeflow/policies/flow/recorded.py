@@ -17,9 +17,9 @@ from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
 from edgeflow.policies.flow.images import Margin, fitted
 from edgeflow.policies.flow.prompts import Texts
-from edgeflow.policies.lerobot.fields import Fields
 from edgeflow.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.fields import Fields
 
 IMAGES, STATE, NOISE = "in.observation.images.", "in.observation.state", "in.noise"
 TOKENS, TOKEN_MASK = "in.observation.language.tokens", "in.observation.language.attention_mask"

@@ -23,7 +23,7 @@ from edgeflow.policies.flow.recorded import (
 )
 from edgeflow.policies.flow.runs import Run, Runner
 from edgeflow.policies.flow.subject import Results, Subject, unknown
-from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.text.fields import Fields
 from edgeflow.types import Mode
 
 PREVIOUS = "in.prev_chunk_left_over"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.errors import CheckpointError
-from edgeflow.policies.lerobot.fields import Fields
+from edgeflow.text.fields import Fields
 
 CONFIG_FILE = "config.json"
 STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"

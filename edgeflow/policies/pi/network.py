@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
@@ -21,7 +21,7 @@ from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, RowTimes, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 
 PREFIX = "model."
@@ -41,15 +41,18 @@ class PiNetwork:
         floats = weights.to(torch.float32)
         self.decoder = read_decoder(config, weights.under(BOTH), placement)
         self.prefix = read_prefix(config, weights.under(BOTH + "paligemma."), placement)
-        self._out = projection(floats, "action_out_proj", dims, expert.width)
+        self._out = projection(floats, "action_out_proj", dims, expert.width, table=placement.table)
         if config.adaptive:
             self._time = TimeEmbedding(expert.width, config.flow.periods, placement.device)
-            self._action = projection(floats, "action_in_proj", expert.width, dims)
+            self._action = projection(floats, "action_in_proj", expert.width, dims, table=placement.table)
             mlp = "time_mlp" if "time_mlp_in.weight" in weights else "action_time_mlp"
-            self._mlp = [projection(floats, f"{mlp}_{part}", expert.width, expert.width) for part in ("in", "out")]
+            self._mlp = [
+                projection(floats, f"{mlp}_{part}", expert.width, expert.width, table=placement.table)
+                for part in ("in", "out")
+            ]
         else:
-            self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods)
-            self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims)
+            self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods, table=placement.table)
+            self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
 
     def prefix_rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -59,13 +62,12 @@ class PiNetwork:
         """As of FlowNetwork."""
         return self.prefix(pixel_values, prompt_ids, state)
 
-    def embed_step(self, x: Tensor, time: Tensor, clean: Tensor, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
         """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
         if self._config.adaptive:
-            times = RowTimes.of(time, clean)
             condition = Condition(self.condition(times.values), times.of_row.flatten())
             return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
-        rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, time, clean)], dim=1)
+        rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, times)], dim=1)
         return rows.flatten(0, 1).to(self.decoder.dtype), None
 
     def condition(self, time: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> Pre
     tower = SigLIPTower(
         sizes, floats.under("model.vision_tower.vision_model."), side=config.flow.side, table=placement.table
     )
-    project = projection(floats, "model.multi_modal_projector.linear", width, vision.width)
+    project = projection(floats, "model.multi_modal_projector.linear", width, vision.width, table=placement.table)
     embedding = "model.language_model.embed_tokens.weight"
     return PrefixEmbedding(
         image_rows=tower.patches,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
@@ -42,10 +42,10 @@ class SmolVLANetwork:
             image_rows=config.image_rows,
             images=_images(config, weights.under(VLM), placement),
             table=weights.take(f"{VLM}text_model.embed_tokens.weight", None, config.width),
-            state=projection(floats, "state_proj", config.width, flow.state_dims),
+            state=projection(floats, "state_proj", config.width, flow.state_dims, table=placement.table),
         )
-        self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods)
-        self._out = projection(floats, "action_out_proj", flow.dims, config.expert_width)
+        self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods, table=placement.table)
+        self._out = projection(floats, "action_out_proj", flow.dims, config.expert_width, table=placement.table)
 
     def prefix_rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -58,12 +58,11 @@ class SmolVLANetwork:
     def embed_step(
         self,
         x: Tensor,
-        time: Tensor,
-        clean: Tensor,
+        times: RowTimes,
         state: Tensor,  # noqa: ARG002 - it is in the prefix
     ) -> tuple[Tensor, Condition | None]:
         """As of FlowNetwork."""
-        return self._mixing(x, time, clean).flatten(0, 1).to(self.decoder.dtype), None
+        return self._mixing(x, times).flatten(0, 1).to(self.decoder.dtype), None
 
     def velocity(self, hidden: Tensor) -> Tensor:
         """[n H, E'] → [n, H, A] float32"""
@@ -137,6 +136,7 @@ def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Ca
         config.width,
         config.vision_width * config.scale**2,
         bias=False,
+        table=placement.table,
     )
     scale = math.sqrt(config.width)
     return lambda pixels: connect(shuffled(tower.forward(pixels), config.scale)) * scale

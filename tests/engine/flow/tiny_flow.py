@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
@@ -139,11 +139,10 @@ class TinyNetwork:
             found.append(torch.cat(parts))
         return found
 
-    def embed_step(self, x: Tensor, time: Tensor, clean: Tensor, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
         weights, sizes = self._weights, self.shape.sizes
         rows = x.to(self.dtype) @ weights["action_in"].T  # [n, H, E']
-        times = time[:, None].masked_fill(clean, 0.0)  # [n, H]
-        turned = torch.sin(times[..., None].to(self.dtype) * 3 + weights["time"])  # [n, H, E']
+        turned = torch.sin(times.values[times.of_row][..., None].to(self.dtype) * 3 + weights["time"])  # [n, H, E']
         condition = None
         if self.shape.adaptive:
             condition = Condition(
