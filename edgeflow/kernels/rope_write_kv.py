@@ -125,14 +125,19 @@ def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: De
 def indexed(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:
     """Queries and keys are rotated together; one indexed write each for keys and values."""
     split = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-    straight = split[:, : heads + kv_heads]
-    half = straight.shape[-1] // 2
-    turned = straight * rows.cos
-    turned[..., :half].addcmul_(straight[..., half:], rows.minus_sin)
-    turned[..., half:].addcmul_(straight[..., :half], rows.sin)
+    turned = rotated(split[:, : heads + kv_heads], rows)
     layer.keys.flatten(0, 1).index_copy_(0, rows.flat, turned[:, heads:])
     layer.values.flatten(0, 1).index_copy_(0, rows.flat, split[:, heads + kv_heads :])
     return turned[:, :heads]
+
+
+def rotated(x: Tensor, rows: RowPlaces) -> Tensor:
+    """x [L, n, D], every head rotated by its row's position; a new tensor."""
+    half = x.shape[-1] // 2
+    turned = x * rows.cos
+    turned[..., :half].addcmul_(x[..., half:], rows.minus_sin)
+    turned[..., half:].addcmul_(x[..., :half], rows.sin)
+    return turned
 
 
 def latent_reference(qk: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: DenseLayer) -> Tensor:

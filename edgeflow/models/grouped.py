@@ -22,7 +22,7 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
-from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces
+from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces, rotated
 from edgeflow.kernels.swiglu import geglu
 from edgeflow.kernels.table.bind_linear import bind_linear_stage
 from edgeflow.kernels.table.implementations import Hardware
@@ -349,12 +349,3 @@ def first_spans(rows: RowPlaces, spans: int) -> RowPlaces:
         flat=rows.flat[:count],
         lengths=lengths,
     )
-
-
-def rotated(x: Tensor, rows: RowPlaces) -> Tensor:
-    """x [L, n, D], every head rotated by its row's position; a new tensor."""
-    half = x.shape[-1] // 2
-    turned = x * rows.cos
-    turned[..., :half].addcmul_(x[..., half:], rows.minus_sin)
-    turned[..., half:].addcmul_(x[..., :half], rows.sin)
-    return turned

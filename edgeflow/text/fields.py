@@ -42,6 +42,24 @@ class Fields:
             raise CheckpointError(f"{self.name(key)} is {value!r}; served: a list of {dims} sizes")
         return tuple(self._checked_size(key, each) for each in value)
 
+    def count(self, key: str) -> int:
+        """A whole number from 0 on."""
+        return self._checked_count(key, self._value(key, None))
+
+    def whole_numbers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0 on."""
+        value = self._value(key, None)
+        if not isinstance(value, list):
+            raise CheckpointError(f"{self.name(key)} is {repr(value)[:60]}; served: a list of whole numbers")
+        return tuple(self._checked_count(key, each) for each in value)
+
+    def plain(self, key: str) -> dict[str, Any]:
+        """An object as it is."""
+        value = self._value(key, None)
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.name(key)} must be an object: copy the checkpoint again")
+        return value
+
     def number(self, key: str, default: float) -> float:
         """A finite number."""
         value = self._value(key, default)
@@ -109,6 +127,11 @@ class Fields:
     def _checked_size(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             raise CheckpointError(f"{self.name(key)} has {value!r}; served: 1 to {LARGEST}")
+        return value
+
+    def _checked_count(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise CheckpointError(f"{self.name(key)} has {repr(value)[:60]}; served: a whole number from 0 on")
         return value
 
     def _value(self, key: str, default: Any) -> Any:

@@ -1,0 +1,193 @@
+"""artifact.json: the description of a model that was exported as static graphs (docs/npu.md).
+
+A folder of an artifact has this file, a graph (ONNX) for every stage and bucket, the weights that they share, and the
+JSON files of the checkpoint. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from edgeflow.errors import CheckpointError
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.fields import Fields
+
+MANIFEST = "artifact.json"
+FORMAT, VERSION = "edgeflow-artifact", 1
+DTYPES = ("float32", "int64", "bool")
+
+
+class StageName(str, Enum):
+    """TOWERS: cameras and text to rows of a prompt. PREFILL: these rows to keys and values. STEP: a decode step, or a
+    denoising step."""
+
+    TOWERS = "towers"
+    PREFILL = "prefill"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """An input or output of a graph. dtype: float32, int64 or bool."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A graph of fixed shapes.
+
+    rows: of a prompt, or of one candidate in a step. past: positions of the slots that it reads. batch: sequences that
+    a step takes at once. precision: float32, int16, w8a16 or w8a8. digest: SHA-256 of the file.
+    """
+
+    stage: StageName
+    file: str
+    digest: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    rows: int
+    past: int = 0
+    batch: int = 1
+    precision: str = "float32"
+    operators: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFile:
+    """A file of weights that graphs name. digest: SHA-256."""
+
+    file: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVForm:
+    """Keys and values between stages: inputs key.0, value.0, key.1, … [B, past, KH, D] of a step, and rows key_rows.0,
+    value_rows.0, … [B, rows, KH, D] that a prefill or a step of tokens returns.
+
+    positions: of a slot. kinds: of each layer; steps see nothing but the prefix in a layer of kind "cross".
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    positions: int
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """A substitution of operators that was made. sites: how many. constant: of the mask, where it is one."""
+
+    name: str
+    sites: int
+    constant: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The content of artifact.json.
+
+    family: of the policy, or the model_type of a chat model. fingerprint: of the checkpoint. text: tokens of a prompt's
+    bucket. preprocessing: how observations become inputs of the towers and outputs become actions, for other engines.
+    versions: of what made it.
+    """
+
+    family: str
+    fingerprint: str
+    text: int
+    kv: KVForm
+    graphs: tuple[Graph, ...]
+    weights: tuple[WeightFile, ...]
+    rewrites: tuple[Rewritten, ...] = ()
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, stage: StageName) -> tuple[Graph, ...]:
+        """The graphs of a stage, those of fewer rows and sequences first."""
+        found = (each for each in self.graphs if each.stage is stage)
+        return tuple(sorted(found, key=lambda graph: (graph.rows, graph.batch)))
+
+
+def is_artifact(folder: Path) -> bool:
+    """True for a folder with artifact.json."""
+    return (folder / MANIFEST).is_file()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write artifact.json."""
+    values = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    (folder / MANIFEST).write_text(json.dumps(values, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read artifact.json; CheckpointError names the key at fault, and another format or version."""
+    values = Fields(MANIFEST, read_json(folder / MANIFEST))
+    values.choice("format", (FORMAT,))
+    version = values.number("version", 0)
+    if version != VERSION:
+        raise CheckpointError(f"{MANIFEST}.version is {version:g}; served: {VERSION}: export the model again")
+    kv = values.object("kv")
+    return Manifest(
+        family=values.text("family"),
+        fingerprint=values.text("fingerprint"),
+        text=values.size("text"),
+        kv=KVForm(
+            layers=kv.size("layers"),
+            kv_heads=kv.size("kv_heads"),
+            head_dim=kv.size("head_dim"),
+            positions=kv.size("positions"),
+            kinds=kv.texts("kinds"),
+        ),
+        graphs=tuple(_graph(each) for each in values.objects("graphs")),
+        weights=tuple(_weights(each) for each in values.objects("weights")),
+        rewrites=tuple(_rewritten(each) for each in values.objects("rewrites")),
+        preprocessing=values.plain("preprocessing"),
+        versions=values.plain("versions"),
+    )
+
+
+def _graph(values: Fields) -> Graph:
+    return Graph(
+        stage=StageName(values.choice("stage", tuple(stage.value for stage in StageName))),
+        file=_file(values),
+        digest=values.text("digest"),
+        inputs=tuple(_tensor(each) for each in values.objects("inputs")),
+        outputs=tuple(_tensor(each) for each in values.objects("outputs")),
+        rows=values.size("rows"),
+        past=values.count("past"),
+        batch=values.size("batch"),
+        precision=values.text("precision"),
+        operators=values.plain("operators"),
+    )
+
+
+def _tensor(values: Fields) -> TensorSpec:
+    shape = values.whole_numbers("shape")
+    return TensorSpec(name=values.text("name"), dtype=values.choice("dtype", DTYPES), shape=shape)
+
+
+def _weights(values: Fields) -> WeightFile:
+    return WeightFile(file=_file(values), digest=values.text("digest"), size=values.count("size"))
+
+
+def _rewritten(values: Fields) -> Rewritten:
+    constant = values.number("constant", 0.0) if "constant" in values else None
+    return Rewritten(name=values.text("name"), sites=values.count("sites"), constant=constant)
+
+
+def _file(values: Fields) -> str:
+    """The name of a file in the folder, not a path out of it."""
+    name = values.text("file")
+    if Path(name).name != name or name in (".", ".."):
+        raise CheckpointError(f"{values.name('file')} is {name!r}; served: a file in the folder of {MANIFEST}")
+    return name
