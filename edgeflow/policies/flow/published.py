@@ -11,6 +11,7 @@ import torch
 
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.stages import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
@@ -28,7 +29,7 @@ DEFAULT_HORIZON = 10
 """Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
 
 
-class PrefixedNetwork(FlowNetwork, Protocol):
+class PrefixedNetwork(FlowNetwork, StagedNetwork, Protocol):
     """The networks of a family; its texts are read from the table of the prefix."""
 
     @property

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
-from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
+from edgeflow.engine.flow.layout import FlowLayouts
 from edgeflow.engine.flow.policy import FlowFrame, Guidance
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift
@@ -37,7 +38,7 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
     """An engine whose memory holds NaN wherever nothing was written."""
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows, keep_steps=True)
-    engine.kv.data.fill_(torch.nan)
+    engine.stages.kv.data.fill_(torch.nan)
     engine.state._lines.fill_(torch.nan)
     return engine
 
