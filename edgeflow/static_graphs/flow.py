@@ -11,10 +11,10 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import KVForm, StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes, RowTimes
-from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names, pairs
 from edgeflow.kernels.static.layout import StaticLayout
 from edgeflow.kernels.static.store import StaticKV
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
+from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names, pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The stages of a model that decodes tokens: towers or embedding, prefill and a decode step, from the served decoder."""
+"""The stages of a model that decodes tokens: towers or embedding, prefill and decode step, of the served decoder."""
 
 from __future__ import annotations
 
