@@ -131,7 +131,7 @@ class _Stack:
 class GroupedDecoder:
     """weights: those of each stack, names as published below it (layers.0.self_attn.q_proj.weight, …, norm.weight).
 
-    name: the model_name by which operators are looked up.
+    name: the model_name by which operators are looked up. prefix_width: E, of prefix rows.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class GroupedDecoder:
         self.heads = heads
         self.name = name
         self._table = table
+        self.prefix_width = prefix[0].width
         self.dtype, self.device = prefix[1].dtype, prefix[1].device
         self._prefix = self._stack(*prefix, own=False)
         self._suffix = self._stack(*suffix, own=True)
@@ -339,8 +340,10 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def first_spans(rows: RowPlaces, spans: int) -> RowPlaces:
-    """The rows of so many spans."""
+    """The rows of so many spans; the value itself where these are all."""
     lengths = rows.lengths[:spans]
+    if lengths == rows.lengths:
+        return rows
     count = sum(lengths)
     return RowPlaces(
         cos=rows.cos[:count],

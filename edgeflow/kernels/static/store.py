@@ -6,11 +6,13 @@ Stands where a pass has KV slots, so that the same networks are traced. Nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.formats import DENSE, Pair, Project
+from edgeflow.kernels.kv.slots import KVSlots
 
 
 class StaticLayer:
@@ -56,3 +58,8 @@ class StaticKV:
 
     def layer(self, index: int) -> StaticLayer:
         return self.layers[index]
+
+    @property
+    def slots(self) -> KVSlots:
+        """This store, as networks take one: they read its format, capacity and layers."""
+        return cast("KVSlots", self)

@@ -1,0 +1,171 @@
+"""Stages traced and written as ONNX graphs that share one file of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
+from edgeflow.errors import CheckpointError
+from edgeflow.static_graphs.rewrites import rewritten
+from edgeflow.static_graphs.stages import StageProgram
+
+OPSET, IR_VERSION = 21, 10
+WEIGHTS = "weights.data"
+INLINE_BYTES = 1024
+"""Up to this size constants stay in the graph."""
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A stage as ATen operators. made: substitutions by name."""
+
+    stage: StageProgram
+    program: torch.export.ExportedProgram
+    made: Mapping[str, int]
+
+
+class _Run(nn.Module):
+    def __init__(self, stage: StageProgram) -> None:
+        super().__init__()
+        self._run = stage.run
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._run(*inputs))
+
+
+def trace(stage: StageProgram, rewrites: tuple[str, ...] = (), constant: float | None = None) -> Traced:
+    """Trace a stage over its example inputs. constant: of a finite mask."""
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(_Run(stage).eval(), tuple(stage.inputs.values()), strict=False)
+        program = program.run_decompositions({})
+    return Traced(stage=stage, program=program, made=rewritten(program.graph_module, rewrites, constant))
+
+
+def to_onnx(traced: Traced) -> ir.Model:
+    """The graph of a stage in standard operators."""
+    with torch.no_grad(), _quiet():
+        written = torch.onnx.export(
+            traced.program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(traced.stage.inputs),
+            output_names=list(traced.stage.outputs),
+            verbose=False,
+        )
+    if written is None:
+        raise RuntimeError("the exporter returned nothing")
+    model: ir.Model = written.model
+    model.ir_version = IR_VERSION
+    model.doc_string = None
+    return model
+
+
+class SharedWeights:
+    """The file of weights of a folder: every content once, whichever graphs name it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = (folder / WEIGHTS).open("wb")
+        self._places: dict[str, int] = {}
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def move(self, model: ir.Model) -> None:
+        """The large constants of a graph become references to this file."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or tensor.nbytes <= INLINE_BYTES:
+                continue
+            value.const_value = ir.ExternalTensor(
+                location=WEIGHTS,
+                offset=self._place(tensor.tobytes()),
+                length=tensor.nbytes,
+                dtype=tensor.dtype,
+                shape=tensor.shape,  # type: ignore[arg-type]
+                name=tensor.name or "",
+                base_dir=self._folder,
+            )
+
+    def close(self) -> WeightFile:
+        """Finish the file."""
+        self._file.close()
+        return WeightFile(file=WEIGHTS, digest=self._digest.hexdigest(), size=self._size)
+
+    def _place(self, content: bytes) -> int:
+        known_by = hashlib.sha256(content).hexdigest()
+        if known_by not in self._places:
+            self._write(b"\0" * (-self._size % ALIGNMENT))
+            self._places[known_by] = self._size
+            self._write(content)
+        return self._places[known_by]
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+        self._size += len(content)
+
+
+def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: SharedWeights, file: str) -> Graph:
+    """Write a graph and check it; its entry in the manifest."""
+    weights.move(model)
+    ir.save(model, folder / file)
+    return Graph(
+        stage=stage.stage,
+        file=file,
+        digest=file_digest(folder / file),
+        inputs=tuple(_spec(each) for each in model.graph.inputs),
+        outputs=tuple(_spec(each) for each in model.graph.outputs),
+        rows=stage.rows,
+        past=stage.past,
+        batch=stage.batch,
+        operators=dict(sorted(Counter(node.op_type for node in model.graph).items())),
+    )
+
+
+def check_graph(path: Path) -> None:
+    """ONNX's own check of a file; CheckpointError with what it says."""
+    try:
+        onnx.checker.check_model(str(path), full_check=False)
+    except onnx.checker.ValidationError as error:
+        raise CheckpointError(f"{path.name} is not valid ONNX: {error}") from error
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _spec(value: ir.Value) -> TensorSpec:
+    if value.shape is None or value.dtype is None or not value.shape.is_static():
+        raise CheckpointError(f"{value.name} has no fixed shape")
+    names = {np.dtype(np.float32): "float32", np.dtype(np.int64): "int64", np.dtype(np.bool_): "bool"}
+    return TensorSpec(name=str(value.name), dtype=names[value.dtype.numpy()], shape=tuple(value.shape.numpy()))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporter and tracer say of themselves."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

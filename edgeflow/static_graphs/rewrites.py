@@ -1,0 +1,137 @@
+"""Substitutions of operators in a traced graph, by name (EdgeFM appendix B.3).
+
+They work on ATen operators, after in-place writes have become functions. Each returns at how many places it was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+ATEN = torch.ops.aten
+INFINITE = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """make: changes a graph. summary: one line, for a person."""
+
+    name: str
+    summary: str
+    make: Callable[[Graph, float | None], int]
+
+
+def erf_gelu(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
+    """GELU by the error function where it was by tanh, whose cubic term overflows 16 bits."""
+    found = [node for node in _calls(graph, ATEN.gelu.default) if node.kwargs.get("approximate") == "tanh"]
+    for node in found:
+        node.kwargs = {}
+    return len(found)
+
+
+def rope_concat(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
+    """RoPE by slices, a negation and a concatenation where halves were written in place.
+
+    x cos + concat(-x2, x1) sin, with x1 and x2 the halves of x.
+    """
+    found = [turn for node in _calls(graph, ATEN.slice_scatter.default) if (turn := _Turn.of(node)) is not None]
+    sines: dict[Node, Node] = {}
+    for turn in found:
+        turn.replace(graph, sines)
+    graph.eliminate_dead_code()
+    return len(found)
+
+
+def finite_mask(graph: Graph, constant: float | None) -> int:
+    """Hidden scores become a finite number, calibrated per model (masks.py), where they were minus infinity."""
+    if constant is None:
+        raise ValueError("a finite mask needs its constant")
+    found = masked(graph)
+    for node in found:
+        node.args = (*node.args[:2], constant)
+    return len(found)
+
+
+def masked(graph: Graph) -> list[Node]:
+    """The calls that hide scores: (scores, hidden, -inf)."""
+    return [node for node in _calls(graph, ATEN.masked_fill.Scalar) if node.args[2] == INFINITE]
+
+
+REWRITES: Mapping[str, Rewrite] = {
+    each.name: each
+    for each in (
+        Rewrite("erf-gelu", "GELU by erf where it is by tanh", erf_gelu),
+        Rewrite("rope-concat", "RoPE by slice, negate and concat where halves are written in place", rope_concat),
+        Rewrite("finite-mask", "hidden scores are a calibrated number instead of minus infinity", finite_mask),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin. last: the node that holds the result."""
+
+    last: Node
+    x: Node
+    turned: Node
+    sine: Node
+    half: int
+    dim: int
+
+    @classmethod
+    def of(cls, last: Node) -> _Turn | None:
+        """The rotation that ends in a write of the second half; None for other writes."""
+        first, second, dim, half = _argument(last, 0), _argument(last, 1), last.args[2], last.args[3]
+        if not (_is(first, ATEN.slice_scatter.default) and _is(second, ATEN.addcmul.default)) or not half:
+            return None
+        turned, sums = cast("Node", first.args[0]), cast("Node", first.args[1])
+        if not _is(sums, ATEN.addcmul.default) or not _is(turned, ATEN.mul.Tensor):
+            return None
+        x, sine, negated = cast("Node", turned.args[0]), cast("Node", second.args[2]), cast("Node", sums.args[2])
+        writes_first_half = first.args[2:5] == (dim, 0, half)
+        halves = _half_of(sums.args[1], x, dim, half) and _half_of(second.args[1], x, dim, 0)
+        if not (writes_first_half and halves and _is(negated, ATEN.neg.default) and negated.args[0] is sine):
+            return None
+        return cls(last, x, turned, sine, cast("int", half), cast("int", dim))
+
+    def replace(self, graph: Graph, sines: dict[Node, Node]) -> None:
+        """sines: the sines of both halves that were made, by those of one."""
+        if self.sine not in sines:
+            with graph.inserting_after(self.sine):
+                sines[self.sine] = graph.call_function(ATEN.cat.default, ([self.sine, self.sine], -1))
+        with graph.inserting_before(self.last):
+            low = graph.call_function(ATEN.slice.Tensor, (self.x, self.dim, 0, self.half))
+            high = graph.call_function(ATEN.slice.Tensor, (self.x, self.dim, self.half, 2 * self.half))
+            halves = graph.call_function(ATEN.cat.default, ([graph.call_function(ATEN.neg.default, (high,)), low], -1))
+            gained = graph.call_function(ATEN.mul.Tensor, (halves, sines[self.sine]))
+            result = graph.call_function(ATEN.add.Tensor, (self.turned, gained))
+        self.last.replace_all_uses_with(result)
+
+
+def _half_of(found: Any, x: Node, dim: Any, start: Any) -> bool:
+    """True for the slice of x along `dim` that begins at `start`."""
+    return _is(found, ATEN.slice.Tensor) and found.args[0] is x and found.args[1] == dim and found.args[2] == start
+
+
+def _argument(node: Node, index: int) -> Node:
+    return cast("Node", node.args[index])
+
+
+def _is(node: Any, target: Any) -> bool:
+    return isinstance(node, Node) and node.target is target
+
+
+def _calls(graph: Graph, target: Any) -> list[Node]:
+    return list(graph.find_nodes(op="call_function", target=target))
+
+
+def rewritten(module: GraphModule, names: tuple[str, ...], constant: float | None) -> dict[str, int]:
+    """Make the substitutions of these names; how many of each."""
+    made = {name: REWRITES[name].make(module.graph, constant) for name in names}
+    module.graph.lint()
+    module.recompile()
+    return made

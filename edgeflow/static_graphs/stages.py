@@ -1,0 +1,46 @@
+"""Stages of a model as functions of fixed shapes, which are traced and written as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edgeflow.artifacts.manifest import KVForm, StageName
+from edgeflow.kernels.kv.formats import Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageProgram:
+    """A stage. inputs: an example of each, by name, in the order in which `run` takes them. outputs: names.
+
+    rows, past, batch: as of Graph.
+    """
+
+    stage: StageName
+    run: Callable[..., Sequence[Tensor]]
+    inputs: Mapping[str, Tensor]
+    outputs: tuple[str, ...]
+    rows: int
+    past: int = 0
+    batch: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProgram:
+    """All stages of a model. text: as of Manifest."""
+
+    stages: tuple[StageProgram, ...]
+    kv: KVForm
+    text: int
+
+
+def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:
+    """key.0, value.0, key.1, …"""
+    return tuple(f"{kind}{suffix}.{index}" for index in range(layers) for kind in ("key", "value"))
+
+
+def pairs(tensors: Sequence[Tensor]) -> Iterator[Pair]:
+    """Keys and values of each layer, from one list."""
+    return zip(tensors[::2], tensors[1::2], strict=True)
