@@ -40,7 +40,7 @@ def write_program(folder: Path, program: ModelProgram, *, family: str = "tiny", 
         kv=program.kv,
         graphs=tuple(graphs),
         weights=(weights.close(),),
-        preprocessing=getattr(program, "preprocessing", {}),
+        preprocessing=program.preprocessing,
     )
     write_manifest(folder, manifest)
     return manifest

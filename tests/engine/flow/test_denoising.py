@@ -57,7 +57,13 @@ def continuing(frames: Sequence[FlowFrame], seed: int) -> list[FlowFrame]:
     return found
 
 
-def assert_right(run: OfflineRun, results: Sequence[Decoded], frames: Sequence[FlowFrame], twin: Twin) -> None:
+def assert_right(
+    run: OfflineRun,
+    results: Sequence[Decoded],
+    frames: Sequence[FlowFrame],
+    twin: Twin,
+    tolerance: float = TOLERANCE,
+) -> None:
     assert len(results) == len(frames)
     for result, frame in zip(results, frames, strict=True):
         wanted = twin.steps(frame)
@@ -65,7 +71,7 @@ def assert_right(run: OfflineRun, results: Sequence[Decoded], frames: Sequence[F
         found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
         assert result.sampled.finite
         for one, other in zip(found, wanted, strict=True):
-            assert (one.double() - other).abs().max() <= TOLERANCE * max(1.0, other.abs().max())
+            assert (one.double() - other).abs().max() <= tolerance * max(1.0, other.abs().max())
 
 
 @pytest.mark.parametrize("shift", Shift)
