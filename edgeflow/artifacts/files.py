@@ -56,8 +56,7 @@ def check_contents(folder: Path, manifest: Manifest) -> None:
 
 def stored_bytes(folder: Path, manifest: Manifest) -> int:
     """Bytes of weights and graphs."""
-    files = {each.file for each in (*manifest.weights, *manifest.graphs)}
-    return sum(_size(folder, file) for file in files)
+    return sum(_size(folder, file) for file in {file for file, _ in _digests(manifest)})
 
 
 def _check_limits(manifest: Manifest) -> None:

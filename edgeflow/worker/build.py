@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
@@ -64,6 +65,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         device=device,
         table=table,
         preprocess_on_device=choose_preprocess(config.preprocess, device),
+        runtime=runtime_of(config),
     )
     policy = published.load(placement)
     _check_policy(config, policy)
@@ -113,7 +115,7 @@ def kv_need(
     longest = footprint.positions + config.max_prompt_tokens
     alone = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a session alone may exceed the budget
     rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), alone)
-    capacity = rounded_capacity(longest)
+    capacity = footprint.capacity or rounded_capacity(longest)
     return KVNeed(
         ring=footprint.slots,
         spare=spare,
@@ -140,7 +142,7 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
         raise ConfigError(f"graphs: passes of the family {name} are not replayed; use auto or off")
     for key, given in (("weights", config.weights != "float"), ("operators", bool(config.operators))):
         if given and not footprint.decoder:
-            raise ConfigError(f"{key}: the family {name} does not use the operator table; remove it")
+            raise ConfigError(f"{key}: the model, of the family {name}, does not use the operator table; remove it")
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
@@ -168,6 +170,11 @@ def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
         raise ConfigError(f"depth: is {config.depth}; this model takes 1 to {most}")
     if config.tolerance_bins and not any(engine.near):
         raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
+
+
+def runtime_of(config: ServiceConfig) -> Runtime:
+    """How exported graphs run: by the configured providers, with the threads of the worker."""
+    return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:

@@ -33,13 +33,13 @@ def _check(kind: str, directory: Path, settings: Settings) -> None:
 
 
 def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.published import PublishedFlow
+    from edgeflow.policies.flow.exported.loading import published_flow
     from edgeflow.policies.pi.architecture import architecture_of
 
     checkpoint = read_checkpoint(directory, kind, settings)
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {kind}, take whole images; remove it")
-    return PublishedFlow(directory, checkpoint, architecture_of(checkpoint.config))
+    return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
