@@ -8,14 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeflow.artifacts.files import compare_tensors
 from edgeflow.artifacts.manifest import Graph, TensorSpec
+from edgeflow.artifacts.tensors import Array
 from edgeflow.errors import CheckpointError, ConfigError, DependencyError, WorkerError
 
-Array = NDArray[Any]
 CPU_PROVIDER = "CPUExecutionProvider"
 ERRORS = 3
 """The least severity that the library logs itself."""
@@ -135,8 +132,3 @@ def _checked(name: str, array: Array) -> Array:
     if not array.flags.c_contiguous:
         raise ValueError(f"{name} of shape {list(array.shape)} is not contiguous")
     return array
-
-
-def zeros(tensor: TensorSpec) -> Array:
-    """An array for an input or output."""
-    return np.zeros(tensor.shape, tensor.dtype)

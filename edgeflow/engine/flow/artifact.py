@@ -11,21 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm
-from edgeflow.artifacts.sessions import BoundGraph, GraphSession, zeros
+from edgeflow.artifacts.sessions import BoundGraph, GraphSession
+from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
 from edgeflow.engine.flow.batches import StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.flow.stages import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 
-Array = NDArray[Any]
 CPU = torch.device("cpu")
 BOUND = 256
 """Bindings of a graph that are kept."""
@@ -208,7 +206,7 @@ class _Prefix:
     def _bound(self, slot: int) -> BoundGraph:
         places = self._masks.bucket.rows
         kv = self._stages.kv[:, :, slot : slot + 1, :places]
-        return self._prefill.bind(self._inputs, _named(kv, "_rows"))
+        return self._prefill.bind(self._inputs, kv_arrays(kv, "_rows"))
 
 
 class _Step:
@@ -259,11 +257,5 @@ class _Step:
             if self._copied is None:
                 raise RuntimeError("nothing was copied")
             kv, first = self._copied, 0
-        past = _named(kv[:, :, first : first + size], "")
+        past = kv_arrays(kv[:, :, first : first + size])
         return self._session.bind(self._inputs | past, {"velocity": self._velocity})
-
-
-def _named(kv: Array, suffix: str) -> dict[str, Array]:
-    """Keys and values of each layer by the names of inputs or outputs. kv [layers, 2, …]"""
-    kinds = ("key", "value")
-    return {f"{kind}{suffix}.{index}": kv[index, which] for index in range(len(kv)) for which, kind in enumerate(kinds)}

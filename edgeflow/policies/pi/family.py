@@ -61,7 +61,7 @@ def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
 
 
 def _export(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exporting import export_flow
+    from edgeflow.policies.flow.exported.exporting import export_flow
     from edgeflow.policies.pi.architecture import architecture_of
 
     config, processors, settings = load_config(directory, kind), None, None

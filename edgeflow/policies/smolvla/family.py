@@ -58,7 +58,7 @@ def _shape(directory: Path, rows: int) -> ModelShape:
 
 
 def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exporting import export_flow
+    from edgeflow.policies.flow.exported.exporting import export_flow
     from edgeflow.policies.smolvla.architecture import architecture_of
 
     config, processors, settings = load_config(directory), None, None

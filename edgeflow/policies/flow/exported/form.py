@@ -9,13 +9,13 @@ from pathlib import Path
 from edgeflow.artifacts.files import check_contents, expect_tensors
 from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
+from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
 from edgeflow.engine.flow.artifact import FlowGraphs
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.errors import CheckpointError
 from edgeflow.models.grouped import CROSS, JOINT
 
-FLOAT, INT, BOOL = "float32", "int64", "bool"
 AGAIN = "export the model again"
 
 
@@ -73,38 +73,31 @@ class FlowForm:
         given = {each.name: each for each in tower.inputs}
         text = rows - self.cameras * self.image_rows - self.sizes.closing
         width = next((each.shape[-1] for each in tower.outputs if each.shape), 0)
-        hidden = _spec("hidden", 1, rows, width)
+        hidden = spec("hidden", 1, rows, width)
         inputs = [
-            _spec("pixel_values", self.cameras, 3, self.side, self.side),
-            _spec("prompt_ids", text, dtype=INT),
-            *([_spec("state", 1, self.state)] if "state" in given else []),
+            spec("pixel_values", self.cameras, 3, self.side, self.side),
+            spec("prompt_ids", text, dtype=INT),
+            *([spec("state", 1, self.state)] if "state" in given else []),
         ]
         expect_tensors(tower, inputs, [hidden])
-        places = [_spec("position", 1, rows, dtype=INT), _spec("seen", 1, rows, rows, dtype=BOOL)]
+        places = [spec("position", 1, rows, dtype=INT), spec("seen", 1, rows, rows, dtype=BOOL)]
         expect_tensors(prefill, [hidden, *places], list(kv_specs(kv, 1, rows, "_rows")))
 
     def _step_inputs(self, batch: int, kv: KVForm) -> Iterator[TensorSpec]:
         sizes, past = self.sizes, kv.positions
         yield self._velocity(batch, "x")
-        yield _spec("times", batch, sizes.horizon, dtype=INT)
+        yield spec("times", batch, sizes.horizon, dtype=INT)
         if sizes.state:
-            yield _spec("state", batch, sizes.state)
-        yield _spec("position", batch, sizes.rows, dtype=INT)
-        yield _spec("seen", batch, sizes.rows, past + sizes.rows, dtype=BOOL)
+            yield spec("state", batch, sizes.state)
+        yield spec("position", batch, sizes.rows, dtype=INT)
+        yield spec("seen", batch, sizes.rows, past + sizes.rows, dtype=BOOL)
         if CROSS in kv.kinds:
-            yield _spec("crossing", batch, sizes.rows, dtype=INT)
-            yield _spec("crossed", batch, sizes.rows, past, dtype=BOOL)
-        yield from kv_specs(kv, batch, past, "")
+            yield spec("crossing", batch, sizes.rows, dtype=INT)
+            yield spec("crossed", batch, sizes.rows, past, dtype=BOOL)
+        yield from kv_specs(kv, batch, past)
 
     def _velocity(self, batch: int, name: str = "velocity") -> TensorSpec:
-        return _spec(name, batch, self.sizes.horizon, self.sizes.dims)
-
-
-def kv_specs(kv: KVForm, batch: int, rows: int, suffix: str) -> Iterator[TensorSpec]:
-    """Keys and values of every layer [B, rows, KH, D]."""
-    for index in range(kv.layers):
-        for kind in ("key", "value"):
-            yield _spec(f"{kind}{suffix}.{index}", batch, rows, kv.kv_heads, kv.head_dim)
+        return spec(name, batch, self.sizes.horizon, self.sizes.dims)
 
 
 def load_graphs(folder: Path, manifest: Manifest, buckets: tuple[Bucket, ...], runtime: Runtime) -> FlowGraphs:
@@ -119,7 +112,3 @@ def load_graphs(folder: Path, manifest: Manifest, buckets: tuple[Bucket, ...], r
         prefills=sessions[StageName.PREFILL],
         steps=sessions[StageName.STEP],
     )
-
-
-def _spec(name: str, *shape: int, dtype: str = FLOAT) -> TensorSpec:
-    return TensorSpec(name=name, dtype=dtype, shape=shape)

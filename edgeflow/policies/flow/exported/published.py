@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import open_artifact, stored_bytes
 from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.flow.artifact import StaticNetwork
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
-from edgeflow.engine.static import check_placement
 from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
 from edgeflow.policies.flow.exported.form import FlowForm, load_graphs
