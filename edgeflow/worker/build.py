@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
+from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
@@ -170,11 +170,6 @@ def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
         raise ConfigError(f"depth: is {config.depth}; this model takes 1 to {most}")
     if config.tolerance_bins and not any(engine.near):
         raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
-
-
-def runtime_of(config: ServiceConfig) -> Runtime:
-    """How exported graphs run: by the configured providers, with the threads of the worker."""
-    return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:

@@ -42,10 +42,11 @@ ALLOWED: dict[str, set[str]] = {
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
     "engine/drafts": ENGINE - {"ipc"} | {"engine", "engine/sampling"},
+    "engine/exported": ENGINE - {"ipc"} | {"engine", "engine/flow"},
     "engine/flow": ENGINE - {"ipc"} | {"engine"},
     "engine/control": ENGINE | {"engine", "engine/flow"},
-    "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/sampling"},
-    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies", "openmp"},
+    "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/exported", "engine/sampling"},
+    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "engine/exported", "policies", "openmp"},
     "recorded": LEAVES | {"models", "text"},
     "policies": LEAVES
     | {

@@ -22,7 +22,7 @@ from edgeflow.engine.flow.batches import StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.models.llama import Taps
+from edgeflow.models.llama import LlamaConfig, Taps
 
 CPU = torch.device("cpu")
 TOKEN = 0
@@ -59,10 +59,11 @@ class Rows:
 
 
 class StaticDecoder:
-    """graphs: of the model. name: as of Decoder."""
+    """graphs: of the model. name: as of Decoder. config: of the decoder that was exported."""
 
-    def __init__(self, graphs: TokenGraphs, name: str) -> None:
+    def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
         self.name = name
+        self.config = config
         self.graphs = graphs
         self.dtype, self.device = torch.float32, CPU
 
@@ -91,10 +92,10 @@ class StaticDecoder:
         """True: all runs where launching computes."""
         return True
 
-    def kv_slots(self, slots: int, capacity: int, format: KVFormat = DENSE) -> KVSlots:  # noqa: ARG002
+    def kv_slots(self, slots: int, capacity: int, format: KVFormat | None = None) -> KVSlots:  # noqa: ARG002
         """Slots of the exported positions; ValueError for another format."""
-        if format is not DENSE:
-            raise ValueError(f"exported graphs read keys and values in float32, not in {format.name}")
+        if format not in (None, DENSE):
+            raise ValueError(f"exported graphs read keys and values in float32, not in {format and format.name}")
         form = self.graphs.kv
         return KVSlots(
             layers=form.layers,

@@ -39,7 +39,7 @@ class StaticOpenVLA(OpenVLAFrames):
     def __init__(
         self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs, image_tokens: int, most: int
     ) -> None:
-        self.decoder = StaticDecoder(graphs, NAME)
+        self.decoder = StaticDecoder(graphs, NAME, config.text)
         self.device = self.decoder.device
         self._prompter = prompter
         self._most = most
