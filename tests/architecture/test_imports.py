@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine/control": ENGINE | {"engine", "engine/flow"},
     "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/exported", "engine/sampling"},
     "worker": ENGINE | {"engine", "engine/control", "engine/chat", "engine/exported", "policies", "openmp"},
-    "recorded": LEAVES | {"models", "text"},
+    "recorded": LEAVES | {"artifacts", "models", "text"},
     "policies": LEAVES
     | {
         "artifacts",
@@ -61,7 +61,9 @@ ALLOWED: dict[str, set[str]] = {
         "text",
         "recorded",
     },
-    "verify": MEASURING | {"engine/control", "engine/chat", "engine/drafts", "engine/sampling", "policies", "recorded"},
+    "verify": MEASURING
+    | {"artifacts", "engine/control", "engine/chat", "engine/drafts", "engine/exported", "engine/sampling"}
+    | {"policies", "recorded"},
     "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
     | {

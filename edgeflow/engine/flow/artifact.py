@@ -57,6 +57,11 @@ class StaticNetwork:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        bucket = self.graphs.buckets[0]
+        return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
+
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:  # noqa: ARG002 - slots are of one size
         """As of StagedNetwork."""
         return StaticStages(self.graphs, sizes, slots)
@@ -100,8 +105,7 @@ class StaticStages:
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
-        bucket = self.graphs.buckets[0]
-        return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
+        return StaticNetwork(self.graphs).prefix_rows(frame)
 
     def place(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]

@@ -34,7 +34,7 @@ NAME = "llama"
 class StaticOpenVLA(OpenVLAFrames):
     """A token policy of graphs (engine/policy.TokenPolicy). most: tokens of a prompt's text."""
 
-    kv_format = DENSE
+    kv_format: KVFormat = DENSE
 
     def __init__(
         self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs, image_tokens: int, most: int
