@@ -15,7 +15,17 @@ if importlib.util.find_spec("typer") is None:
 
 import typer
 
-from edgeflow.commands import chatting, checking, cosimulating, prefixes, quantizing, serving, settings, training
+from edgeflow.commands import (
+    chatting,
+    checking,
+    cosimulating,
+    exporting,
+    prefixes,
+    quantizing,
+    serving,
+    settings,
+    training,
+)
 from edgeflow.console import open_standard_streams
 from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
@@ -41,6 +51,7 @@ app.command()(serving.demo)
 app.command()(chatting.chat)
 app.command()(checking.verify)
 app.command()(quantizing.quantize)
+app.command()(exporting.export)
 app.command("eval-demo")(training.eval_demo)
 app.command("train-demo")(training.train_demo)
 app.command("train-gate")(training.train_gate)

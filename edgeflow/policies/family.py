@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
+    from edgeflow.static_graphs.shapes import ExportShapes
+    from edgeflow.static_graphs.stages import ModelProgram
 
 Progress = Callable[[str, int, int], None]
 Settings = Mapping[str, Any]
@@ -85,7 +87,8 @@ class Family:
     served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
     engine that serves a loaded policy. verify: every comparison of a bundle of recordings, with the mode that it was
     made in. shape: the sizes of the decoder and its products, for prompts of so many rows, without reading weights.
-    formats: its slots may be in other KV formats than the model's own.
+    formats: its slots may be in other KV formats than the model's own. export: its stages as static graphs; None where
+    they are not exported.
     """
 
     name: str
@@ -97,3 +100,4 @@ class Family:
     verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     formats: bool = False
+    export: Callable[[Path, ExportShapes], ModelProgram] | None = None

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.errors import CheckpointError
-from edgeflow.static_graphs.rewrites import rewritten
 from edgeflow.static_graphs.stages import StageProgram
 
 OPSET, IR_VERSION = 21, 10
@@ -31,11 +30,10 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """A stage as ATen operators. made: substitutions by name."""
+    """A stage as ATen operators, in which nothing is written in place."""
 
     stage: StageProgram
     program: torch.export.ExportedProgram
-    made: Mapping[str, int]
 
 
 class _Run(nn.Module):
@@ -47,12 +45,11 @@ class _Run(nn.Module):
         return tuple(self._run(*inputs))
 
 
-def trace(stage: StageProgram, rewrites: tuple[str, ...] = (), constant: float | None = None) -> Traced:
-    """Trace a stage over its example inputs. constant: of a finite mask."""
+def trace(stage: StageProgram) -> Traced:
+    """Trace a stage over its example inputs."""
     with torch.no_grad(), _quiet():
         program = torch.export.export(_Run(stage).eval(), tuple(stage.inputs.values()), strict=False)
-        program = program.run_decompositions({})
-    return Traced(stage=stage, program=program, made=rewritten(program.graph_module, rewrites, constant))
+        return Traced(stage=stage, program=program.run_decompositions({}))
 
 
 def to_onnx(traced: Traced) -> ir.Model:
@@ -83,6 +80,10 @@ class SharedWeights:
         self._places: dict[str, int] = {}
         self._digest = hashlib.sha256()
         self._size = 0
+
+    def flush(self) -> None:
+        """What was written so far can be read."""
+        self._file.flush()
 
     def move(self, model: ir.Model) -> None:
         """The large constants of a graph become references to this file."""
@@ -122,6 +123,7 @@ class SharedWeights:
 def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: SharedWeights, file: str) -> Graph:
     """Write a graph and check it; its entry in the manifest."""
     weights.move(model)
+    weights.flush()
     ir.save(model, folder / file)
     return Graph(
         stage=stage.stage,

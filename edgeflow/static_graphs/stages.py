@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -29,11 +30,12 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgram:
-    """All stages of a model. text: as of Manifest."""
+    """All stages of a model. text, preprocessing: as of Manifest."""
 
     stages: tuple[StageProgram, ...]
     kv: KVForm
     text: int
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
 
 def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.processors import FlowProcessors
 from edgeflow.policies.flow.settings import FlowSettings
+from edgeflow.policies.lerobot.processors import PREPROCESSOR
 
 Config = TypeVar("Config")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -21,6 +22,11 @@ class FlowCheckpoint(Generic[Config]):
     config: Config
     processors: FlowProcessors
     settings: FlowSettings
+
+
+def has_processors(directory: Path) -> bool:
+    """True for a checkpoint with its pipelines; recordings of a network have none."""
+    return (directory / PREPROCESSOR).is_file()
 
 
 def check_weights(directory: Path) -> None:

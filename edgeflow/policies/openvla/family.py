@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.recorded.comparison import CheckResult
+    from edgeflow.static_graphs.shapes import ExportShapes
+    from edgeflow.static_graphs.stages import ModelProgram
 
 OFT_STEMS = ("action_head", "proprio_projector")
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
@@ -67,6 +69,12 @@ def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult
     return verify(directory, asked)
 
 
+def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
+    from edgeflow.policies.openvla.exporting import export_openvla
+
+    return export_openvla(directory, shapes)
+
+
 OPENVLA = Family(
     name="openvla",
     modes=TOKEN_MODES,
@@ -76,4 +84,5 @@ OPENVLA = Family(
     prepare=_prepare,
     verify=_verify,
     formats=True,
+    export=_export,
 )

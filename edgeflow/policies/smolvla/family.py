@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
-from edgeflow.policies.smolvla.checkpoint import read_checkpoint
+from edgeflow.policies.flow.checkpoint import has_processors
+from edgeflow.policies.flow.settings import read_settings
+from edgeflow.policies.smolvla.checkpoint import read_checkpoint, read_processors
 from edgeflow.policies.smolvla.config import load_config
 
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.recorded.comparison import CheckResult
+    from edgeflow.static_graphs.shapes import ExportShapes
+    from edgeflow.static_graphs.stages import ModelProgram
 
 
 def _detect(files: Files) -> bool:
@@ -53,6 +57,16 @@ def _shape(directory: Path, rows: int) -> ModelShape:
     return shape_of(load_config(directory), directory, rows)
 
 
+def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
+    from edgeflow.policies.flow.exporting import export_flow
+    from edgeflow.policies.smolvla.architecture import architecture_of
+
+    config, processors, settings = load_config(directory), None, None
+    if has_processors(directory):
+        processors, settings = read_processors(directory, config), read_settings("smolvla", directory, {}, config.flow)
+    return export_flow(directory, architecture_of(config), shapes, processors, settings)
+
+
 SMOLVLA = Family(
     name="smolvla",
     modes=DENOISING_MODES,
@@ -62,4 +76,5 @@ SMOLVLA = Family(
     prepare=_prepare,
     verify=_verify,
     shape=_shape,
+    export=_export,
 )

@@ -1,0 +1,53 @@
+"""The check of a graph that was written: ONNX Runtime's outputs beside those of the networks it was traced from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError
+from edgeflow.static_graphs.stages import StageProgram
+
+CLOSE = 1e-4
+"""Most that a graph of floats without substitutions differs."""
+FATAL = 3  # of ONNX Runtime's levels of what is logged
+
+
+def error_of(path: Path, stage: StageProgram) -> float:
+    """The largest difference of an output, over the largest number of this output. Inputs of floats are random, masks
+    and positions those of the example."""
+    inputs = random_inputs(stage)
+    with torch.no_grad():
+        expected = stage.run(*inputs.values())
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = FATAL
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    found = session.run(list(stage.outputs), {name: value.numpy() for name, value in inputs.items()})
+    return max(_error(each.numpy(), other) for each, other in zip(expected, found, strict=True))
+
+
+def random_inputs(stage: StageProgram) -> dict[str, Tensor]:
+    """The example inputs of a stage, floats drawn anew, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
+        for name, value in stage.inputs.items()
+    }
+
+
+def check_error(error: float, file: str) -> None:
+    """CheckpointError for a graph of floats that computes something else than its networks."""
+    if not error <= CLOSE:
+        raise CheckpointError(
+            f"{file} differs from the model by {error:.1e} of its largest output, more than {CLOSE:g}: "
+            "this version of torch, onnxscript or onnxruntime is not one that this export works with"
+        )
+
+
+def _error(expected: np.ndarray, found: np.ndarray) -> float:
+    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+    return float(np.abs(expected - found).max(initial=0.0)) / scale

@@ -1,0 +1,112 @@
+"""Exports a checkpoint from end to end: stages, calibration, substitutions, graphs, their check, the manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import onnx_ir as ir
+
+from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
+from edgeflow.console import Report
+from edgeflow.export.allowed import check_operators
+from edgeflow.export.checking import check_error, error_of
+from edgeflow.export.folder import check_out, clear, copy_texts
+from edgeflow.export.programs import program_of
+from edgeflow.export.request import Exported, ExportOutcome, ExportRequest, Precision
+from edgeflow.models.checkpoint import fingerprint
+from edgeflow.outputs import writing
+from edgeflow.static_graphs.graph_files import SharedWeights, Traced, check_graph, to_onnx, trace, write_graph
+from edgeflow.static_graphs.rewrites import rewritten
+from edgeflow.static_graphs.stages import ModelProgram, StageProgram
+
+MASK = "finite-mask"
+LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+
+
+def export(request: ExportRequest, report: Report) -> ExportOutcome:
+    """Write an artifact; ConfigError or CheckpointError says what does not fit."""
+    check_out(request.out, request.folder)
+    report("load", 0, 1)
+    family, program = program_of(request.folder, request.shapes)
+    traced = _traced(program, report)
+    made = [rewritten(each.program.graph_module, request.rewrites, None) for each in traced]
+    with writing(request.out):
+        clear(request.out)
+        copy_texts(request.folder, request.out)
+        weights = SharedWeights(request.out)
+        named, found = _named(traced), []
+        for index, each in enumerate(named):
+            report("graphs", index, len(named))
+            found.append(_write(request, each, weights))
+        exported = tuple(found)
+        manifest = Manifest(
+            family=family,
+            fingerprint=fingerprint(request.folder),
+            text=program.text,
+            kv=program.kv,
+            graphs=tuple(each.graph for each in exported),
+            weights=(weights.close(),),
+            rewrites=_rewrites(made, None),
+            preprocessing=program.preprocessing,
+            versions={name: version(name) for name in LIBRARIES},
+        )
+        write_manifest(request.out, manifest)
+    return ExportOutcome(manifest=manifest, graphs=exported)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """A traced stage and the file of its graph."""
+
+    traced: Traced
+    file: str
+
+    @property
+    def stage(self) -> StageProgram:
+        return self.traced.stage
+
+
+def _traced(program: ModelProgram, report: Report) -> list[Traced]:
+    found = []
+    for index, stage in enumerate(program.stages):
+        report("trace", index, len(program.stages))
+        found.append(trace(stage))
+    return found
+
+
+def _named(traced: Sequence[Traced]) -> list[_Named]:
+    """towers.onnx, or towers-41.onnx and so on by rows, where a stage has several buckets; steps by batch."""
+    counts = Counter(each.stage.stage for each in traced)
+
+    def name(stage: StageProgram) -> str:
+        size = stage.batch if stage.stage is StageName.STEP else stage.rows
+        return stage.stage.value + (f"-{size}" if counts[stage.stage] > 1 else "") + ".onnx"
+
+    return [_Named(traced=each, file=name(each.stage)) for each in traced]
+
+
+def _write(request: ExportRequest, named: _Named, weights: SharedWeights) -> Exported:
+    """Write the graph of a stage and check it."""
+    stage = named.stage
+    precision = request.precisions.get(stage.stage, Precision.FLOAT32)
+    model: ir.Model = to_onnx(named.traced)
+    check_operators(model, named.file)
+    graph = replace(write_graph(model, stage, request.out, weights, named.file), precision=precision.value)
+    path = request.out / named.file
+    check_graph(path)
+    error = error_of(path, stage)
+    if precision is Precision.FLOAT32 and not request.rewrites:
+        check_error(error, named.file)
+    return Exported(graph=graph, size=path.stat().st_size, error=error)
+
+
+def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tuple[Rewritten, ...]:
+    """The sites of each substitution, in all graphs."""
+    names = made[0] if made else {}
+    return tuple(
+        Rewritten(name=name, sites=sum(each[name] for each in made), constant=constant if name == MASK else None)
+        for name in names
+    )
