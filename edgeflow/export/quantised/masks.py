@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from edgeflow.export.quantised.precision import Precision
+from edgeflow.export.quantised.bits import ACTIVATIONS
+from edgeflow.export.request import Precision
 from edgeflow.static_graphs.graph_files import Traced
 from edgeflow.static_graphs.rewrites import INFINITE, masked
 
@@ -30,7 +31,7 @@ def calibrate_mask(
     bits.
     """
     module = traced.program.module()
-    watch, bits = _Watch(module), min(precision.activations, 16)
+    watch, bits = _Watch(module), min(ACTIVATIONS[precision], 16)
     with torch.no_grad():
         for each in inputs:
             watch.run(*(torch.from_numpy(each[name]) for name in traced.stage.inputs))

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from edgeflow.console import Report
 from edgeflow.errors import ConfigError
-from edgeflow.export.quantised.precision import Precision
+from edgeflow.export.quantised.bits import ACTIVATIONS, WEIGHTS
 from edgeflow.export.quantised.ranges import Range, float_ranges
+from edgeflow.export.request import Precision
 
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Concat")
@@ -67,8 +68,8 @@ def _quantised(proto: onnx.ModelProto, ranges: Mapping[str, Range], precision: P
         proto,
         per_channel=True,
         reduce_range=False,
-        weight_qType=kinds[precision.weights],
-        activation_qType=kinds[precision.activations],
+        weight_qType=kinds[WEIGHTS[precision]],
+        activation_qType=kinds[ACTIVATIONS[precision]],
         tensors_range=TensorsData(CalibrationMethod.MinMax, extrema),
         nodes_to_quantize=[],
         nodes_to_exclude=_statistics(proto.graph),

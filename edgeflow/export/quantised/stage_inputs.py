@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-from edgeflow.engine.flow.policy import FlowFrame
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.flow_loop import FlowLoop, candidates_of
-from edgeflow.export.quantised.stage_runs import Array, Arrays, StageKey, run_torch, stage_key
+from edgeflow.export.quantised.stage_runs import Array, Arrays, Run, StageKey, run_torch, stage_key
 from edgeflow.export.quantised.token_loop import TokenLoop
 from edgeflow.static_graphs.flow import FlowExport
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram
@@ -21,65 +19,119 @@ from edgeflow.static_graphs.tokens import TokenExport
 
 Steps = Literal["all", "first"]
 StageInputs = Mapping[StageKey, list[Arrays]]
+MOST_TOKENS = 32
+"""Of an answer, in a model without a fixed number of them."""
 Item = TypeVar("Item")
 
 
-def record_flow_inputs(
-    export: FlowExport, program: ModelProgram, frames: Sequence[FlowFrame], steps: Steps = "all"
-) -> StageInputs:
-    """The inputs of each stage. Every bucket sees all frames, their text cut to its length; all steps are those of the
-    largest bucket. Inputs share keys and values between steps. ConfigError without frames, or for one that does not
-    fit."""
-    _check(frames)
-    recorder, texts = _Recorder(program), sorted(export.text)
+def record_stage_inputs(program: ModelProgram, frames: Sequence[Any], steps: Steps = "all") -> StageInputs:
+    """The inputs of each stage by its key.
+
+    frames: FlowFrames of a flow policy, PreparedFrames of a model that decodes. Every bucket sees all frames, their
+    text cut to its length; all steps are those of the largest bucket. The inputs of an answer's steps share the keys
+    and values of its prompt. ConfigError without frames, or for one that does not fit.
+    """
+    if not frames:
+        raise ConfigError("calibration: has no frames; at least one is needed, better 32 or more")
+    loops = _loops(program, steps)
+    found: dict[StageKey, list[Arrays]] = {stage_key(stage): [] for stage in program.stages}
+    texts, batches = loops.texts, loops.batches
     for text in texts[:-1]:
-        loop = FlowLoop(export, program, text, min(export.batches))
+        loop = loops.of(text, batches[0])
+        run = _Recording(found, (loop.towers, loop.prefill))
         for frame in frames:
-            cut = replace(frame, prompt_ids=frame.prompt_ids[:text])
-            loop.run([(cut, frame.noise[0])] * loop.step.batch, recorder.of(loop.towers, loop.prefill), 0)
-    for batch in sorted(export.batches):
-        loop, first = FlowLoop(export, program, texts[-1], batch), batch == min(export.batches)
-        wanted = (loop.towers, loop.prefill, loop.step) if first else (loop.step,)
-        for group in _groups(candidates_of(frames), batch):
-            loop.run(group, recorder.of(*wanted), 1 if steps == "first" else None)
-    return recorder.found
+            loops.prefix(loop, loops.cut(frame, text), run)
+    for batch in batches:
+        loop = loops.of(texts[-1], batch)
+        run = _Recording(found, (loop.towers, loop.prefill, loop.step) if batch == batches[0] else (loop.step,))
+        loops.answers(loop, frames, run)
+    return found
 
 
-def record_token_inputs(
-    export: TokenExport, program: ModelProgram, frames: Sequence[PreparedFrame], tokens: int, steps: Steps = "all"
-) -> StageInputs:
-    """The same of a model that decodes. tokens: K, of an answer, at least 2."""
-    _check(frames)
-    recorder, texts = _Recorder(program), sorted(export.text)
-    count = 2 if steps == "first" else tokens
-    for text in texts[:-1]:
-        loop = TokenLoop(export, program, text, min(export.batches))
-        for frame in frames:
-            cut = replace(frame, prompt_ids=frame.prompt_ids[:text])
-            loop.run([cut] * loop.step.batch, recorder.of(loop.towers, loop.prefill), 1)
-    for batch in sorted(export.batches):
-        loop, first = TokenLoop(export, program, texts[-1], batch), batch == min(export.batches)
-        wanted = (loop.towers, loop.prefill, loop.step) if first else (loop.step,)
-        for group in _groups(frames, batch):
-            loop.run(group, recorder.of(*wanted), count)
-    return recorder.found
+class _Stages(Protocol):
+    """The stages of a loop."""
+
+    towers: StageProgram
+    prefill: StageProgram
+    step: StageProgram
 
 
-class _Recorder:
-    def __init__(self, program: ModelProgram) -> None:
-        self.found: dict[StageKey, list[Arrays]] = {stage_key(stage): [] for stage in program.stages}
+class _Loops(Protocol):
+    """The loops of a model. texts: of its buckets, batches: of its steps, both ascending."""
 
-    def of(self, *stages: StageProgram) -> _Recording:
-        """A run of stages by torch that keeps the inputs of some."""
-        return _Recording(self.found, {stage_key(stage) for stage in stages})
+    texts: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    def of(self, text: int, batch: int) -> _Stages: ...
+
+    def cut(self, frame: Any, text: int) -> Any:
+        """A frame for a bucket."""
+        ...
+
+    def prefix(self, loop: Any, frame: Any, run: Run) -> None:
+        """Run towers and prefill of a frame."""
+        ...
+
+    def answers(self, loop: Any, frames: Sequence[Any], run: Run) -> None:
+        """Run all stages over frames."""
+        ...
+
+
+def _loops(program: ModelProgram, steps: Steps) -> _Loops:
+    if isinstance(program.source, FlowExport):
+        return _FlowLoops(program, program.source, steps)
+    if isinstance(program.source, TokenExport):
+        return _TokenLoops(program, program.source, steps)
+    raise ValueError("a program without its source")
+
+
+class _FlowLoops:
+    def __init__(self, program: ModelProgram, export: FlowExport, steps: Steps) -> None:
+        self.texts, self.batches = tuple(sorted(export.text)), tuple(sorted(export.batches))
+        self._program, self._export = program, export
+        self._steps = 1 if steps == "first" else None
+
+    def of(self, text: int, batch: int) -> FlowLoop:
+        return FlowLoop(self._export, self._program, text, batch)
+
+    def cut(self, frame: Any, text: int) -> Any:
+        return replace(frame, prompt_ids=frame.prompt_ids[:text])
+
+    def prefix(self, loop: FlowLoop, frame: Any, run: Run) -> None:
+        loop.run([(frame, frame.noise[0])] * loop.step.batch, run, 0)
+
+    def answers(self, loop: FlowLoop, frames: Sequence[Any], run: Run) -> None:
+        for group in _groups(candidates_of(frames), loop.step.batch):
+            loop.run(group, run, self._steps)
+
+
+class _TokenLoops:
+    def __init__(self, program: ModelProgram, export: TokenExport, steps: Steps) -> None:
+        self.texts, self.batches = tuple(sorted(export.text)), tuple(sorted(export.batches))
+        self._program, self._export = program, export
+        room = export.positions - export.fixed_rows - max(export.text)
+        self._tokens = 2 if steps == "first" else min(max(room, 2), MOST_TOKENS)
+
+    def of(self, text: int, batch: int) -> TokenLoop:
+        return TokenLoop(self._export, self._program, text, batch)
+
+    def cut(self, frame: Any, text: int) -> Any:
+        return frame if self._export.chunks else replace(frame, prompt_ids=frame.prompt_ids[:text])
+
+    def prefix(self, loop: TokenLoop, frame: Any, run: Run) -> None:
+        loop.run([frame] * loop.step.batch, run, 1)
+
+    def answers(self, loop: TokenLoop, frames: Sequence[Any], run: Run) -> None:
+        for group in _groups(frames, loop.step.batch):
+            loop.run(group, run, self._tokens)
 
 
 class _Recording:
-    """Prefixes that several candidates share are computed, and recorded, once per call of a loop."""
+    """Runs stages by torch and keeps the inputs of those that are wanted."""
 
-    def __init__(self, found: dict[StageKey, list[Arrays]], wanted: Collection[StageKey]) -> None:
+    def __init__(self, found: dict[StageKey, list[Arrays]], wanted: Collection[StageProgram]) -> None:
         self._found = found
-        self._wanted = wanted
+        self._wanted = {stage_key(stage) for stage in wanted}
 
     def __call__(self, stage: StageProgram, inputs: Arrays) -> list[Array]:
         key = stage_key(stage)
@@ -92,8 +144,3 @@ def _groups(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
     """All items in groups of one size; the last is filled up with the first items."""
     for start in range(0, len(items), size):
         yield [items[index % len(items)] for index in range(start, start + size)]
-
-
-def _check(frames: Sequence[object]) -> None:
-    if not frames:
-        raise ConfigError("calibration: has no frames; at least one is needed, better 32 or more")

@@ -17,7 +17,7 @@ PIXELS = "pixel_values"
 
 
 class TokenLoop:
-    """The stages of one bucket and one batch. text: tokens of the bucket. A prompt is one prefill."""
+    """The stages of one bucket and one batch. text: tokens of the bucket."""
 
     def __init__(self, export: TokenExport, program: ModelProgram, text: int, batch: int) -> None:
         self._text, self._fixed = text, export.fixed_rows
@@ -28,6 +28,7 @@ class TokenLoop:
         self.prefill = stages[StageKey(StageName.PREFILL, rows, 1)]
         self.step = stages[StageKey(StageName.STEP, 1, batch)]
         self._past = program.kv.positions
+        self._heads = program.kv.kv_heads, program.kv.head_dim
 
     def run(self, frames: Sequence[PreparedFrame], run: Run, tokens: int) -> list[list[int]]:
         """The first so many tokens [B][tokens] of B frames; ConfigError for a frame that does not fit."""
@@ -46,29 +47,40 @@ class TokenLoop:
 
     def _prefix(self, frame: PreparedFrame, run: Run, tokens: int) -> tuple[int, int, Arrays]:
         """Rows of a prompt, its first token, and the slot behind it."""
-        count = len(frame.prompt_ids)
-        length = self._fixed + count
-        if count > self._text or length + tokens - 1 > self._past:
+        chunks = self._chunks(frame, tokens)
+        names, (kv_heads, width) = kv_names(len(self.prefill.outputs) // 2), self._heads
+        slot = {name: np.zeros((1, self._past, kv_heads, width), np.float32) for name in names}
+        held, first = 0, 0
+        for ids in chunks:
+            (hidden,) = run(self.towers, self._image(frame) | {"ids": padded(ids, self._text)[None]})
+            count = self._fixed + len(ids)
+            past = {name: each.copy() for name, each in slot.items()} if self.prefill.past else {}
+            logits, *rows = run(self.prefill, {"hidden": hidden, **self._chunk(held, count), **past})
+            for name, each in zip(names, rows, strict=True):
+                slot[name][:, held : held + count] = each[:, :count]
+            held, first = held + count, int(logits[0].argmax())
+        return held, first, slot
+
+    def _chunks(self, frame: PreparedFrame, tokens: int) -> list[Array]:
+        """The ids of each chunk; a prompt is one where prefills do not read slots."""
+        ids = np.array(frame.prompt_ids, np.int64)
+        whole = self.prefill.past == 0
+        if (whole and len(ids) > self._text) or self._fixed + len(ids) + tokens - 1 > self._past:
             raise ConfigError(
-                f"calibration: a frame has {count} tokens and {tokens} to answer, the bucket {self._text} and a slot "
+                f"calibration: a frame has {len(ids)} tokens and {tokens} to answer; a bucket has {self._text}, a slot "
                 f"{self._past} positions: export larger ones"
             )
-        ids = padded(np.array(frame.prompt_ids, np.int64), self._text)[None]
-        (hidden,) = run(self.towers, self._image(frame) | {"ids": ids})
+        return [ids[start : start + self._text] for start in range(0, max(len(ids), 1), self._text)]
+
+    def _chunk(self, held: int, count: int) -> Arrays:
+        """The places of a prefill's rows: `count` behind those that are held; padding rows see themselves."""
         rows, past = self.prefill.rows, self.prefill.past
-        seen = np.zeros((1, rows, past + rows), bool)
-        seen[0, :, past:] = np.eye(rows, dtype=bool)
-        seen[0, :length, past : past + length] = np.tri(length, dtype=bool)
-        given: Arrays = {
-            "hidden": hidden,
-            "position": padded(np.arange(length), rows)[None],
-            "seen": seen,
-            "sampled": np.array([length - 1]),
-        }
-        slots = {name: self.prefill.inputs[name].numpy() for name in self.prefill.inputs if name not in given}
-        logits, *written = run(self.prefill, given | slots)
-        kept = (padded(each[0, :length], self._past)[None] for each in written)
-        return length, int(logits[0].argmax()), dict(zip(kv_names(len(written) // 2), kept, strict=True))
+        seen = np.zeros((rows, past + rows), bool)
+        seen[:, past:] = np.eye(rows, dtype=bool)
+        seen[:count, : min(held, past)] = True
+        seen[:count, past : past + count] = np.tri(count, dtype=bool)
+        position = padded(held + np.arange(count), rows)
+        return {"position": position[None], "seen": seen[None], "sampled": np.array([count - 1])}
 
     def _image(self, frame: PreparedFrame) -> Arrays:
         return {PIXELS: frame.pixel_values.numpy()[None]} if self._images else {}
