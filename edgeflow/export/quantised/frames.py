@@ -11,13 +11,12 @@ import torch
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.console import Report
 from edgeflow.engine.flow.policy import FlowFrame
-from edgeflow.engine.policy import LoadOptions, Placement, PreparedFrame
+from edgeflow.engine.policy import LoadOptions, Placement, Policy, PreparedFrame
 from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
-from edgeflow.quantize.policies.closed_loop import record_frames
-from edgeflow.quantize.policies.frames import read_frames
+from edgeflow.quantize.policies.frames import RecordedFrame, read_frames
 from edgeflow.quantize.policies.served import settings_of
 from edgeflow.static_graphs.flow import FlowExport
 from edgeflow.static_graphs.stages import ModelProgram
@@ -42,17 +41,30 @@ def calibration_frames(
     """
     if recorded is not None:
         shown = [each.observation for each in read_frames(recorded) if not each.held_out]
-        return prepared(folder, spread(shown, FRAMES)), str(recorded)
+        return prepared(loaded(folder), spread(shown, FRAMES)), str(recorded)
     if folder in EMBEDDED:
-        frames = record_frames(folder, 0, report, shown=RECORDED, held_out=0)
-        return prepared(folder, spread([each.observation for each in frames], FRAMES)), "the demo's closed loop"
+        frames = demo_frames(folder, report, held_out=0)
+        return prepared(loaded(folder), spread([each.observation for each in frames], FRAMES)), "the demo's closed loop"
     return random_frames(program, FRAMES), RANDOM
 
 
-def prepared(folder: Path, observations: Sequence[Observation]) -> list[Any]:
-    """Observations as the policy of a checkpoint prepares them."""
+def demo_frames(folder: Path, report: Report, *, held_out: int) -> list[RecordedFrame]:
+    """RECORDED frames of the demo's closed loop, and so many held-out ones."""
+    import torch._dynamo  # noqa: F401 - tracing needs it; loaded behind Mesa, its LLVM would end the process
+
+    from edgeflow.quantize.policies.closed_loop import record_frames
+
+    return record_frames(folder, 0, report, shown=RECORDED, held_out=held_out)
+
+
+def loaded(folder: Path) -> Any:
+    """The policy of a checkpoint, which prepares observations."""
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=built_in_table())
-    policy = family_of(folder).load(folder, settings_of(folder), LoadOptions()).load(placement)
+    return family_of(folder).load(folder, settings_of(folder), LoadOptions()).load(placement)
+
+
+def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
+    """Observations as a policy prepares them; ConfigError for those that it does not take."""
     try:
         return [policy.prepare(each) for each in observations]
     except (InvalidArgument, ValueError) as error:

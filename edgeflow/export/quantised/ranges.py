@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgeflow.console import Report
+from edgeflow.export.quantised.sessions import session_of
 
 LOWEST, HIGHEST = "lowest", "highest"
 
@@ -34,12 +33,11 @@ def float_ranges(
     """
     names = [str(value.name) for value in _floats(model)]
     lowest, highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
-    with tempfile.TemporaryDirectory() as folder:
-        session = _session(_watched(model), Path(folder) / "watched.onnx")
-        for done, inputs in enumerate(calibration):
-            low, high = session.run([LOWEST, HIGHEST], dict(inputs))
-            lowest, highest = np.minimum(lowest, low), np.maximum(highest, high)
-            report("calibrated inputs", done + 1, len(calibration))
+    session = session_of(_watched(model))
+    for done, inputs in enumerate(calibration):
+        low, high = session.run([LOWEST, HIGHEST], dict(inputs))
+        lowest, highest = np.minimum(lowest, low), np.maximum(highest, high)
+        report("calibrated inputs", done + 1, len(calibration))
     return {name: Range(float(low), float(high)) for name, low, high in zip(names, lowest, highest, strict=True)}
 
 
@@ -70,13 +68,3 @@ def _watched(model: ir.Model) -> ir.Model:
     graph.outputs.clear()
     graph.outputs.extend(outputs)
     return watched
-
-
-def _session(model: ir.Model, path: Path) -> Any:
-    """A session on the CPU over a graph, which is written with its weights beside it."""
-    import onnxruntime
-
-    ir.save(model, path, external_data=f"{path.name}.data")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
