@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.engine.chat.exported import read_exported_chat
+from edgeflow.engine.exported.chat import read_exported_chat
 from edgeflow.policies.family import Progress
 from edgeflow.recorded.exported import Results, artifact_of, judged
 from edgeflow.verify.chat import check_answers

@@ -54,10 +54,12 @@ ALLOWED: dict[str, set[str]] = {
         "client",
         "engine",
         "engine/control",
+        "engine/exported",
         "engine/flow",
         "kernels",
         "models",
         "scheduler",
+        "static_graphs",
         "text",
         "recorded",
     },
@@ -80,6 +82,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
+    "static_graphs": LEAVES | {"artifacts", "engine", "engine/flow", "kernels", "models"},
+    "export": MEASURING
+    | {
+        "artifacts",
+        "engine/control",
+        "engine/exported",
+        "engine/flow",
+        "outputs",
+        "policies",
+        "quantize",
+        "static_graphs",
+    },
     "service": LEAVES
     | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "learning": LEAVES | {"outputs"},
@@ -93,13 +107,13 @@ ALLOWED: dict[str, set[str]] = {
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"accelerator", "engine/chat", "gate_training", "quantize", "tuning", "verify"},
+    | {"accelerator", "engine/chat", "export", "gate_training", "quantize", "static_graphs", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
 }
-ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
+ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "trials"),
+    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
     "quantize": ("search", "calibration", "files", "policies", ""),

@@ -11,7 +11,7 @@ from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, open
 from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
 from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
-from edgeflow.engine.flow.artifact import FlowGraphs
+from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.errors import CheckpointError

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import stored_bytes
+from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.exported.placement import check_placement
-from edgeflow.engine.flow.artifact import StaticNetwork
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
 from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.engine.flow.artifact import StaticNetwork
+from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.errors import ConfigError
 from edgeflow.policies.family import Verification
 from edgeflow.policies.flow.exported.form import load_graphs, open_flow
