@@ -15,7 +15,7 @@ from edgeflow.export.quantised.qdq import quantise
 from edgeflow.export.quantised.sessions import GraphRun
 from edgeflow.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
 from edgeflow.export.quantised.stage_runs import Run, StageKey, stage_key
-from edgeflow.export.request import Precision
+from edgeflow.artifacts.precision import Precision
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from edgeflow.static_graphs.flow import FlowExport
 from edgeflow.static_graphs.graph_files import to_onnx, trace

@@ -20,7 +20,7 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.export.quantised.errors import FlowErrors
 from edgeflow.export.quantised.sessions import GraphRun
 from edgeflow.export.quantised.stage_inputs import StageInputs
-from edgeflow.export.request import Precision
+from edgeflow.artifacts.precision import Precision
 
 PRECISIONS = (Precision.INT16, Precision.W8A16, Precision.W8A8)
 LEAST_GAIN = 2.0

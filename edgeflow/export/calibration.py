@@ -1,4 +1,4 @@
-"""What an export is calibrated on, and what follows: inputs of every stage, the substitutions, the mask's constant."""
+"""Calibration of an export: recorded inputs of every stage, the substitutions, the mask's constant."""
 
 from __future__ import annotations
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.static_graphs.shapes import ExportShapes
-
-
-class Precision(str, Enum):
-    """Of weights and activations. W8A16: 8-bit weights, 16-bit activations."""
-
-    FLOAT32 = "float32"
-    INT16 = "int16"
-    W8A16 = "w8a16"
-    W8A8 = "w8a8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +28,7 @@ class ExportRequest:
     first_step: bool = False
 
     def precision(self, stage: StageName) -> Precision:
-        """Of a stage; floats where nothing is given."""
+        """The precision of a stage; floats where nothing is given."""
         return self.precisions.get(stage, Precision.FLOAT32)
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
+from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.export.allowed import check_operators
 from edgeflow.export.calibration import MASK, Calibration, calibrated
@@ -16,7 +17,7 @@ from edgeflow.export.folder import check_out, clear, copy_texts
 from edgeflow.export.programs import program_of
 from edgeflow.export.quantised.qdq import quantise
 from edgeflow.export.quantised.stage_runs import stage_key
-from edgeflow.export.request import Exported, ExportOutcome, ExportRequest, Precision
+from edgeflow.export.request import Exported, ExportOutcome, ExportRequest
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.outputs import writing
 from edgeflow.static_graphs.graph_files import (

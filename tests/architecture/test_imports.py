@@ -58,9 +58,14 @@ ALLOWED: dict[str, set[str]] = {
         "kernels",
         "models",
         "scheduler",
+        "static_graphs",
         "text",
         "recorded",
     },
+    "static_graphs": LEAVES | {"artifacts", "engine/flow", "kernels", "models"},
+    "export": LEAVES
+    | {"artifacts", "console", "engine", "engine/flow", "kernels", "model_paths", "models", "outputs", "policies"}
+    | {"quantize", "static_graphs"},
     "verify": MEASURING | {"engine/control", "engine/chat", "engine/drafts", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
@@ -91,15 +96,16 @@ ALLOWED: dict[str, set[str]] = {
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"accelerator", "engine/chat", "gate_training", "quantize", "tuning", "verify"},
+    | {"accelerator", "engine/chat", "export", "gate_training", "quantize", "static_graphs", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
 }
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "trials"),
+    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
+    "export": ("quantised", ""),
     "quantize": ("search", "calibration", "files", "policies", ""),
     "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }

@@ -20,11 +20,11 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.bits import ACTIVATIONS, WEIGHTS
 from edgeflow.export.quantised.ranges import Range, float_ranges
-from edgeflow.export.request import Precision
 
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Concat")
