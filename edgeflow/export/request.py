@@ -36,11 +36,19 @@ class ExportRequest:
     frames: Path | None = None
     first_step: bool = False
 
+    def precision(self, stage: StageName) -> Precision:
+        """Of a stage; floats where nothing is given."""
+        return self.precisions.get(stage, Precision.FLOAT32)
+
+    @property
+    def quantises(self) -> bool:
+        """True where a stage is not of floats."""
+        return any(each is not Precision.FLOAT32 for each in self.precisions.values())
+
     @property
     def calibrates(self) -> bool:
         """True where inputs of the stages must be recorded first."""
-        floats = all(each is Precision.FLOAT32 for each in self.precisions.values())
-        return not floats or "finite-mask" in self.rewrites
+        return self.quantises or "finite-mask" in self.rewrites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,12 @@ def _tidied(model: ir.Model) -> ir.Model:
     return tidied
 
 
+def with_shapes(model: ir.Model) -> ir.Model:
+    """The model in topological order and with the shapes of all values, which another tool left out."""
+    found: ir.Model = ir.passes.Sequential(common.TopologicalSortPass(), common.ShapeInferencePass())(model).model
+    return found
+
+
 class SharedWeights:
     """The file of weights of a folder: every content once, whichever graphs name it."""
 
