@@ -22,7 +22,7 @@ from edgeflow.static_graphs.graph_files import to_onnx, trace
 from edgeflow.static_graphs.rewrites import rewritten
 from edgeflow.static_graphs.shapes import ExportShapes
 
-HELD_OUT = 128
+HELD_OUT = 96
 REWRITES = ("erf-gelu", "rope-concat", "finite-mask")
 Models = Mapping[StageKey, ir.Model]
 
