@@ -12,7 +12,8 @@ from edgeflow.outputs import make_folder
 
 TEXTS = (".json", ".jinja", ".model", ".txt", ".md")
 INDEX = ".index.json"
-STATISTICS = "policy_*processor*.safetensors"
+STATISTICS = ".safetensors"
+PIPELINES = "policy_*processor.json"
 MOST_BYTES = 64 << 20
 
 
@@ -40,7 +41,9 @@ def copy_texts(folder: Path, out: Path) -> None:
 
 
 def _texts(folder: Path) -> Iterator[Path]:
+    pipelines = "".join(file.read_text(encoding="utf-8") for file in folder.glob(PIPELINES))
     for file in sorted([*folder.glob("*"), *folder.glob("*/*")]):
-        kept = file.suffix in TEXTS and not file.name.endswith(INDEX)
-        if file.is_file() and (kept or file.match(STATISTICS)) and file.stat().st_size <= MOST_BYTES:
+        text = file.suffix in TEXTS and not file.name.endswith(INDEX)
+        statistics = file.suffix == STATISTICS and f'"{file.name}"' in pipelines
+        if file.is_file() and (text or statistics) and file.stat().st_size <= MOST_BYTES:
             yield file

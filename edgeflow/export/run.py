@@ -33,10 +33,9 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
     family, program = program_of(request.folder, request.shapes)
     traced = _traced(program, report)
     made = [rewritten(each.program.graph_module, request.rewrites, None) for each in traced]
-    with writing(request.out):
-        clear(request.out)
+    clear(request.out)
+    with writing(request.out), SharedWeights(request.out) as weights:
         copy_texts(request.folder, request.out)
-        weights = SharedWeights(request.out)
         named, found = _named(traced), []
         for index, each in enumerate(named):
             report("graphs", index, len(named))
@@ -48,7 +47,7 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
             text=program.text,
             kv=program.kv,
             graphs=tuple(each.graph for each in exported),
-            weights=(weights.close(),),
+            weights=(weights.entry,),
             rewrites=_rewrites(made, None),
             preprocessing=program.preprocessing,
             versions={name: version(name) for name in LIBRARIES},

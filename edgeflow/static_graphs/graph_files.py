@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 import torch
+from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.errors import CheckpointError
+from edgeflow.static_graphs.rewrites import select_by_one_list
 from edgeflow.static_graphs.stages import StageProgram
 
 OPSET, IR_VERSION = 21, 10
@@ -49,7 +52,10 @@ def trace(stage: StageProgram) -> Traced:
     """Trace a stage over its example inputs."""
     with torch.no_grad(), _quiet():
         program = torch.export.export(_Run(stage).eval(), tuple(stage.inputs.values()), strict=False)
-        return Traced(stage=stage, program=program.run_decompositions({}))
+        program = program.run_decompositions({})
+    select_by_one_list(program.graph)
+    program.graph_module.recompile()
+    return Traced(stage=stage, program=program)
 
 
 def to_onnx(traced: Traced) -> ir.Model:
@@ -62,13 +68,40 @@ def to_onnx(traced: Traced) -> ir.Model:
             input_names=list(traced.stage.inputs),
             output_names=list(traced.stage.outputs),
             verbose=False,
+            optimize=False,
         )
     if written is None:
         raise RuntimeError("the exporter returned nothing")
-    model: ir.Model = written.model
+    model: ir.Model = _tidied(written.model)
     model.ir_version = IR_VERSION
     model.doc_string = None
     return model
+
+
+def _tidied(model: ir.Model) -> ir.Model:
+    """Constants are folded, and what is left over removed.
+
+    onnxscript's default rewriting rules are left out: with 0.7.2 they change what some graphs compute.
+    """
+    fold_constants(model)
+    passes = ir.passes.Sequential(
+        common.InlinePass(),
+        common.IdentityEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        common.NameFixPass(),
+        common.ShapeInferencePass(),
+    )
+    for node in model.graph.all_nodes():
+        source = node.inputs[0] if node.op_type == "Cast" else None
+        if source is not None and source.dtype == node.attributes["to"].value and not node.outputs[0].is_graph_output():
+            node.outputs[0].replace_all_uses_with(source)
+    tidied: ir.Model = passes(model).model
+    return tidied
 
 
 class SharedWeights:
@@ -101,9 +134,16 @@ class SharedWeights:
                 base_dir=self._folder,
             )
 
-    def close(self) -> WeightFile:
-        """Finish the file."""
+    def __enter__(self) -> SharedWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    @property
+    def entry(self) -> WeightFile:
+        """The entry of the manifest, once all graphs are written."""
+        self._file.flush()
         return WeightFile(file=WEIGHTS, digest=self._digest.hexdigest(), size=self._size)
 
     def _place(self, content: bytes) -> int:

@@ -38,12 +38,15 @@ def rope_concat(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
 
     x cos + concat(-x2, x1) sin, with x1 and x2 the halves of x.
     """
-    found = [turn for node in _calls(graph, ATEN.slice_scatter.default) if (turn := _Turn.of(node)) is not None]
     sines: dict[Node, Node] = {}
-    for turn in found:
-        turn.replace(graph, sines)
+    count = 0
+    for node in _calls(graph, ATEN.slice_scatter.default):
+        turn = _Turn.of(node)  # one may read what another has replaced
+        if turn is not None:
+            turn.replace(graph, sines)
+            count += 1
     graph.eliminate_dead_code()
-    return len(found)
+    return count
 
 
 def finite_mask(graph: Graph, constant: float | None) -> int:
@@ -69,6 +72,22 @@ REWRITES: Mapping[str, Rewrite] = {
         Rewrite("finite-mask", "hidden scores are a calibrated number instead of minus infinity", finite_mask),
     )
 }
+
+
+def select_by_one_list(graph: Graph) -> None:
+    """Indexing by one list of integers becomes a selection, which every compiler has: Gather, not GatherND."""
+    for node in _calls(graph, ATEN.index.Tensor):
+        source, indices = _argument(node, 0), cast("list[Node | None]", node.args[1])
+        given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+        if len(given) != 1 or given[0][1].meta["val"].dtype == torch.bool:
+            continue
+        dim, index = given[0]
+        with graph.inserting_before(node):
+            flat = graph.call_function(ATEN.view.default, (index, [-1]))
+            selected = graph.call_function(ATEN.index_select.default, (source, dim, flat))
+            shaped = graph.call_function(ATEN.view.default, (selected, list(node.meta["val"].shape)))
+        node.replace_all_uses_with(shaped)
+    graph.eliminate_dead_code()
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ class FlowSettings(BaseModel):
     rtc: ChunkingSettings | None = None
 
 
+ANY_RATE = {"control_rate_hz": 1.0}
+"""For readers to which the rate of the actions does not matter."""
+
+
 def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig) -> FlowSettings:
     """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
     stated = read_json(directory / DEFAULTS_FILE, required=False)

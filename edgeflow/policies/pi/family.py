@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgeflow.errors import ConfigError
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.flow.checkpoint import has_processors
-from edgeflow.policies.flow.settings import read_settings
+from edgeflow.policies.flow.settings import ANY_RATE, read_settings
 from edgeflow.policies.pi.checkpoint import read_checkpoint, read_processors
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
@@ -66,7 +66,7 @@ def _export(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
 
     config, processors, settings = load_config(directory, kind), None, None
     if has_processors(directory):
-        processors, settings = read_processors(directory, config), read_settings(kind, directory, {}, config.flow)
+        processors, settings = read_processors(directory, config), read_settings(kind, directory, ANY_RATE, config.flow)
     return export_flow(directory, architecture_of(config), shapes, processors, settings)
 
 

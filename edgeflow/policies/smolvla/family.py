@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgeflow.errors import ConfigError
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
 from edgeflow.policies.flow.checkpoint import has_processors
-from edgeflow.policies.flow.settings import read_settings
+from edgeflow.policies.flow.settings import ANY_RATE, read_settings
 from edgeflow.policies.smolvla.checkpoint import read_checkpoint, read_processors
 from edgeflow.policies.smolvla.config import load_config
 
@@ -63,7 +63,10 @@ def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
 
     config, processors, settings = load_config(directory), None, None
     if has_processors(directory):
-        processors, settings = read_processors(directory, config), read_settings("smolvla", directory, {}, config.flow)
+        processors, settings = (
+            read_processors(directory, config),
+            read_settings("smolvla", directory, ANY_RATE, config.flow),
+        )
     return export_flow(directory, architecture_of(config), shapes, processors, settings)
 
 
