@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.manifest import StageName
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.gpu_suite.subjects.random_flow import CAMERAS, FlowShape
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.static_graphs.flow import FlowExport, flow_program
 from edgeflow.static_graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
-from edgeflow.static_graphs.stages import StageProgram, kv_names
+from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names
 
 Feed = dict[str, NDArray[Any]]
 CPU = torch.device("cpu")
@@ -66,28 +67,31 @@ def export_graphs(
     """
     first = next(iter(shapes.values()))
     network = first.network(Placement(dtype=torch.float32, device=CPU, table=static_table()))
-    weights = SharedWeights(folder)
     written: dict[int, tuple[StageProgram, ...]] = {}
-    for prefix, shape in shapes.items():
-        flow = shape.config.flow
-        program = flow_program(
-            FlowExport(
-                network=network,
-                sizes=shape.sizes,
-                cameras=CAMERAS,
-                side=flow.side,
-                state=flow.state_dims,
-                image_rows=shape.image_rows,
-                text=(shape.text,),
-                batches=batches[prefix],
-            )
-        )
-        stages = tuple(each for each in program.stages if shape is first or each.stage is not StageName.TOWERS)
-        for stage in stages:
-            write_graph(to_onnx(trace(stage)), stage, folder, weights, _file(stage))
-        written[prefix] = stages
-    weights.close()
+    with SharedWeights(folder) as weights:
+        for prefix, shape in shapes.items():
+            program = _program(shape, network, batches[prefix])
+            stages = tuple(each for each in program.stages if shape is first or each.stage is not StageName.TOWERS)
+            for stage in stages:
+                write_graph(to_onnx(trace(stage)), stage, folder, weights, _file(stage))
+            written[prefix] = stages
     return written
+
+
+def _program(shape: FlowShape, network: FlowNetwork, batches: tuple[int, ...]) -> ModelProgram:
+    flow = shape.config.flow
+    return flow_program(
+        FlowExport(
+            network=network,
+            sizes=shape.sizes,
+            cameras=CAMERAS,
+            side=flow.side,
+            state=flow.state_dims,
+            image_rows=shape.image_rows,
+            text=(shape.text,),
+            batches=batches,
+        )
+    )
 
 
 def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
