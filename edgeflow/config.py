@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from edgeflow.config_base import Section
-from edgeflow.config_sections import ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
+from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
@@ -237,6 +237,7 @@ class ServiceConfig(Section):
     )
     realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()
+    artifact: ArtifactConfig = ArtifactConfig()
     tls: TlsConfig = TlsConfig()
     tokens_file: str = Field("", description="file of access tokens (`edgeflow token new`); empty = no tokens required")
     insecure: bool = Field(False, description="permit addresses other than loopback without TLS and tokens")

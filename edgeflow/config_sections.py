@@ -36,6 +36,17 @@ class RealtimeConfig(Section):
     lock_memory: bool = Field(False, description="lock control's pages in memory")
 
 
+class ArtifactConfig(Section):
+    """How models run that `edgeflow export` wrote as graphs; other models do not read this section."""
+
+    providers: list[Name] = Field(
+        default=["CPUExecutionProvider"],
+        min_length=1,
+        max_length=8,
+        description="execution providers of ONNX Runtime, the preferred one first; `edgeflow doctor` lists them",
+    )
+
+
 class ChatMessage(Section):
     """A message of a fixed prefix."""
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -86,7 +86,7 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
-    policy = _policy(arguments.model)
+    policy: Any = _policy(arguments.model)
     frames = _frames(policy, arguments.frames)
     engine = _engine(policy)
     _round(engine, frames[:2])
@@ -162,7 +162,7 @@ def _row(name: str, rounds: list[dict[str, tuple[float, int, NDArray[np.float64]
 def _parts(engine: FlowEngine, frames: list[FlowFrame], system: str) -> dict[str, float]:
     """Milliseconds per chunk of the parts of a pass."""
     spent: defaultdict[str, float] = defaultdict(float)
-    network: Any = engine.policy.network
+    network: Any = cast("Any", engine.policy).network
     decoder = network.decoder
 
     def attention(*arguments: Any) -> Callable[..., Any]:
@@ -172,7 +172,7 @@ def _parts(engine: FlowEngine, frames: list[FlowFrame], system: str) -> dict[str
 
     plain_attention = decoder._attention
     watched = [
-        (engine._layouts, "of", "layout"),
+        (engine.stages, "place", "layout"),
         (network, "embed_prefix", "prefix embedding"),
         (network, "embed_step", "step embedding"),
         (network, "velocity", "velocity"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.artifacts.sessions import Runtime
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -161,12 +162,14 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where and how a policy is loaded. preprocess_on_device: frames are resized and normalised there."""
+    """Where and how a policy is loaded. preprocess_on_device: frames are resized and normalised there. runtime: of
+    exported graphs."""
 
     dtype: torch.dtype
     device: torch.device
     table: OperatorTable
     preprocess_on_device: bool = False
+    runtime: Runtime = field(default_factory=Runtime)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +181,7 @@ class Footprint:
     None without slots. positions: of a slot besides those of the text. row_bytes: activations per row of a pass.
     frame_bytes: of each frame of a pass besides those of its rows, with what its session keeps besides KV. step_rows:
     positions of a slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as CUDA graphs.
+    capacity: positions of a slot where these are fixed.
     """
 
     decoder: int
@@ -191,6 +195,7 @@ class Footprint:
     step_rows: int = 0
     quantised: int = 0
     graphs: bool = False
+    capacity: int | None = None
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""

@@ -80,11 +80,16 @@ class StackNorms:
         self._add_norm: AddRmsNorm = find("add_rms_norm", "input", self._weights.dtype)
 
     def _read_dense(self, weights: Weights, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The projections of all adaptive norms, one behind the other: [(2 N + 1) 3E, E] and bias."""
+        """The projections of all adaptive norms, one behind the other: [(2 N + 1) 3E, E] and bias.
+
+        Scales are stored less one, so the bias of each has one more.
+        """
         width = self._width
         dense = [weights.take(f"{name}.dense.weight", 3 * width, width) for name in names]
         bias = [weights.take(f"{name}.dense.bias", 3 * width) for name in names]
-        return torch.cat(dense), torch.cat(bias)
+        biases = torch.stack(bias).view(len(names), 3, width)
+        biases[:, 0] += 1
+        return torch.cat(dense), biases.flatten()
 
     def modulation(self, condition: Condition | None) -> Modulation | None:
         """The numbers of a pass; None where norms are not adaptive. ValueError where they are and have no condition."""
@@ -94,7 +99,6 @@ class StackNorms:
             raise ValueError("the norms of this stack need a condition")
         numbers = F.linear(condition.values.float(), *self._dense)
         numbers = numbers.view(-1, len(self._weights), 3, self._width).permute(1, 2, 0, 3)
-        numbers[:, 0].add_(1)
         return Modulation(numbers, condition.of_row)
 
     def __call__(

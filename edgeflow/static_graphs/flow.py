@@ -57,6 +57,7 @@ def flow_program(export: FlowExport) -> ModelProgram:
             kinds=decoder.heads.kinds,
         ),
         text=export.text[-1],
+        source=export,
     )
 
 

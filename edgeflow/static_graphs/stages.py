@@ -30,12 +30,13 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgram:
-    """All stages of a model. text, preprocessing: as of Manifest."""
+    """All stages of a model. text, preprocessing: as of Manifest. source: the FlowExport or TokenExport of them."""
 
     stages: tuple[StageProgram, ...]
     kv: KVForm
     text: int
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    source: object = None
 
 
 def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:

@@ -62,6 +62,7 @@ def token_program(export: TokenExport) -> ModelProgram:
             positions=export.positions,
         ),
         text=text[-1],
+        source=export,
     )
 
 

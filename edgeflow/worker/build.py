@@ -11,6 +11,7 @@ from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
+from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
@@ -64,6 +65,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         device=device,
         table=table,
         preprocess_on_device=choose_preprocess(config.preprocess, device),
+        runtime=runtime_of(config),
     )
     policy = published.load(placement)
     _check_policy(config, policy)
@@ -113,7 +115,7 @@ def kv_need(
     longest = footprint.positions + config.max_prompt_tokens
     alone = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a session alone may exceed the budget
     rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), alone)
-    capacity = rounded_capacity(longest)
+    capacity = footprint.capacity or rounded_capacity(longest)
     return KVNeed(
         ring=footprint.slots,
         spare=spare,
@@ -140,7 +142,7 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
         raise ConfigError(f"graphs: passes of the family {name} are not replayed; use auto or off")
     for key, given in (("weights", config.weights != "float"), ("operators", bool(config.operators))):
         if given and not footprint.decoder:
-            raise ConfigError(f"{key}: the family {name} does not use the operator table; remove it")
+            raise ConfigError(f"{key}: the model, of the family {name}, does not use the operator table; remove it")
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:

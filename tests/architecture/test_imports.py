@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 LEAVES = {"types", "trajectory", "errors", "reasons", "clock"}
 CONFIG = {"config", "config_drafts", "config_sections"}
-ENGINE = LEAVES | CONFIG | {"model_paths", "ipc", "kernels", "models", "scheduler", "text"}
+ENGINE = LEAVES | CONFIG | {"artifacts", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "rpc": set(),
     "ipc": LEAVES,
     "text": LEAVES,
+    "artifacts": LEAVES | {"text"},
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
     "accelerator": LEAVES | {"console", "kernels", "models", "text"},
@@ -41,13 +42,25 @@ ALLOWED: dict[str, set[str]] = {
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
     "engine/drafts": ENGINE - {"ipc"} | {"engine", "engine/sampling"},
+    "engine/exported": ENGINE - {"ipc"} | {"engine", "engine/flow"},
     "engine/flow": ENGINE - {"ipc"} | {"engine"},
     "engine/control": ENGINE | {"engine", "engine/flow"},
-    "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/sampling"},
-    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "policies", "openmp"},
+    "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/exported", "engine/sampling"},
+    "worker": ENGINE | {"engine", "engine/control", "engine/chat", "engine/exported", "policies", "openmp"},
     "recorded": LEAVES | {"models", "text"},
     "policies": LEAVES
-    | {"client", "engine", "engine/control", "engine/flow", "kernels", "models", "scheduler", "text", "recorded"},
+    | {
+        "artifacts",
+        "client",
+        "engine",
+        "engine/control",
+        "engine/flow",
+        "kernels",
+        "models",
+        "scheduler",
+        "text",
+        "recorded",
+    },
     "verify": MEASURING | {"engine/control", "engine/chat", "engine/drafts", "engine/sampling", "policies", "recorded"},
     "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
@@ -65,7 +78,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
-    "service": LEAVES | {"config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
+    "service": LEAVES
+    | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "learning": LEAVES | {"outputs"},
     "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "outputs", "text"},
     "demo": LEAVES

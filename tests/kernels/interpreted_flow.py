@@ -27,7 +27,7 @@ def chunks(table: OperatorTable, mode: Mode) -> np.ndarray:
     policy = TinyFlowPolicy(SHAPE, table=table)
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
-    engine.kv.data.fill_(torch.nan)
+    engine.stages.kv.data.fill_(torch.nan)
     run = OfflineRun(engine, Scheduler(limits_for(passes)), [mode])
     return np.stack([each.sampled.values for each in run.decode([random_frames(SHAPE, FRAMES)])[0]])
 

@@ -9,11 +9,13 @@ from statistics import median
 
 import torch
 
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
 from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.exported import exported_chat_bytes, read_exported_chat
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
@@ -32,6 +34,7 @@ from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.drafts.kinds import DraftKind, sizes_of
+from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
 from edgeflow.engine.sampling.params import SamplingParams
@@ -62,6 +65,7 @@ WORTH_TELLING = 1e-3  # of the logits of a row by itself
 _SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope", "latent")
 
 Progress = Callable[[str, int, int], None]
+EXPORTED = "exported graphs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +131,8 @@ def chat_bytes(config: ServiceConfig) -> int:
         return 0
     chat = config.chat
     device = choose_device(config.device)
+    if is_artifact(path):
+        return exported_chat_bytes(chat, path, device)
     check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     text, gate = read_published(path).text, long_header(chat, path)
@@ -155,6 +161,10 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     if path is None:
         return None
     device, chat = choose_device(config.device), config.chat
+    if is_artifact(path):
+        progress(EXPORTED, 1, 1)
+        exported = read_exported_chat(path).load(runtime_of(config))
+        return build_chat(chat, exported, fingerprint(path), progress, weights=EXPORTED)
     dtype = choose_chat_dtype(chat.dtype, path, device)
     gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)

@@ -15,9 +15,9 @@ from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.guidance import Previous
-from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy
 from edgeflow.engine.flow.program import FlowProgram, Steps
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.engine.flow.state import FlowState, lines_of
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
@@ -25,7 +25,6 @@ from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv.layout import on_device, uploaded
-from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
 from edgeflow.types import StageProgram
 
@@ -92,9 +91,8 @@ class FlowAnswers:
 class FlowEngine:
     """Runs the passes of a flow policy (engine/control/engine.PassEngine). They are not replayed.
 
-    slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. launch_ahead: 1
-    where launching enqueues: on CUDA, unless attention reads places on the host. keep_steps: outcomes have
-    what their step was.
+    slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. stages: run its
+    networks. keep_steps: outcomes have what their step was.
     """
 
     graphs: Graphs[PassOutputs] | None = None
@@ -102,28 +100,27 @@ class FlowEngine:
     near: tuple[bool, ...] = ()
 
     def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, keep_steps: bool = False) -> None:
-        sizes, decoder = policy.sizes, policy.network.decoder
+        sizes = policy.sizes
         self.policy = policy
         self.keep_steps = keep_steps
         self.sessions = slots // sizes.program.passes
         self.capacity = capacity
         self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
-        self.kv = decoder.kv_slots(slots, rounded_capacity(capacity))
-        self._device = device = self.kv.data.device
-        self.launch_ahead = int(device.type == "cuda" and not decoder.reads_places)
-        self.state = FlowState(slots, sizes, device)
-        self._program = FlowProgram(policy.network, sizes, self.kv, self.state)
-        self._layouts = FlowLayouts(sizes, decoder.kinds, device)
+        self.stages = policy.stages(slots, capacity)
+        self.launch_ahead = self.stages.launch_ahead
+        self._device = self.stages.device
+        self.state = FlowState(slots, sizes, self._device)
+        self._program = FlowProgram(sizes, self.state)
         self._prefixes = [0] * slots  # rows of the prefix in each slot, and whether its frame continues a chunk
         self._guided = [False] * slots
 
     @property
     def kv_bytes(self) -> int:
-        return self.kv.nbytes
+        return self.stages.kv_bytes
 
     def rows(self, prompt: FlowFrame) -> int:
         """Rows of a frame's prefix."""
-        return self.policy.network.prefix_rows(prompt)
+        return self.stages.rows(prompt)
 
     @torch.inference_mode()
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> FlowTicket:
@@ -133,7 +130,7 @@ class FlowEngine:
         prefixes = [self._begin(segment, frame) for segment, frame in zip(begin, frames, strict=True)]
         stepping = [StepSegment(slot=each.slot, prefix=self._prefixes[each.slot], step=each.stage) for each in steps]
         guided = any(self._guided[each.slot] for each in steps)
-        places = self._layouts.of(prefixes, stepping, [frame.prompt_ids for frame in frames])
+        places = self.stages.place(prefixes, stepping, [frame.prompt_ids for frame in frames])
         lines = uploaded(lines_of(frames, self.policy.sizes), self._device) if frames else None
         pixels = [
             uploaded(frame.pixel_values, self._device) if frame.pixel_values.is_cpu else frame.pixel_values
@@ -219,7 +216,7 @@ class FlowEngine:
         if not moves:
             return
         for move in moves:
-            self.kv.copy_rows(move.source, move.target, min(move.length, self._prefixes[move.source]))
+            self.stages.copy_prefix(move.source, move.target, min(move.length, self._prefixes[move.source]))
             self._prefixes[move.target] = self._prefixes[move.source]
             self._guided[move.target] = self._guided[move.source]
         source, target = on_device([[move.source, move.target] for move in moves], self._device).unbind(1)

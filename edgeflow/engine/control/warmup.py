@@ -57,12 +57,14 @@ def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> No
     """In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py)."""
     observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
     frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
-    steps = 1 + len(SHARED)
+    drafts = any(engine.policy.program(key).drafts for key in engine.policy.unnorm_keys)
+    shared = [mode for mode in SHARED if drafts or mode is not Mode.SPECULATIVE]
+    steps = 1 + len(shared)
     progress(Mode.SERIAL.value, 0, steps + 1)
     engine.keep_logits = True
     right = decode_serially(engine, frames)
     allowed = _rounding(engine, frames, right)
-    for step, mode in enumerate(SHARED, start=1):
+    for step, mode in enumerate(shared, start=1):
         progress(mode.value, step, steps + 1)
         scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
         found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]

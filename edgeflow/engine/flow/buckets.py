@@ -12,8 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
+from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces
 from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.models.grouped import CROSS
 

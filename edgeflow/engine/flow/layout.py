@@ -12,28 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span, uploaded
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.models.grouped import CROSS, GroupLayout
 
 Whole = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixSegment:
-    """The prefix of a frame that begins. rows: L_P."""
-
-    slot: int
-    rows: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSegment:
-    """A step of a frame. prefix: L_P, rows of its prefix. step: 1 to N."""
-
-    slot: int
-    prefix: int
-    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.stages import FlowStages
 from edgeflow.engine.policy import Policy
 from edgeflow.errors import ConfigError
 from edgeflow.models.grouped import GroupedDecoder
@@ -165,8 +166,9 @@ class FlowPolicy(Policy, Protocol):
         """How answers continue the chunk being played; None where they cannot."""
         ...
 
-    @property
-    def network(self) -> FlowNetwork: ...
+    def stages(self, slots: int, capacity: int) -> FlowStages:
+        """Its networks over so many slots. capacity: positions of a slot, prefix and step."""
+        ...
 
     def prepare(self, observation: Observation) -> FlowFrame:
         """The prepared inputs of a frame; its noise follows from the policy's seed and the frame's stamp."""

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.guidance import gain
-from edgeflow.engine.flow.layout import FlowPlaces
-from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes, RowTimes
+from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.stages import PlacedPass, PrefixInputs, StepInputs
 from edgeflow.engine.flow.state import FlowState
-from edgeflow.kernels.kv.slots import KVSlots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,50 +27,56 @@ class Steps:
 
 
 class FlowProgram:
-    """The networks over the slots of a store. What it does follows from the shape of a pass; it waits for nothing."""
+    """The arithmetic of latents around the networks. What it does follows from the shape of a pass; it waits for
+    nothing."""
 
-    def __init__(self, network: FlowNetwork, sizes: FlowSizes, kv: KVSlots, state: FlowState) -> None:
-        device = kv.data.device
-        self._network = network
+    def __init__(self, sizes: FlowSizes, state: FlowState) -> None:
+        device = state.x.device
         self._sizes = sizes
-        self._kv = kv
         self._state = state
         times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
         self._times = torch.tensor(times, device=device)
         self._gains = torch.tensor([gain(time) for time in times], device=device)
         self._rows = torch.arange(sizes.horizon, device=device)
-        self._nothing = torch.empty(0, 1, device=device)
 
-    def run(self, places: FlowPlaces, lines: Tensor | None, pixels: Sequence[Tensor], *, guided: bool) -> Steps | None:
+    def run(self, places: PlacedPass, lines: Tensor | None, pixels: Sequence[Tensor], *, guided: bool) -> Steps | None:
         """Run a pass; None where no frame steps.
 
         lines: of the frames that begin, on the device; pixels [C, 3, h, w] of each. guided: some frame that steps
         continues another chunk.
         """
-        prefix = self._nothing
+        prefixes = None
         if lines is not None:
             self._state.enter(places.begin, lines)
-            state = lines[:, self._state.before_state :]
-            prefix = torch.cat(self._network.embed_prefix(pixels, places.ids, state))
+            prefixes = PrefixInputs(pixels=pixels, state=lines[:, self._state.before_state :])
         if not len(places.slots):
-            self._network.decoder.forward(prefix, self._nothing, places.rows, self._kv)
+            places.run(prefixes, None)
             return None
-        return self._step(prefix, places, guided)
+        return self._step(prefixes, places, guided)
 
-    def _step(self, prefix: Tensor, places: FlowPlaces, guided: bool) -> Steps:
+    def _step(self, prefixes: PrefixInputs | None, places: PlacedPass, guided: bool) -> Steps:
         slots, state, count = places.slots, self._state, self._sizes.candidates
         clean = self._rows < state.clean[slots, None] if guided else None  # [n, H]
         x = _kept(state.x[slots], state.target[slots] if guided else None, clean)
         time = self._times[places.steps]
-        times = RowTimes.of(_each(time, count), self._clean(clean, len(x)))
-        hidden, condition = self._network.embed_step(x.flatten(0, 1), times, _each(state.state[slots], count))
-        hidden = self._network.decoder.forward(prefix, hidden, places.rows, self._kv, condition)
-        velocity = self._network.velocity(hidden).view(x.shape)
+        inputs = StepInputs(
+            x=x.flatten(0, 1),
+            time=_each(time, count),
+            clean=self._clean(clean, len(x)),
+            state=_each(state.state[slots], count),
+        )
+        velocity = self._velocity(places, prefixes, inputs).view(x.shape)
         used = self._guided(x, velocity, time, places) if guided else velocity
         after = torch.add(x, used, alpha=-1.0 / self._sizes.steps)
         after = _kept(after, state.target[slots] if guided else None, clean)
         state.x[slots] = after
         return Steps(x=x, velocity=velocity, used=used, after=after)
+
+    def _velocity(self, places: PlacedPass, prefixes: PrefixInputs | None, steps: StepInputs) -> Tensor:
+        velocity = places.run(prefixes, steps)
+        if velocity is None:
+            raise RuntimeError("a pass with steps gave no velocities")
+        return velocity
 
     def _clean(self, clean: Tensor | None, frames: int) -> Tensor:
         """[n M, H]"""
@@ -81,7 +86,7 @@ class FlowProgram:
             )
         return _each(clean, self._sizes.candidates)
 
-    def _guided(self, x: Tensor, velocity: Tensor, time: Tensor, places: FlowPlaces) -> Tensor:
+    def _guided(self, x: Tensor, velocity: Tensor, time: Tensor, places: PlacedPass) -> Tensor:
         """The velocity [n, M, H, A], drawn to the target of each frame."""
         state, slots = self._state, places.slots
         reached = x - time[:, None, None, None] * velocity

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from edgeflow.artifacts.files import open_artifact
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.processors import FlowProcessors
 from edgeflow.policies.flow.settings import FlowSettings
@@ -30,6 +32,8 @@ def has_processors(directory: Path) -> bool:
 
 
 def check_weights(directory: Path) -> None:
-    """CheckpointError for a directory without weights."""
-    if not any((directory / name).is_file() for name in WEIGHTS):
+    """CheckpointError for a directory without weights, or for an artifact whose files are not there."""
+    if is_artifact(directory):
+        open_artifact(directory)
+    elif not any((directory / name).is_file() for name in WEIGHTS):
         raise CheckpointError(f"model: {directory} has no {WEIGHTS[0]}: fetch the checkpoint again")

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.policies.flow.config import FlowConfig
@@ -60,7 +61,7 @@ class DenoisingPolicy:
         config: FlowConfig,
         normalisation: Normalisation,
         settings: FlowSettings,
-        network: FlowNetwork,
+        network: StagedNetwork,
         parts: FlowParts,
         *,
         place: torch.device,
@@ -69,7 +70,7 @@ class DenoisingPolicy:
         self.network = network
         self.sizes = parts.sizes
         self.rtc = parts.rtc
-        self.device, self.dtype = network.decoder.device, network.decoder.dtype
+        self.device, self.dtype = network.device, network.dtype
         self.unusual_states = 0
         self._parts = parts
         self._settings = settings
@@ -102,6 +103,10 @@ class DenoisingPolicy:
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """The prefix, then N steps of all candidates."""
         return self.sizes.program
+
+    def stages(self, slots: int, capacity: int) -> FlowStages:
+        """Its networks over so many slots."""
+        return self.network.stages(self.sizes, slots, capacity)
 
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         """Rows of the instruction, with a frame's state vectors; None: the most that any state gives."""

@@ -11,6 +11,7 @@ import torch
 
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.stages import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
@@ -28,7 +29,7 @@ DEFAULT_HORIZON = 10
 """Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
 
 
-class PrefixedNetwork(FlowNetwork, Protocol):
+class PrefixedNetwork(FlowNetwork, StagedNetwork, Protocol):
     """The networks of a family; its texts are read from the table of the prefix."""
 
     @property
@@ -68,10 +69,11 @@ class PublishedFlow:
 
     def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
         self._directory = directory
-        self._processors, self._settings = checkpoint.processors, checkpoint.settings
+        self._checkpoint = checkpoint
         self._architecture = architecture
         self._shapes = tensor_shapes(directory)
-        steps, candidates = self._settings.steps or architecture.sizes.steps, self._settings.candidates
+        settings = checkpoint.settings
+        steps, candidates = settings.steps or architecture.sizes.steps, settings.candidates
         self._sizes = replace(architecture.sizes, steps=steps, candidates=candidates)
 
     @property
@@ -86,19 +88,33 @@ class PublishedFlow:
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Read the weights and the tokenizer; CheckpointError says what is wrong with them."""
-        architecture, processors = self._architecture, self._processors
+        architecture, processors = self._architecture, self._checkpoint.processors
         network = architecture.network(self._directory, placement)
-        affine = processors.normalisation.inputs.get(STATE)
-        parts = FlowParts(
-            sizes=self._sizes,
-            image_rows=architecture.vision.rows,
-            margin=architecture.margin,
-            texts=architecture.texts_for(network, processors.tokenizer, processors.tokens),
-            bounded=architecture.bounded or (affine is not None and affine.origin != 0),
-            rtc=rtc_settings(self._settings, architecture.flow),
-        )
-        place = placement.device if placement.preprocess_on_device else CPU
-        return DenoisingPolicy(architecture.flow, processors.normalisation, self._settings, network, parts, place=place)
+        texts = architecture.texts_for(network, processors.tokenizer, processors.tokens)
+        return policy_of(self._checkpoint, architecture, self._sizes, network, texts, placement)
+
+
+def policy_of(
+    checkpoint: FlowCheckpoint[Any],
+    architecture: FlowArchitecture[Any],
+    sizes: FlowSizes,
+    network: StagedNetwork,
+    texts: Texts,
+    placement: Placement,
+) -> DenoisingPolicy:
+    """The policy of a checkpoint, whatever its networks are."""
+    processors, settings = checkpoint.processors, checkpoint.settings
+    affine = processors.normalisation.inputs.get(STATE)
+    parts = FlowParts(
+        sizes=sizes,
+        image_rows=architecture.vision.rows,
+        margin=architecture.margin,
+        texts=texts,
+        bounded=architecture.bounded or (affine is not None and affine.origin != 0),
+        rtc=rtc_settings(settings, architecture.flow),
+    )
+    place = placement.device if placement.preprocess_on_device else CPU
+    return DenoisingPolicy(architecture.flow, processors.normalisation, settings, network, parts, place=place)
 
 
 def rtc_settings(settings: FlowSettings, config: FlowConfig) -> RTCSettings | None:

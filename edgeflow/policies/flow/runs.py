@@ -12,7 +12,9 @@ from torch import Tensor
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.packed import PackedStages
 from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowPolicy, FlowSizes
+from edgeflow.engine.flow.stages import FlowStages
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, StageProgram
@@ -50,6 +52,10 @@ class NetworkAlone:
     @property
     def dtype(self) -> torch.dtype:
         return self.network.decoder.dtype
+
+    def stages(self, slots: int, capacity: int) -> FlowStages:
+        """The networks over so many slots."""
+        return PackedStages(self.network, self.sizes, slots, capacity)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002
         """The prefix, then the steps."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, Verification, check_kind
 from edgeflow.text.checkpoint_json import read_json
@@ -51,10 +52,12 @@ def _kv(settings: Settings) -> KVName:
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.kernels.kv.formats import CONFIGURED
+    from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
     from edgeflow.policies.openvla.published import PublishedOpenVLA
 
     _check(directory, settings)
-    return PublishedOpenVLA(directory, center_crop=options.center_crop, kv_format=CONFIGURED[_kv(settings)])
+    kind = StaticOpenVLACheckpoint if is_artifact(directory) else PublishedOpenVLA
+    return kind(directory, center_crop=options.center_crop, kv_format=CONFIGURED[_kv(settings)])
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:

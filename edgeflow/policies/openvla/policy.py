@@ -5,7 +5,7 @@ Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,35 +31,28 @@ from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, 
 PROMPTS = 64  # instructions whose ids are kept
 
 
-class OpenVLAPolicy:
-    """A token policy: a frame and an instruction in, K action tokens out.
+class OpenVLAFrames:
+    """The part of a policy that does not depend on its networks: observations to prompts, tokens to actions.
 
     K: action tokens per frame. image_tokens: projected patches, which follow BOS. inputs: one camera, which the
-    checkpoint does not name.
+    checkpoint does not name. place: where frames are preprocessed, None = on the host.
     """
 
     def __init__(
         self,
         config: OpenVLAConfig,
-        weights: Weights,
-        prompter: Prompter,
+        prompt_ids: Callable[[str], tuple[int, ...]],
+        image_tokens: int,
         *,
-        table: OperatorTable | None = None,
-        preprocess_on_device: bool = False,
-        kv_format: KVFormat = DENSE,
-        **decoder_options: Any,
+        place: torch.device | None,
     ) -> None:
         self.config = config
-        self.kv_format = kv_format
-        self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
-        self.vision = Vision(config, weights, table)
-        self.towers, self.image_tokens = self.vision.towers, self.vision.image_tokens
-        self.fixed_rows = self.image_tokens
+        self.image_tokens = image_tokens
+        self.fixed_rows = image_tokens
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
-        self._ids = lru_cache(maxsize=PROMPTS)(prompter.ids)
-        self._preprocessor = EitherPreprocessor(config.image, weights.device if preprocess_on_device else None)
+        self._ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
+        self._preprocessor = EitherPreprocessor(config.image, place)
         self._actions = ActionDecoder(config)
-        self.device = weights.device
         self.K = config.action_width
         self.first_guess = self._actions.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
@@ -79,6 +72,53 @@ class OpenVLAPolicy:
         """The stages of an answer: as many tokens as the actions of a dataset have numbers."""
         return StageProgram.tokens(len(self._actions.statistics(unnorm_key).q01))
 
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return self._actions.keys
+
+    def prompt_ids(self, instruction: str) -> tuple[int, ...]:
+        """Token ids of the prompt's text, BOS first."""
+        return self._ids(instruction)
+
+    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
+        """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""
+        return self._preprocessor(image)
+
+    def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
+        """[K], in -1 .. 1"""
+        return self._actions.normalized(token_ids)
+
+    def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
+        """[K], in the units of the schema"""
+        return self._actions.unnormalized(self._actions.normalized(token_ids), unnorm_key)
+
+    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
+        """Names, units and limits of the K numbers of an action."""
+        return self._actions.schema(unnorm_key)
+
+
+class OpenVLAPolicy(OpenVLAFrames):
+    """A token policy: a frame and an instruction in, K action tokens out."""
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        weights: Weights,
+        prompter: Prompter,
+        *,
+        table: OperatorTable | None = None,
+        preprocess_on_device: bool = False,
+        kv_format: KVFormat = DENSE,
+        **decoder_options: Any,
+    ) -> None:
+        self.kv_format = kv_format
+        self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
+        self.vision = Vision(config, weights, table)
+        self.towers = self.vision.towers
+        self.device = weights.device
+        place = weights.device if preprocess_on_device else None
+        super().__init__(config, prompter.ids, self.vision.image_tokens, place=place)
+
     @classmethod
     def load(
         cls, path: Path, dtype: torch.dtype, device: torch.device, *, center_crop: bool = False, **decoder_options: Any
@@ -89,21 +129,9 @@ class OpenVLAPolicy:
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
 
     @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return self._actions.keys
-
-    @property
     def pixel_shape(self) -> tuple[int, int, int]:
         """C, h, w of the tensors that `preprocess` returns."""
         return 3 * len(self.towers), self.config.image.side, self.config.image.side
-
-    def prompt_ids(self, instruction: str) -> tuple[int, ...]:
-        """Token ids of the prompt's text, BOS first."""
-        return self._ids(instruction)
-
-    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""
-        return self._preprocessor(image)
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
         """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""
@@ -122,15 +150,3 @@ class OpenVLAPolicy:
     def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
         """`embed_rows` for prompts on the host."""
         return self.embed_rows(pixel_values, [on_device(prompt, self.device) for prompt in ids])
-
-    def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """[K], in -1 .. 1"""
-        return self._actions.normalized(token_ids)
-
-    def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
-        """[K], in the units of the schema"""
-        return self._actions.unnormalized(self._actions.normalized(token_ids), unnorm_key)
-
-    def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
-        """Names, units and limits of the K numbers of an action."""
-        return self._actions.schema(unnorm_key)

@@ -33,13 +33,13 @@ def _check(kind: str, directory: Path, settings: Settings) -> None:
 
 
 def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.published import PublishedFlow
+    from edgeflow.policies.flow.exported.loading import published_flow
     from edgeflow.policies.pi.architecture import architecture_of
 
     checkpoint = read_checkpoint(directory, kind, settings)
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {kind}, take whole images; remove it")
-    return PublishedFlow(directory, checkpoint, architecture_of(checkpoint.config))
+    return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
@@ -61,7 +61,7 @@ def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
 
 
 def _export(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exporting import export_flow
+    from edgeflow.policies.flow.exported.exporting import export_flow
     from edgeflow.policies.pi.architecture import architecture_of
 
     config, processors, settings = load_config(directory, kind), None, None

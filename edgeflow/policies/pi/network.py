@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.engine.flow.packed import PackedNetwork
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
@@ -32,7 +33,7 @@ NAME = "gemma"
 """Its model_name in the operator table."""
 
 
-class PiNetwork:
+class PiNetwork(PackedNetwork):
     """weights: by their published names, without the prefix of LeRobot."""
 
     def __init__(self, config: PiConfig, weights: Weights, placement: Placement) -> None:

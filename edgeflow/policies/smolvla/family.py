@@ -30,13 +30,13 @@ def _check(directory: Path, settings: Settings) -> None:
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.published import PublishedFlow
+    from edgeflow.policies.flow.exported.loading import published_flow
     from edgeflow.policies.smolvla.architecture import architecture_of
 
     checkpoint = read_checkpoint(directory, settings)
     if options.center_crop:
         raise ConfigError("center_crop: policies of this family, smolvla, take whole images; remove it")
-    return PublishedFlow(directory, checkpoint, architecture_of(checkpoint.config))
+    return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
@@ -58,7 +58,7 @@ def _shape(directory: Path, rows: int) -> ModelShape:
 
 
 def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exporting import export_flow
+    from edgeflow.policies.flow.exported.exporting import export_flow
     from edgeflow.policies.smolvla.architecture import architecture_of
 
     config, processors, settings = load_config(directory), None, None

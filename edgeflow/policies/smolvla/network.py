@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.packed import PackedNetwork
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
@@ -31,7 +32,7 @@ NAME = "smollm"
 """Its model_name in the operator table."""
 
 
-class SmolVLANetwork:
+class SmolVLANetwork(PackedNetwork):
     """weights: by their published names, without the prefix of LeRobot."""
 
     def __init__(self, config: SmolVLAConfig, weights: Weights, placement: Placement) -> None:

@@ -31,7 +31,7 @@ class ServedPolicy:
         """observations: all that it will be asked about; ConfigError for one that it does not take."""
         table = built_in_table().forcing(linear=REFERENCE)
         placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=table)
-        self.policy: Any = family.load(folder, _settings(folder), LoadOptions()).load(placement)
+        self.policy: Any = family.load(folder, settings_of(folder), LoadOptions()).load(placement)
         try:
             rows = max(self.policy.text_rows(each.instruction, each.state) for each in observations)
             self.prepared = [self.policy.prepare(each) for each in observations]
@@ -69,7 +69,7 @@ class ServedPolicy:
             yield rows
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def settings_of(folder: Path) -> dict[str, Any]:
     """The rate of the actions, which changes nothing here, where the checkpoint does not state it."""
     stated = read_json(folder / DEFAULTS_FILE, required=False)
     config = read_json(folder / "config.json")

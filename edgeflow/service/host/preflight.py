@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from edgeflow.artifacts.files import open_artifact
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import PolicyConfig
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.registry import family_of
@@ -23,6 +25,9 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
     _read_object(config)
     asked = policy or PolicyConfig()
     family_of(path, asked.family).check(path, asked.settings)
+    if is_artifact(path):
+        open_artifact(path)
+        return
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")

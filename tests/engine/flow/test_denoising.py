@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
-from edgeflow.engine.flow.layout import FlowLayouts, PrefixSegment, StepSegment
+from edgeflow.engine.flow.layout import FlowLayouts
 from edgeflow.engine.flow.policy import FlowFrame, Guidance
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift
@@ -37,7 +38,7 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
     """An engine whose memory holds NaN wherever nothing was written."""
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows, keep_steps=True)
-    engine.kv.data.fill_(torch.nan)
+    engine.stages.kv.data.fill_(torch.nan)
     engine.state._lines.fill_(torch.nan)
     return engine
 
@@ -56,7 +57,13 @@ def continuing(frames: Sequence[FlowFrame], seed: int) -> list[FlowFrame]:
     return found
 
 
-def assert_right(run: OfflineRun, results: Sequence[Decoded], frames: Sequence[FlowFrame], twin: Twin) -> None:
+def assert_right(
+    run: OfflineRun,
+    results: Sequence[Decoded],
+    frames: Sequence[FlowFrame],
+    twin: Twin,
+    tolerance: float = TOLERANCE,
+) -> None:
     assert len(results) == len(frames)
     for result, frame in zip(results, frames, strict=True):
         wanted = twin.steps(frame)
@@ -64,7 +71,7 @@ def assert_right(run: OfflineRun, results: Sequence[Decoded], frames: Sequence[F
         found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
         assert result.sampled.finite
         for one, other in zip(found, wanted, strict=True):
-            assert (one.double() - other).abs().max() <= TOLERANCE * max(1.0, other.abs().max())
+            assert (one.double() - other).abs().max() <= tolerance * max(1.0, other.abs().max())
 
 
 @pytest.mark.parametrize("shift", Shift)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.packed import PackedStages
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -185,6 +186,9 @@ class TinyFlowPolicy:
         self.weights = weights_of(shape, seed)
         self.network = TinyNetwork(shape, self.weights, device, dtype, table or built_in_table())
         self.fixed_rows = PATCHES * len(INPUTS.cameras) + shape.sizes.closing
+
+    def stages(self, slots: int, capacity: int) -> PackedStages:
+        return PackedStages(self.network, self.sizes, slots, capacity)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         return self.sizes.program

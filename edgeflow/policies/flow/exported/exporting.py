@@ -35,9 +35,10 @@ def export_flow(
     shapes.no_positions(architecture.family)
     text = shapes.texts(flow.prompt, flow.prompt, f"prompts of this checkpoint have at most {flow.prompt}")
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=static_table())
+    network = architecture.network(directory, placement)
     program = flow_program(
         FlowExport(
-            network=architecture.network(directory, placement),
+            network=network,
             sizes=sizes,
             cameras=len(flow.cameras),
             side=flow.side,
@@ -47,7 +48,8 @@ def export_flow(
             batches=shapes.batches or tuple(sorted({sizes.candidates, sizes.candidates * sizes.steps})),
         )
     )
-    return replace(program, preprocessing=preprocessing(architecture, processors, sizes.steps))
+    described = preprocessing(architecture, processors, sizes.steps)
+    return replace(program, preprocessing={**described, "vocabulary": len(network.prefix.table)})
 
 
 def preprocessing(architecture: FlowArchitecture[Any], processors: FlowProcessors | None, steps: int) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""The files of an artifact, checked before anything of them is loaded. Torch-free."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgeflow.artifacts.manifest import MANIFEST, Graph, Manifest, StageName, TensorSpec, read_manifest
+from edgeflow.errors import CheckpointError
+
+MOST_GRAPHS = 64
+MOST_TENSORS = 4096
+"""Inputs and outputs of a graph."""
+MOST_GRAPH_BYTES = 512 << 20
+"""Of a graph's file, whose weights are in another one."""
+MOST_NUMBERS = 1 << 30
+"""Of a tensor."""
+MOST_BATCH = 1024
+BLOCK = 1 << 20
+AGAIN = "export the model again"
+
+
+def open_artifact(folder: Path) -> Manifest:
+    """The manifest of a folder whose files are there in the sizes that it states; CheckpointError names the first that
+    is not. Their contents are compared by `check_contents`.
+    """
+    manifest = read_manifest(folder)
+    _check_limits(manifest)
+    for graph in manifest.graphs:
+        size = _size(folder, graph.file)
+        if size > MOST_GRAPH_BYTES:
+            raise CheckpointError(f"model: {folder / graph.file} has {size} bytes; served: up to {MOST_GRAPH_BYTES}")
+    for weights in manifest.weights:
+        size = _size(folder, weights.file)
+        if size != weights.size:
+            raise CheckpointError(
+                f"model: {folder / weights.file} has {size} bytes, and {MANIFEST} states {weights.size}: copy it again"
+            )
+    return manifest
+
+
+def check_contents(folder: Path, manifest: Manifest) -> None:
+    """CheckpointError for a file whose SHA-256 is not that of the manifest."""
+    for file, digest in _digests(manifest):
+        found = _digest(folder / file)
+        if found != digest:
+            swapped = [other for other, known in _digests(manifest) if known == found]
+            is_it = f": it is {swapped[0]}" if swapped else ""
+            raise CheckpointError(
+                f"model: {folder / file} is not the file that {MANIFEST} names{is_it}; SHA-256 {found[:12]}…, expected "
+                f"{digest[:12]}…: copy it again"
+            )
+
+
+def stored_bytes(folder: Path, manifest: Manifest) -> int:
+    """Bytes of weights and graphs."""
+    return sum(_size(folder, file) for file in {file for file, _ in _digests(manifest)})
+
+
+def _check_limits(manifest: Manifest) -> None:
+    if not 1 <= len(manifest.graphs) <= MOST_GRAPHS:
+        raise CheckpointError(f"{MANIFEST}.graphs has {len(manifest.graphs)} entries; served: 1 to {MOST_GRAPHS}")
+    for stage in StageName:
+        if not manifest.of(stage):
+            raise CheckpointError(f"{MANIFEST}.graphs has none of stage {stage.value}: {AGAIN}")
+    for index, graph in enumerate(manifest.graphs):
+        where = f"{MANIFEST}.graphs[{index}]"
+        if graph.batch > MOST_BATCH:
+            raise CheckpointError(f"{where}.batch is {graph.batch}; served: 1 to {MOST_BATCH}")
+        tensors = [*graph.inputs, *graph.outputs]
+        if len(tensors) > MOST_TENSORS:
+            raise CheckpointError(f"{where} has {len(tensors)} inputs and outputs; served: up to {MOST_TENSORS}")
+        for tensor in tensors:
+            _check_tensor(where, tensor)
+
+
+def _check_tensor(where: str, tensor: TensorSpec) -> None:
+    numbers = math.prod(tensor.shape)
+    if not 1 <= numbers <= MOST_NUMBERS:
+        raise CheckpointError(
+            f"{where}: {tensor.name[:60]} has shape {list(tensor.shape)[:8]}, {numbers} numbers; served: 1 to "
+            f"{MOST_NUMBERS}"
+        )
+
+
+def expect_tensors(graph: Graph, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> None:
+    """CheckpointError for a graph whose inputs or outputs are not these, in any order."""
+    for kind, found, wanted in (("input", graph.inputs, inputs), ("output", graph.outputs, outputs)):
+        compare_tensors(f"{MANIFEST}: {graph.file}", kind, found, wanted)
+
+
+def compare_tensors(
+    where: str, kind: str, found: tuple[TensorSpec, ...] | list[TensorSpec], wanted: list[TensorSpec]
+) -> None:
+    """CheckpointError that names the first tensor which differs. kind: input or output."""
+    there = {each.name: each for each in found}
+    for each in wanted:
+        own = there.pop(each.name, None)
+        if own != each:
+            has = f"{_told(own)}" if own else f"none of the name {each.name}"
+            raise CheckpointError(f"{where} has {kind} {has}; expected {_told(each)}: {AGAIN}")
+    if there:
+        name = next(iter(there))
+        raise CheckpointError(f"{where} has {kind} {name[:60]}, which this stage does not have: {AGAIN}")
+
+
+def _told(tensor: TensorSpec) -> str:
+    return f"{tensor.name} {tensor.dtype} {list(tensor.shape)}"
+
+
+def _size(folder: Path, file: str) -> int:
+    try:
+        return (folder / file).stat().st_size
+    except OSError:
+        raise CheckpointError(f"model: {folder} lacks {file}, which {MANIFEST} names: copy the folder again") from None
+
+
+def _digests(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield from ((each.file, each.digest) for each in manifest.graphs)
+    yield from ((each.file, each.digest) for each in manifest.weights)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise CheckpointError(f"model: cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""A chat model as static graphs: its settings, its memory, and loading it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from edgeflow.artifacts.files import open_artifact, stored_bytes
+from edgeflow.artifacts.manifest import MANIFEST, Manifest
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.artifacts.token_form import TokenForm
+from edgeflow.config_sections import ChatConfig
+from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.exported.loading import load_token_graphs, token_form
+from edgeflow.engine.exported.placement import check_host
+from edgeflow.engine.exported.tokens import StaticDecoder
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.models.chat import ChatModel, PublishedChat, read_published
+from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.text.chat_template import ChatTemplate
+from edgeflow.text.tokenizer import TextTokenizer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedChat:
+    """The folder of an artifact whose JSON files have been read. text: its positions are those of its slots."""
+
+    folder: Path
+    published: PublishedChat
+    manifest: Manifest
+    form: TokenForm
+
+    @property
+    def text(self) -> LlamaConfig:
+        return replace(self.published.text, max_position_embeddings=self.manifest.kv.positions)
+
+    def load(self, runtime: Runtime, *, text: bool = True) -> ChatModel:
+        """Load graphs, and tokenizer and chat template if `text`; CheckpointError says what is wrong with them."""
+        graphs = load_token_graphs(self.folder, self.manifest, self.form, runtime)
+        decoder = StaticDecoder(graphs, self.published.family, self.text)
+        return ChatModel(
+            name=self.published.family,
+            decoder=cast("LlamaDecoder", decoder),  # an executor asks nothing that this one lacks
+            tokenizer=TextTokenizer(self.folder, self.text.vocab_size) if text else None,
+            template=ChatTemplate.load(self.folder) if text else None,
+            generation=self.published.generation,
+            vision=None,
+            device=CPU,
+        )
+
+
+def read_exported_chat(folder: Path) -> ExportedChat:
+    """Read and check the JSON files; CheckpointError for graphs of other shapes than the checkpoint gives."""
+    published, manifest = read_published(folder), open_artifact(folder)
+    if published.vision is not None or published.text.latent is not None:
+        raise CheckpointError(f"model: {folder}: a chat model of the family {published.family} is not exported")
+    if manifest.family != published.family:
+        raise CheckpointError(
+            f"{MANIFEST}.family is {manifest.family}, and config.json is of {published.family}: copy it again"
+        )
+    form = token_form(published.text, None)
+    if form.fixed_rows(manifest):
+        raise CheckpointError(f"{MANIFEST}: towers of a chat model have a row for each token: export the model again")
+    return ExportedChat(folder, published, manifest, form)
+
+
+def exported_chat_bytes(config: ChatConfig, folder: Path, device: torch.device) -> int:
+    """Memory that an exported model takes; StartErrors as of `check_exported_chat`."""
+    chat = read_exported_chat(folder)
+    check_exported_chat(config, chat, device)
+    need = memory_need(config, chat.text, None, torch.float32, CPU, replays=False)
+    return stored_bytes(folder, chat.manifest) + need.total_bytes
+
+
+def check_exported_chat(config: ChatConfig, chat: ExportedChat, device: torch.device) -> None:
+    """ConfigError for settings that graphs do not have."""
+    check_host(device, config.dtype, section="chat.")
+    reasons = {
+        "decode_model": (config.decode_model, "", "steps are graphs of the same model"),
+        "weights": (config.weights, "float", "the precision of graphs is chosen when they are exported"),
+        "head": (config.head, "float", "the precision of graphs is chosen when they are exported"),
+        "operators": (config.operators, "", "graphs do not use the operator table"),
+        "kv": (config.kv, "model", "graphs read keys and values in float32"),
+        "long.gate": (config.long.gate, "", "graphs read no memory"),
+        "draft": (config.draft if config.draft != "auto" else "none", "none", "a step takes one row of a sequence"),
+    }
+    for key, (value, served, reason) in reasons.items():
+        if value != served:
+            raise ConfigError(f"chat.{key}: {value}; in an exported chat model {reason}: remove it")
+    positions = chat.manifest.kv.positions
+    if config.capacity < positions:
+        raise ConfigError(
+            f"chat.capacity: {config.capacity}; the slots of this artifact have {positions} positions: use at least "
+            f"these, or export with --positions {config.capacity}"
+        )

@@ -1,0 +1,36 @@
+"""Where exported graphs run."""
+
+from __future__ import annotations
+
+import torch
+
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.policy import Placement
+from edgeflow.errors import ConfigError
+
+
+def runtime_of(config: ServiceConfig) -> Runtime:
+    """By the configured providers, with the threads of the worker."""
+    return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
+
+
+def check_placement(placement: Placement) -> None:
+    """ConfigError for a device or a dtype that graphs do not have."""
+    check_host(placement.device, str(placement.dtype).removeprefix("torch."))
+
+
+def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:
+    """ConfigError for another device than the host, or for another dtype than float32. section: of the configuration
+    that names the dtype, as in `operator_table`.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            f"device: {device.type}; an exported artifact is fed on the host: use cpu, and artifact.providers for an "
+            "accelerator"
+        )
+    if dtype not in ("auto", "float32"):
+        raise ConfigError(
+            f"{section}dtype: {dtype}; an exported artifact takes and gives float32: use auto or float32; the "
+            "precision of its graphs is chosen when it is exported"
+        )

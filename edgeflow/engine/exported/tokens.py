@@ -1,0 +1,284 @@
+"""A decoder of tokens as graphs of fixed shapes (engine/policy.Decoder): a prefill for each run of rows of a prompt,
+and one batched step for all single rows of a pass.
+
+Rows are opaque to the executor. Those of prompts may be embedded by the towers already; all others hold their token.
+Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. Where an output is not finite, all
+slots are cleared behind what their sequences see before they run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeflow.artifacts.manifest import KVForm
+from edgeflow.artifacts.sessions import BoundGraph, GraphSession
+from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
+from edgeflow.engine.flow.batches import StepBatch, step_batches
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.models.llama import LlamaConfig, Taps
+
+CPU = torch.device("cpu")
+TOKEN = 0
+"""The place in a row that holds its token, exact up to 2**24."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGraphs:
+    """The loaded graphs. embeds: the towers take nothing but tokens, so that rows of prompts hold theirs too.
+
+    towers, prefills: of the buckets, the shortest first; steps: by their batch, the smallest first. width: E.
+    vocabulary: V.
+    """
+
+    kv: KVForm
+    width: int
+    vocabulary: int
+    embeds: bool
+    towers: tuple[GraphSession, ...]
+    prefills: tuple[GraphSession, ...]
+    steps: tuple[GraphSession, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of one slot in a pass. first: of the pass's rows. start: their first position. sampled: the index of the
+    line of the results that the last of them gives, None where it is not sampled."""
+
+    slot: int
+    first: int
+    start: int
+    length: int
+    sampled: int | None
+
+
+class StaticDecoder:
+    """graphs: of the model. name: as of Decoder. config: of the decoder that was exported."""
+
+    def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
+        self.name = name
+        self.config = config
+        self.graphs = graphs
+        self.dtype, self.device = torch.float32, CPU
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """[n] → [n, E] rows that hold their token"""
+        rows = torch.zeros(len(ids), self.graphs.width)
+        rows[:, TOKEN] = ids
+        return rows
+
+    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:  # noqa: ARG002
+        """Not of these graphs: they give logits of sampled rows alone."""
+        raise ValueError("exported graphs give logits, not hidden rows")
+
+    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
+        """[L_Q, E] → logits of the sampled rows [n, V]; ValueError for taps, and for drafts."""
+        if taps is not None:
+            raise ValueError("exported graphs do not show what enters their layers")
+        store: _Store = kv.kept("exported graphs", lambda made: _Store(self.graphs, made))
+        return store.run(hidden, rows_of(layout), len(layout.sampled_rows))
+
+    def logits(self, hidden: Tensor, stage: str) -> Tensor:  # noqa: ARG002 - they are logits already
+        """[n, V] as they are"""
+        return hidden
+
+    def reads_places(self, kv: KVSlots) -> bool:  # noqa: ARG002
+        """True: all runs where launching computes."""
+        return True
+
+    def kv_slots(self, slots: int, capacity: int, format: KVFormat | None = None) -> KVSlots:  # noqa: ARG002
+        """Slots of the exported positions; ValueError for another format."""
+        if format not in (None, DENSE):
+            raise ValueError(f"exported graphs read keys and values in float32, not in {format and format.name}")
+        form = self.graphs.kv
+        return KVSlots(
+            layers=form.layers,
+            slots=slots,
+            capacity=form.positions,
+            kv_heads=form.kv_heads,
+            head_dim=form.head_dim,
+            dtype=torch.float32,
+            device=CPU,
+        )
+
+
+def rows_of(layout: PackedLayout) -> list[Rows]:
+    """The segments of a pass on the host; ValueError where one samples several rows, as drafts do."""
+    slots, positions = layout.row_slot.tolist(), layout.row_position.tolist()
+    lines = {row: line for line, row in enumerate(layout.sampled_rows.tolist())}
+    found, first = [], 0
+    for length in layout.lengths:
+        sampled = [lines[row] for row in range(first, first + length) if row in lines]
+        if len(sampled) > 1 or (sampled and first + length - 1 not in lines):
+            raise ValueError("exported graphs sample the last row of a segment; they verify no drafts")
+        found.append(
+            Rows(
+                slot=slots[first],
+                first=first,
+                start=positions[first],
+                length=length,
+                sampled=sampled[0] if sampled else None,
+            )
+        )
+        first += length
+    return found
+
+
+class _Store:
+    """The graphs over the slots of one store. kv [layers, 2, S, T, KH, D]"""
+
+    def __init__(self, graphs: TokenGraphs, slots: KVSlots) -> None:
+        self.kv: Array = slots.data.numpy()
+        self._graphs = graphs
+        self._unclean: set[int] = set()
+        towers = graphs.towers if graphs.embeds else (None,) * len(graphs.prefills)
+        pairs = zip(towers, graphs.prefills, strict=True)
+        self._prefills = [_Prefill(tower, prefill, self.kv) for tower, prefill in pairs]
+        self._steps = {each.graph.batch: _Step(each, self.kv) for each in graphs.steps}
+
+    def run(self, hidden: Tensor, segments: Sequence[Rows], samples: int) -> Tensor:
+        """Logits [samples, V]; keys and values enter the slots."""
+        rows, logits = hidden.numpy(), np.empty((samples, self._graphs.vocabulary), np.float32)
+        finite = True
+        for each in segments:
+            self._clean(each)
+        single = [each for each in segments if each.length == 1]
+        for each in segments:
+            if each.length > 1:
+                finite &= self._prompt(each, rows, logits)
+        if single:
+            tokens = rows[[each.first for each in single], TOKEN].astype(np.int64)
+            for batch in step_batches([each.slot for each in single], list(self._steps), self.kv.shape[2]):
+                finite &= self._steps[batch.size].run(batch, single, tokens, logits)
+        if not finite:
+            self._unclean = set(range(self.kv.shape[2]))
+        return torch.from_numpy(logits)
+
+    def _prompt(self, segment: Rows, rows: Array, logits: Array) -> bool:
+        """A run of rows of a prompt, in as many prefills as it needs."""
+        finite, done, longest = True, 0, self._prefills[-1].rows
+        while done < segment.length:
+            count = min(segment.length - done, longest)
+            prefill = next(each for each in self._prefills if each.rows >= count)
+            own = rows[segment.first + done : segment.first + done + count]
+            last = prefill.run(segment.slot, segment.start + done, own)
+            finite &= bool(np.isfinite(last).all())
+            done += count
+        if segment.sampled is not None:
+            logits[segment.sampled] = last
+        return finite
+
+    def _clean(self, segment: Rows) -> None:
+        """Places behind what a sequence has become zeros, where they may hold numbers that are not finite."""
+        if segment.slot in self._unclean:
+            self.kv[:, :, segment.slot, segment.start :] = 0.0
+            self._unclean.discard(segment.slot)
+
+
+class _Prefill:
+    """A prefill, behind the towers where rows are tokens."""
+
+    def __init__(self, towers: GraphSession | None, prefill: GraphSession, kv: Array) -> None:
+        graph = prefill.graph
+        self.rows, self._past = graph.rows, graph.past
+        self._kv = kv
+        own = [each for each in graph.inputs if not each.name.startswith(("key.", "value."))]
+        self._inputs = {each.name: zeros(each) for each in own}
+        self._logits = zeros(next(each for each in graph.outputs if each.name == "logits"))
+        self._made = np.zeros((*kv.shape[:2], 1, self.rows, *kv.shape[4:]), np.float32)
+        self._session = prefill
+        self._bound: dict[int, BoundGraph] = {}
+        self._ids = np.zeros((1, self.rows), np.int64)
+        self._towers = towers.bind({"ids": self._ids}, {"hidden": self._inputs["hidden"]}) if towers else None
+
+    def run(self, slot: int, start: int, rows: Array) -> Array:
+        """Logits [V] of the last of some rows [n, E]; their keys and values enter the slot from `start` on."""
+        given, count, past = self._inputs, len(rows), self._past
+        if self._towers is None:
+            given["hidden"][0, :count] = rows
+            given["hidden"][0, count:] = 0.0
+        else:
+            self._ids[0, :count] = rows[:, TOKEN]
+            self._ids[0, count:] = 0
+            self._towers.run()
+        given["position"][0] = 0
+        given["position"][0, :count] = np.arange(start, start + count)
+        seen = given["seen"][0]
+        seen[:] = False
+        seen[:, past:] = np.eye(self.rows, dtype=bool)
+        seen[:count, :start] = start > 0
+        seen[:count, past : past + count] = np.tri(count, dtype=bool)
+        given["sampled"][0] = count - 1
+        self._over(slot).run()
+        self._kv[:, :, slot, start : start + count] = self._made[:, :, 0, :count]
+        logits: Array = self._logits[0]
+        return logits
+
+    def _over(self, slot: int) -> BoundGraph:
+        key = slot if self._past else 0
+        if key not in self._bound:
+            past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
+            outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
+            self._bound[key] = self._session.bind(self._inputs | past, outputs)
+        return self._bound[key]
+
+
+class _Step:
+    """A decode step of one batch."""
+
+    def __init__(self, session: GraphSession, kv: Array) -> None:
+        batch = session.graph.batch
+        self._kv = kv
+        self._session = session
+        self._inputs = {each.name: zeros(each) for each in session.graph.inputs if "." not in each.name}
+        self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves
+        self._logits = zeros(next(each for each in session.graph.outputs if each.name == "logits"))
+        self._made = np.zeros((*kv.shape[:2], batch, 1, *kv.shape[4:]), np.float32)
+        self._copied: Array | None = None
+        self._bound: dict[int | None, BoundGraph] = {}
+
+    def run(self, batch: StepBatch, segments: Sequence[Rows], tokens: Array, logits: Array) -> bool:
+        """Logits of the batch's rows; whether all are finite. Keys and values enter the slots."""
+        own, lines = [segments[row] for row in batch.rows], list(batch.lines)
+        slots, starts = [each.slot for each in own], np.array([each.start for each in own])
+        given = self._inputs
+        given["ids"][lines, 0] = tokens[list(batch.rows)]
+        given["position"][lines, 0] = starts
+        given["seen"][lines, 0, :-1] = np.arange(self._kv.shape[3]) < starts[:, None]
+        if batch.first is None:
+            self._copy(slots)
+        self._over(batch.first).run()
+        self._kv[:, :, slots, starts] = self._made[:, :, lines, 0]
+        found = self._logits[lines]
+        for each, row in zip(own, found, strict=True):
+            if each.sampled is not None:
+                logits[each.sampled] = row
+        return bool(np.isfinite(found).all())
+
+    def _copy(self, slots: Sequence[int]) -> None:
+        """The keys and values of slots enter the batch's own memory."""
+        if self._copied is None:
+            shape = (*self._kv.shape[:2], self._session.graph.batch, *self._kv.shape[3:])
+            self._copied = np.zeros(shape, np.float32)
+        for line, slot in enumerate(slots):
+            self._copied[:, :, line] = self._kv[:, :, slot]
+
+    def _over(self, first: int | None) -> BoundGraph:
+        """Over slots from the first one on, or over copies."""
+        if first not in self._bound:
+            size, kv = self._session.graph.batch, self._kv
+            if first is None:
+                if self._copied is None:
+                    raise RuntimeError("nothing was copied")
+                past = self._copied
+            else:
+                past = kv[:, :, first : first + size]
+            outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
+            self._bound[first] = self._session.bind(self._inputs | kv_arrays(past), outputs)
+        return self._bound[first]

@@ -1,0 +1,40 @@
+"""Graphs that are not written yet, in ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from edgeflow.export.quantised.stage_runs import Array, Arrays, StageKey, stage_key
+from edgeflow.static_graphs.stages import StageProgram
+
+FILE, WEIGHTS = "graph.onnx", "graph.data"
+ERRORS = 3
+"""The least severity that the library logs itself."""
+
+
+def session_of(model: ir.Model) -> Any:
+    """A session over a graph, by way of a temporary file: a graph in memory may have 2 GB at most."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = ERRORS
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+        ir.save(model, path, external_data=WEIGHTS)
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+class GraphRun:
+    """Computes stages by their graphs: a Run."""
+
+    def __init__(self, models: Mapping[StageKey, ir.Model]) -> None:
+        self._sessions = {key: session_of(model) for key, model in models.items()}
+
+    def __call__(self, stage: StageProgram, inputs: Arrays) -> list[Array]:
+        found: list[Array] = self._sessions[stage_key(stage)].run(list(stage.outputs), inputs)
+        return found

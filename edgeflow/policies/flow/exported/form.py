@@ -1,0 +1,114 @@
+"""The graphs of an exported flow policy: what they must take and give, and loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgeflow.artifacts.files import check_contents, expect_tensors
+from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec
+from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
+from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
+from edgeflow.engine.flow.artifact import FlowGraphs
+from edgeflow.engine.flow.buckets import Bucket
+from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.errors import CheckpointError
+from edgeflow.models.grouped import CROSS, JOINT
+
+AGAIN = "export the model again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowForm:
+    """The sizes of a checkpoint's graphs. cameras: C; side: of their images; state: S; image_rows: of each camera."""
+
+    sizes: FlowSizes
+    cameras: int
+    side: int
+    state: int
+    image_rows: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def buckets(self, manifest: Manifest) -> tuple[Bucket, ...]:
+        """The buckets of a manifest; CheckpointError for graphs of other shapes than these sizes give."""
+        self._check_kv(manifest)
+        fixed = self.cameras * self.image_rows + self.sizes.closing
+        towers, prefills = manifest.of(StageName.TOWERS), manifest.of(StageName.PREFILL)
+        rows = [graph.rows for graph in towers]
+        if rows != [graph.rows for graph in prefills] or len(set(rows)) < len(rows) or rows[0] <= fixed:
+            raise CheckpointError(
+                f"{MANIFEST} has towers of {rows} rows and prefills of {[graph.rows for graph in prefills]}; expected "
+                f"both in the same sizes, above {fixed}: {AGAIN}"
+            )
+        if manifest.kv.positions != rows[-1] or manifest.text != rows[-1] - fixed:
+            raise CheckpointError(
+                f"{MANIFEST} has {manifest.kv.positions} positions and texts of {manifest.text} tokens; its prefills "
+                f"have {rows[-1]} rows: {AGAIN}"
+            )
+        for tower, prefill in zip(towers, prefills, strict=True):
+            self._check_prefix(tower, prefill, manifest.kv)
+        for step in manifest.of(StageName.STEP):
+            expect_tensors(step, list(self._step_inputs(step.batch, manifest.kv)), [self._velocity(step.batch)])
+        return tuple(
+            Bucket(cameras=self.cameras, image_rows=self.image_rows, text=each - fixed, closing=self.sizes.closing)
+            for each in rows
+        )
+
+    def _check_kv(self, manifest: Manifest) -> None:
+        kv = manifest.kv
+        found, wanted = (kv.layers, kv.kv_heads, kv.head_dim), (self.layers, self.kv_heads, self.head_dim)
+        if found != wanted:
+            raise CheckpointError(
+                f"{MANIFEST}.kv has layers, KV heads and head width {list(found)}, and config.json {list(wanted)}: "
+                f"{AGAIN}"
+            )
+        if len(kv.kinds) != kv.layers or not set(kv.kinds) <= {JOINT, CROSS}:
+            raise CheckpointError(f"{MANIFEST}.kv.kinds: expected {JOINT} or {CROSS} for each of {kv.layers} layers")
+
+    def _check_prefix(self, tower: Graph, prefill: Graph, kv: KVForm) -> None:
+        rows = tower.rows
+        given = {each.name: each for each in tower.inputs}
+        text = rows - self.cameras * self.image_rows - self.sizes.closing
+        width = next((each.shape[-1] for each in tower.outputs if each.shape), 0)
+        hidden = spec("hidden", 1, rows, width)
+        inputs = [
+            spec("pixel_values", self.cameras, 3, self.side, self.side),
+            spec("prompt_ids", text, dtype=INT),
+            *([spec("state", 1, self.state)] if "state" in given else []),
+        ]
+        expect_tensors(tower, inputs, [hidden])
+        places = [spec("position", 1, rows, dtype=INT), spec("seen", 1, rows, rows, dtype=BOOL)]
+        expect_tensors(prefill, [hidden, *places], list(kv_specs(kv, 1, rows, "_rows")))
+
+    def _step_inputs(self, batch: int, kv: KVForm) -> Iterator[TensorSpec]:
+        sizes, past = self.sizes, kv.positions
+        yield self._velocity(batch, "x")
+        yield spec("times", batch, sizes.horizon, dtype=INT)
+        if sizes.state:
+            yield spec("state", batch, sizes.state)
+        yield spec("position", batch, sizes.rows, dtype=INT)
+        yield spec("seen", batch, sizes.rows, past + sizes.rows, dtype=BOOL)
+        if CROSS in kv.kinds:
+            yield spec("crossing", batch, sizes.rows, dtype=INT)
+            yield spec("crossed", batch, sizes.rows, past, dtype=BOOL)
+        yield from kv_specs(kv, batch, past)
+
+    def _velocity(self, batch: int, name: str = "velocity") -> TensorSpec:
+        return spec(name, batch, self.sizes.horizon, self.sizes.dims)
+
+
+def load_graphs(folder: Path, manifest: Manifest, buckets: tuple[Bucket, ...], runtime: Runtime) -> FlowGraphs:
+    """Compare the files with the manifest and load the graphs."""
+    check_providers(runtime.providers)
+    check_contents(folder, manifest)
+    sessions = {stage: tuple(GraphSession(folder, each, runtime) for each in manifest.of(stage)) for stage in StageName}
+    return FlowGraphs(
+        kv=manifest.kv,
+        buckets=buckets,
+        towers=sessions[StageName.TOWERS],
+        prefills=sessions[StageName.PREFILL],
+        steps=sessions[StageName.STEP],
+    )

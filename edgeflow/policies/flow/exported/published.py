@@ -1,0 +1,114 @@
+"""Flow-matching policies that were exported as static graphs (docs/npu.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgeflow.artifacts.files import open_artifact, stored_bytes
+from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.engine.exported.placement import check_placement
+from edgeflow.engine.flow.artifact import StaticNetwork
+from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
+from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow.policies.flow.checkpoint import FlowCheckpoint
+from edgeflow.policies.flow.exported.form import FlowForm, load_graphs
+from edgeflow.policies.flow.footprint import WeightNumbers, footprint
+from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy
+from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
+from edgeflow.policies.flow.published import FlowArchitecture, policy_of
+from edgeflow.reasons import Reason
+from edgeflow.text.fields import Fields
+
+
+class StaticFlow:
+    """The folder of an artifact (engine/policy.Published). CheckpointError for one that is damaged, or of another
+    checkpoint's sizes; ConfigError for settings that it was not exported for.
+    """
+
+    def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._architecture = architecture
+        self._manifest = manifest = open_artifact(directory)
+        if manifest.family != architecture.family:
+            raise CheckpointError(
+                f"{MANIFEST}.family is {manifest.family}, and config.json is of {architecture.family}: copy it again"
+            )
+        described = Fields(f"{MANIFEST}.preprocessing", manifest.preprocessing)
+        self._rows = described.count("vocabulary")
+        exported, asked = described.object("denoising").size("steps"), checkpoint.settings.steps
+        if asked not in (None, exported):
+            raise ConfigError(f"policy.steps: {asked}; this artifact was exported for {exported}: remove it, or export")
+        self._sizes = replace(architecture.sizes, steps=exported, candidates=checkpoint.settings.candidates)
+        flow, stacks = architecture.flow, architecture.stacks
+        form = FlowForm(
+            sizes=self._sizes,
+            cameras=len(flow.cameras),
+            side=flow.side,
+            state=flow.state_dims,
+            image_rows=architecture.vision.rows,
+            layers=stacks.layers,
+            kv_heads=stacks.kv_heads,
+            head_dim=stacks.head_dim,
+        )
+        self._buckets = form.buckets(manifest)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
+        architecture = self._architecture
+        stored = stored_bytes(self._directory, self._manifest)
+        weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
+        found = footprint(weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype)
+        return replace(found, capacity=self._manifest.kv.positions)
+
+    def load(self, placement: Placement) -> DenoisingPolicy:
+        """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
+        check_placement(placement)
+        processors = self._checkpoint.processors
+        graphs = load_graphs(self._directory, self._manifest, self._buckets, placement.runtime)
+        tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._rows)
+        texts = BucketTexts(self._architecture.texts(tokenized), self._manifest.text)
+        policy = policy_of(self._checkpoint, self._architecture, self._sizes, StaticNetwork(graphs), texts, placement)
+        try:
+            policy.text_rows(INSTRUCTION)
+        except InvalidArgument as error:
+            raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
+        return policy
+
+
+class BucketTexts:
+    """Prompts of at most so many tokens, those of the longest bucket (policies/flow/prompts.Texts)."""
+
+    def __init__(self, texts: Texts, most: int) -> None:
+        self._texts = texts
+        self._most = most
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
+        """The prompt of a frame; InvalidArgument for one that no bucket holds."""
+        ids = self._texts.ids(task, state)
+        self._check(len(ids))
+        return ids
+
+    def most_rows(self, task: str) -> int:
+        """The most tokens of a task's prompt with any state."""
+        rows = self._texts.most_rows(task)
+        self._check(rows)
+        return rows
+
+    def _check(self, tokens: int) -> None:
+        if tokens > self._most:
+            raise InvalidArgument(
+                f"has {tokens} prompt tokens; the model was exported for {self._most}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
+            )

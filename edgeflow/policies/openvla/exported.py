@@ -1,0 +1,173 @@
+"""OpenVLA as static graphs (docs/npu.md): towers, prefill and a decode step of several frames."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeflow.artifacts.files import open_artifact, stored_bytes
+from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.sessions import BoundGraph, GraphSession
+from edgeflow.artifacts.tensors import Array, zeros
+from edgeflow.engine.exported.loading import load_token_graphs, token_form
+from edgeflow.engine.exported.placement import check_placement
+from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs
+from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
+from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
+from edgeflow.policies.openvla.policy import OpenVLAFrames
+from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.reasons import Reason
+from edgeflow.types import PROMPT, Stage, StageProgram
+
+NAME = "llama"
+
+
+class StaticOpenVLA(OpenVLAFrames):
+    """A token policy of graphs (engine/policy.TokenPolicy). most: tokens of a prompt's text."""
+
+    kv_format = DENSE
+
+    def __init__(
+        self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs, image_tokens: int, most: int
+    ) -> None:
+        self.decoder = StaticDecoder(graphs, NAME, config.text)
+        self.device = self.decoder.device
+        self._prompter = prompter
+        self._most = most
+        self._towers = [_Towers(each, image_tokens) for each in graphs.towers]
+        super().__init__(config, self._bounded, image_tokens, place=None)
+        self.near = (False,) * self.K
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int]:
+        """C, h, w of the tensors that `preprocess` returns."""
+        return _pixel_shape(self.config)
+
+    def program(self, unnorm_key: str | None = None) -> StageProgram:
+        """As many tokens as the actions of a dataset have numbers. A step is a graph of its own, which takes one row of
+        a frame, so nothing is drafted.
+        """
+        count = super().program(unnorm_key).passes
+        steps = (Stage(rows=1, repeats=count - 1, group=1),) if count > 1 else ()
+        return StageProgram((Stage(rows=PROMPT), *steps))
+
+    def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
+        """[B, C, h, w] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
+        return [self._embedded(pixels, own) for pixels, own in zip(pixel_values, ids, strict=True)]
+
+    def _embedded(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        towers = next(each for each in self._towers if each.text >= len(ids))
+        return towers.run(pixels, ids)
+
+    def _bounded(self, instruction: str) -> tuple[int, ...]:
+        ids = self._prompter.ids(instruction)
+        if len(ids) > self._most:
+            raise InvalidArgument(
+                f"has {len(ids)} prompt tokens; the model was exported for {self._most}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
+            )
+        return ids
+
+
+class _Towers:
+    """The towers of one bucket. text: its tokens."""
+
+    def __init__(self, session: GraphSession, image_tokens: int) -> None:
+        self.text = session.graph.rows - image_tokens
+        self._image_tokens = image_tokens
+        self._inputs = {each.name: zeros(each) for each in session.graph.inputs}
+        self._hidden: Array = zeros(session.graph.outputs[0])
+        self._bound: BoundGraph = session.bind(self._inputs, {"hidden": self._hidden})
+
+    def run(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        """[C, h, w] and [t] → [L_P, E]"""
+        count = len(ids)
+        self._inputs["pixel_values"][0] = pixels.numpy()
+        self._inputs["ids"][0, :count] = ids.numpy()
+        self._inputs["ids"][0, count:] = 0
+        self._bound.run()
+        return torch.from_numpy(np.copy(self._hidden[0, : self._image_tokens + count]))
+
+
+class StaticOpenVLACheckpoint:
+    """The folder of an artifact (engine/policy.Published). CheckpointError for one that is damaged; ConfigError for a
+    KV format, which its graphs do not read.
+    """
+
+    def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE) -> None:
+        if kv_format is not DENSE:
+            raise ConfigError(
+                f"policy.kv: {kv_format.name}; the graphs of an exported model read keys and values in float32: remove "
+                "it, or serve the checkpoint"
+            )
+        self._directory = directory
+        self._config = config = load_config(directory, center_crop=center_crop)
+        self._manifest = manifest = open_artifact(directory)
+        if manifest.family != "openvla":
+            raise CheckpointError(
+                f"{MANIFEST}.family is {manifest.family}, and config.json is of openvla: copy it again"
+            )
+        self._form = token_form(config.text, (1, *_pixel_shape(config)))
+        self._image_tokens = self._form.fixed_rows(manifest)
+        longest = self._image_tokens + manifest.text + config.action_width
+        if manifest.kv.positions < longest:
+            raise CheckpointError(
+                f"{MANIFEST} has {manifest.kv.positions} positions; a frame of {manifest.text} tokens of text takes "
+                f"{longest}: export the model again"
+            )
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return tuple(self._config.statistics)
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of graphs and weights, and of sessions, whose slots have the exported positions."""
+        text, stages, stored = (
+            self._config.text,
+            self._config.action_width,
+            stored_bytes(self._directory, self._manifest),
+        )
+        kv = KVShape(
+            layers=text.num_hidden_layers,
+            capacity=0,
+            kv_heads=text.num_key_value_heads,
+            head_dim=text.head_dim,
+            dtype=dtype,
+        )
+        return Footprint(
+            decoder=0,
+            other=-(-stored // dtype.itemsize),
+            slots=stages,
+            kv=kv,
+            positions=self._image_tokens + stages,
+            row_bytes=activation_bytes(text, 1, dtype),
+            frame_bytes=torch.float32.itemsize * math.prod(_pixel_shape(self._config)),
+            capacity=self._manifest.kv.positions,
+        )
+
+    def load(self, placement: Placement) -> StaticOpenVLA:
+        """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
+        check_placement(placement)
+        config, manifest = self._config, self._manifest
+        graphs = load_token_graphs(self._directory, manifest, self._form, placement.runtime)
+        prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)
+        policy = StaticOpenVLA(config, prompter, graphs, self._image_tokens, manifest.text)
+        try:
+            policy.text_rows(INSTRUCTION)
+        except InvalidArgument as error:
+            raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
+        return policy
+
+
+def _pixel_shape(config: OpenVLAConfig) -> tuple[int, int, int]:
+    return 3 * len(config.image.towers), config.image.side, config.image.side
