@@ -63,10 +63,6 @@ ALLOWED: dict[str, set[str]] = {
         "text",
         "recorded",
     },
-    "static_graphs": LEAVES | {"artifacts", "engine/flow", "kernels", "models"},
-    "export": LEAVES
-    | {"artifacts", "console", "engine", "engine/flow", "kernels", "model_paths", "models", "outputs", "policies"}
-    | {"quantize", "static_graphs"},
     "verify": MEASURING
     | {"artifacts", "engine/control", "engine/chat", "engine/drafts", "engine/exported", "engine/sampling"}
     | {"policies", "recorded"},
