@@ -116,6 +116,7 @@ LAYERS = {
     "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
+    "export": ("quantised", ""),
     "quantize": ("search", "calibration", "files", "policies", ""),
     "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }

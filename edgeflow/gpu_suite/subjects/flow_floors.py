@@ -11,17 +11,39 @@ FLOAT_BYTES = 4
 
 
 def prefix_work(shape: FlowShape, frames: int = 1) -> Work:
-    """Work of the prefixes of so many frames: towers, projection, language model. Weights count once.
+    """Work of the prefixes of so many frames: towers, projection, language model. Weights count once."""
+    return vision_work(shape, frames) + language_work(shape, frames)
 
-    In the last layer of the language model only keys and values are computed.
+
+def language_work(shape: FlowShape, frames: int = 1) -> Work:
+    """Work of the language model over the prefixes of so many frames.
+
+    In its last layer only keys and values are computed.
     """
     stack, rows = stacks(shape)[0], shape.prefix
     layers, inputs = stack.depth, stack.width * _qkv(stack)
     rest = stack.width * (stack.heads * stack.head_dim + 3 * stack.inner)
     weights = layers * inputs + (layers - 1) * rest
     attention = 4 * rows * rows * stack.heads * stack.head_dim * (layers - 1)
-    language = Work(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * _kept(stack, rows))
-    return _vision_work(shape, frames) + language
+    return Work(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * _kept(stack, rows))
+
+
+def vision_work(shape: FlowShape, frames: int = 1) -> Work:
+    """Towers and the projection behind them; those of π0 and π0.5 are in float32, at the same rate of products."""
+    config = shape.config
+    if isinstance(config, SmolVLAConfig):
+        width, inner, depth, patch = config.vision_width, config.vision_inner, config.vision_layers, config.patch
+        joined, wide, size = config.scale**2, config.width, NUMBER_BYTES
+    else:
+        vision = config.vision
+        width, inner, depth, patch = vision.width, vision.inner, vision.depth, vision.patch
+        joined, wide, size = 1, config.text.width, FLOAT_BYTES
+    patches = (config.flow.side // patch) ** 2
+    weights = 3 * patch**2 * width + depth * width * (4 * width + 2 * inner)
+    projection = joined * width * wide
+    attention = 4 * patches * patches * width * depth
+    flops = 2 * patches * weights + attention + 2 * (patches // joined) * projection
+    return Work(frames * CAMERAS * flops, size * (weights + projection))
 
 
 def step_work(shape: FlowShape, frames: int = 1) -> Work:
@@ -66,24 +88,6 @@ def stacks(shape: FlowShape) -> tuple[GemmaSizes, GemmaSizes]:
         for width, inner in sizes
     )
     return wide, narrow
-
-
-def _vision_work(shape: FlowShape, frames: int) -> Work:
-    """Towers and the projection behind them; those of π0 and π0.5 are in float32, at the same rate of products."""
-    config = shape.config
-    if isinstance(config, SmolVLAConfig):
-        width, inner, depth, patch = config.vision_width, config.vision_inner, config.vision_layers, config.patch
-        joined, wide, size = config.scale**2, config.width, NUMBER_BYTES
-    else:
-        vision = config.vision
-        width, inner, depth, patch = vision.width, vision.inner, vision.depth, vision.patch
-        joined, wide, size = 1, config.text.width, FLOAT_BYTES
-    patches = (config.flow.side // patch) ** 2
-    weights = 3 * patch**2 * width + depth * width * (4 * width + 2 * inner)
-    projection = joined * width * wide
-    attention = 4 * patches * patches * width * depth
-    flops = 2 * patches * weights + attention + 2 * (patches // joined) * projection
-    return Work(frames * CAMERAS * flops, size * (weights + projection))
 
 
 def _crossing(shape: FlowShape) -> int:

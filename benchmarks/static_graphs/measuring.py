@@ -1,0 +1,195 @@
+"""The measurements of `benchmarks.static_graphs.latency`: shapes, sides and rounds."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from benchmarks.command import keep, options
+from benchmarks.machine import machine_facts
+from benchmarks.static_graphs.cells import MODELS, Model, shaped, work_of
+from benchmarks.static_graphs.engine_side import EngineSide, served_network
+from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs
+from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
+from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
+from edgeflow.artifacts.manifest import StageName
+from edgeflow.console import table_console
+from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.gpu_suite.subjects.floors import Ceilings
+from edgeflow.gpu_suite.subjects.random_flow import CAMERAS, FlowShape
+from edgeflow.static_graphs.stages import StageProgram
+
+DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
+SYSTEMS = {ONNX: torch.float32, **DTYPES}
+CLOSE = 1e-3
+"""Most that keys and velocities of float32 may differ, over the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The figures of a run. differences: of the two sides, by what was compared."""
+
+    arguments: argparse.Namespace
+    rows: list[Row] = field(default_factory=list)
+    differences: dict[str, float] = field(default_factory=dict)
+
+    def add(self, stage: str, shape: FlowShape, calls: Mapping[str, Callable[[], object]], *, repeats: int = 1) -> None:
+        """Time calls in turn and keep a row for each."""
+        times = in_turn(calls, self.arguments.rounds, repeats)
+        for system, ms in times.items():
+            work = work_of(shape, SYSTEMS[system].itemsize, shape.sizes.steps)[stage]
+            row = Row(stage=stage, prefix=shape.prefix, suffix=shape.sizes.rows, system=system, ms=ms, work=work)
+            self.rows.append(row)
+            print(f"{stage} {row.prefix}/{row.suffix}, {system}: median {ms['median']:.1f} ms", flush=True)
+
+
+def measure(description: str | None) -> int:
+    """Measure and print; 1 where the two sides differ. description: of the command."""
+    arguments = _arguments(description)
+    torch.set_num_threads(arguments.threads)
+    torch.set_grad_enabled(False)
+    model, run = MODELS[arguments.model], Run(arguments)
+    found: dict[str, Any] = {}
+    with watched(found):
+        rates = [_rates()]
+        for suffix in arguments.suffixes or model.suffixes:
+            _measure(run, model, suffix, arguments.prefixes or model.prefixes)
+        rates.append(_rates())
+    ceilings = {system: best([each[dtype] for each in rates]) for system, dtype in SYSTEMS.items()}
+    for table in tables(run.rows, ceilings):
+        table_console().print(table)
+    for name, difference in run.differences.items():
+        print(f"{name}: differ by {difference:.1e} of the largest")
+    figures = {"rows": [as_json(row, ceilings) for row in run.rows], "differences": run.differences}
+    keep(arguments.json, _facts(arguments) | found | {"rates": [_told(each) for each in rates]} | figures)
+    if arguments.png is not None:
+        picture(arguments.png, run.rows, ceilings)
+    return int(any(not difference <= CLOSE for difference in run.differences.values()))
+
+
+def _measure(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) -> None:
+    """All prefixes with steps of so many rows. Prefills and towers are measured with the first suffix alone."""
+    shapes = {prefix: shaped(model.shape, prefix, suffix) for prefix in prefixes}
+    first = suffix == (run.arguments.suffixes or model.suffixes)[0]
+    batches = {
+        prefix: (1, shape.sizes.steps) if (prefix, suffix) == model.tick else (1,) for prefix, shape in shapes.items()
+    }
+    with tempfile.TemporaryDirectory(dir=run.arguments.folder) as name:
+        folder = Path(name)
+        graphs = export_graphs(shapes, batches, folder)
+        networks = {system: served_network(shapes[prefixes[0]], dtype) for system, dtype in DTYPES.items()}
+        for prefix, shape in shapes.items():
+            _cell(run, shape, graphs[prefix], folder, networks, ticks=len(batches[prefix]) > 1, whole=first)
+
+
+def _cell(
+    run: Run,
+    shape: FlowShape,
+    stages: tuple[StageProgram, ...],
+    folder: Path,
+    networks: Mapping[str, FlowNetwork],
+    *,
+    ticks: bool,
+    whole: bool,
+) -> None:
+    """One shape. ticks: measure them too. whole: measure prefill, and towers where they were exported."""
+    graphs = OnnxSide(stages, folder, run.arguments.threads)
+    frames = shape.sizes.steps if ticks else 1
+    engines = {system: EngineSide(network, shape, frames) for system, network in networks.items()}
+    hidden, x, pixels = inputs_of(shape, next(iter(networks.values())).decoder.prefix_width)
+    rows = graphs.prefill(hidden[None].numpy())
+    for system, engine in engines.items():
+        for slot in range(frames):
+            engine.prefill(hidden.to(DTYPES[system]), slot)
+    place = f"{shape.prefix}/{shape.sizes.rows}"
+    run.differences[f"keys of the last layer, {place}"] = _difference(
+        torch.from_numpy(rows[-2][0]), engines[ENGINE32].keys(len(rows) // 2 - 1)
+    )
+    velocity = torch.from_numpy(graphs.step(x.numpy()))
+    run.differences[f"velocity, {place}"] = _difference(velocity, engines[ENGINE32].step(x))
+    if whole and any(each.stage is StageName.TOWERS for each in stages):
+        run.add("towers", shape, _calls(graphs, engines, "towers", pixels))
+    if whole:
+        run.add("prefill", shape, _calls(graphs, engines, "prefill", hidden))
+    run.add("step", shape, _calls(graphs, engines, "step", x), repeats=shape.sizes.steps)
+    if ticks:
+        graphs.fill(frames, rows)
+        run.add("tick", shape, _ticks(graphs, engines, hidden, x.repeat(frames, 1, 1)))
+
+
+def _calls(
+    graphs: OnnxSide, engines: Mapping[str, EngineSide], stage: str, given: Tensor
+) -> dict[str, Callable[[], object]]:
+    """A stage by each system. Prefills of a graph have a batch."""
+    array = given[None].numpy() if stage == "prefill" else given.numpy()
+    calls: dict[str, Callable[[], object]] = {ONNX: lambda: getattr(graphs, stage)(array)}
+    for system, engine in engines.items():
+        cast = given.to(DTYPES[system]) if stage == "prefill" else given
+        calls[system] = lambda engine=engine, cast=cast: getattr(engine, stage)(cast)
+    return calls
+
+
+def _ticks(
+    graphs: OnnxSide, engines: Mapping[str, EngineSide], hidden: Tensor, x: Tensor
+) -> dict[str, Callable[[], object]]:
+    rows, noise = hidden[None].numpy(), x.numpy()
+    calls: dict[str, Callable[[], object]] = {ONNX: lambda: (graphs.prefill(rows), graphs.step(noise))}
+    for system, engine in engines.items():
+        cast = hidden.to(DTYPES[system])
+        calls[system] = lambda engine=engine, cast=cast: engine.tick(cast, x)
+    return calls
+
+
+def inputs_of(shape: FlowShape, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of a prefix [P, E] of a width E, latents [1, H, A] and pixels [C, 3, h, w], the same at every call."""
+    draws, flow, sizes = torch.Generator().manual_seed(0), shape.config.flow, shape.sizes
+    hidden = torch.randn(shape.prefix, width, generator=draws)
+    x = torch.randn(1, sizes.horizon, sizes.dims, generator=draws)
+    return hidden, x, torch.rand(CAMERAS, 3, flow.side, flow.side, generator=draws) * 2 - 1
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    asked = {name: str(value) for name, value in vars(arguments).items() if name not in ("json", "png", "folder")}
+    versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
+    return {**machine_facts(), **versions, "instructions": torch.backends.cpu.get_cpu_capability(), **asked}
+
+
+def _rates() -> dict[torch.dtype, Ceilings]:
+    """The rates that a product and a copy reach now, by dtype."""
+    return {dtype: ceilings_of(dtype) for dtype in dict.fromkeys(SYSTEMS.values())}
+
+
+def _told(rates: Mapping[torch.dtype, Ceilings]) -> dict[str, dict[str, float]]:
+    return {
+        str(dtype).removeprefix("torch."): {
+            "product_gflop_s": round(each.matrix_rate / 1e9, 1),
+            "copy_gb_s": round(each.bandwidth / 1e9, 2),
+        }
+        for dtype, each in rates.items()
+    }
+
+
+def _arguments(description: str | None) -> argparse.Namespace:
+    parser = options(description)
+    parser.add_argument("--png", type=Path, help="write a picture here")
+    parser.add_argument("--model", choices=list(MODELS), default=next(iter(MODELS)), help="tiny: to try the benchmark")
+    parser.add_argument("--prefixes", type=int, nargs="+")
+    parser.add_argument("--suffixes", type=int, nargs="+")
+    parser.add_argument("--rounds", type=int, default=10, help="turns of each system; a turn of steps is ten of them")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--folder", type=Path, help="where graphs are written, 1.5 GB, and removed again")
+    parser.add_argument("--beside", default="", help="what else runs on the machine, for the result file")
+    return parser.parse_args()

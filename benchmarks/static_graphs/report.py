@@ -1,0 +1,123 @@
+"""Tables of the latencies, in the form of the paper's, and their picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from benchmarks.static_graphs.cells import JOURNEY, JOURNEY_PREFILL, JOURNEY_STEP
+from edgeflow.gpu_suite.subjects.floors import Ceilings, Work
+
+ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
+FIGURES = ("mean", "median", "min", "max", "cpu_median")
+STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": "prefill and a step of every frame"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A system in one shape. ms: figures of its times. work: of the call."""
+
+    stage: str
+    prefix: int
+    suffix: int
+    system: str
+    ms: Mapping[str, float]
+    work: Work
+
+
+Rates = Mapping[str, Ceilings]
+"""The rates of this machine, by system."""
+
+
+def floor_ms(row: Row, rates: Rates) -> float:
+    """The least time of a call here."""
+    return rates[row.system].floor_s(row.work) * 1e3
+
+
+def as_json(row: Row, rates: Rates) -> dict[str, Any]:
+    """All figures; FLOPs and bytes as whole numbers."""
+    floor, place = floor_ms(row, rates), {"stage": row.stage, "prefix": row.prefix, "suffix": row.suffix}
+    work = {"flops": int(row.work.flops), "bytes": int(row.work.bytes)}
+    times = {"ms": dict(row.ms), "floor_ms": floor, "min_over_floor": row.ms["min"] / floor}
+    published = {"journey_6m_ms": list(journey(row.stage, (row.prefix, row.suffix)))}
+    return {**place, "system": row.system, **times, **work, **published}
+
+
+def tables(rows: Sequence[Row], rates: Rates) -> Iterator[Table]:
+    """A table for each stage, with the paper's figures where it has them."""
+    for stage, title in STAGES.items():
+        chosen = [row for row in rows if row.stage == stage]
+        if not chosen:
+            continue
+        table = Table(
+            "prefix", "suffix", "system", "mean", "median", "min", "max", "cpu", "GFLOP", "GB", "floor", "min/floor",
+            title=f"{title}: ms",
+        )  # fmt: skip
+        for place in dict.fromkeys((row.prefix, row.suffix) for row in chosen):
+            for row in chosen:
+                if (row.prefix, row.suffix) == place:
+                    table.add_row(*_cells(row, rates))
+            published = journey(stage, place)
+            if published:
+                table.add_row(*_place(stage, place), JOURNEY, *(f"{each:.2f}" for each in published))
+        yield table
+
+
+def journey(stage: str, place: tuple[int, int]) -> tuple[float, ...]:
+    """The paper's milliseconds: the mean of a prefill; mean, median, least and most of a step."""
+    if stage == "prefill" and place[0] in JOURNEY_PREFILL:
+        return (JOURNEY_PREFILL[place[0]],)
+    return JOURNEY_STEP.get(place, ()) if stage == "step" else ()
+
+
+def _cells(row: Row, rates: Rates) -> list[str]:
+    times = [f"{row.ms[name]:.1f}" for name in FIGURES]
+    work = [f"{row.work.flops / 1e9:.1f}", f"{row.work.bytes / 1e9:.2f}"]
+    place = _place(row.stage, (row.prefix, row.suffix))
+    floor = floor_ms(row, rates)
+    return [*place, row.system, *times, *work, f"{floor:.1f}", f"{row.ms['min'] / floor:.2f}"]
+
+
+def _place(stage: str, place: tuple[int, int]) -> tuple[str, str]:
+    """Towers and prefills have no suffix, towers no prefix."""
+    prefix, suffix = map(str, place)
+    return ("-" if stage == "towers" else prefix), (suffix if stage in ("step", "tick") else "-")
+
+
+def picture(path: Path, rows: Sequence[Row], rates: Rates) -> None:
+    """Bars of the medians by shape, prefill and step, with the floor of each system and the paper's figures."""
+    figure = Figure(figsize=(14, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, stage in zip(figure.subplots(1, 2), ("prefill", "step"), strict=True):
+        chosen = [row for row in rows if row.stage == stage]
+        places = list(dict.fromkeys((row.prefix, row.suffix) for row in chosen))
+        systems = list(dict.fromkeys(row.system for row in chosen))
+        width = 0.8 / (len(systems) + 1)
+        for index, system in enumerate(systems):
+            own = [
+                row for place in places for row in chosen if (row.prefix, row.suffix, row.system) == (*place, system)
+            ]
+            at = [place + index * width for place in range(len(places))]
+            axes.bar(at, [row.ms["median"] for row in own], width, label=system)
+            label = "floor of each on this machine" if index == 0 else None
+            axes.plot(at, [floor_ms(row, rates) for row in own], "k_", markersize=12, label=label)
+        published = [(index, journey(stage, place)[0]) for index, place in enumerate(places) if journey(stage, place)]
+        at = [index + len(systems) * width for index, _ in published]
+        axes.bar(at, [mean for _, mean in published], width, color="0.7", label=f"{JOURNEY}, mean")
+        axes.set_xticks(
+            [place + width * len(systems) / 2 for place in range(len(places))],
+            ["/".join(_place(stage, place)).removesuffix("/-") for place in places],
+        )
+        axes.set_yscale("log")
+        axes.set_title(
+            f"{STAGES[stage]}, median ms, by rows of " + ("prefix" if stage == "prefill" else "prefix/suffix")
+        )
+        axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
