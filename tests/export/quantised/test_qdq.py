@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from edgeflow.artifacts.manifest import StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.errors import ConfigError
 from edgeflow.export.allowed import check_operators
 from edgeflow.export.quantised.masks import calibrate_mask
@@ -18,7 +19,6 @@ from edgeflow.export.quantised.ranges import float_ranges
 from edgeflow.export.quantised.sessions import session_of
 from edgeflow.export.quantised.stage_inputs import record_stage_inputs
 from edgeflow.export.quantised.stage_runs import StageKey, stage_key
-from edgeflow.export.request import Precision
 from edgeflow.static_graphs.graph_files import to_onnx, trace
 from edgeflow.static_graphs.rewrites import rewritten
 from tests.engine.flow.tiny_flow import random_frames
