@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ def calibrate_mask(
     traced: without the rewrite finite-mask. The number of a model is the lowest of its stages. FLOAT32 counts as 16
     bits.
     """
-    watch, bits = _Watch(cast("GraphModule", traced.program.module())), min(ACTIVATIONS[precision], 16)
+    watch, bits = _Watch(traced.program.module()), min(ACTIVATIONS[precision], 16)
     with torch.no_grad():
         for each in inputs:
             watch.run(*(torch.from_numpy(each[name]) for name in traced.stage.inputs))
