@@ -28,7 +28,7 @@ class Runtime:
 
 
 class GraphSession:
-    """A loaded graph. CheckpointError where the file is no graph, or has other tensors than its entry states."""
+    """A loaded graph. CheckpointError where the file is damaged, or has other tensors than its entry states."""
 
     def __init__(self, folder: Path, graph: Graph, runtime: Runtime) -> None:
         library, path = onnxruntime(), folder / graph.file

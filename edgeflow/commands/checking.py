@@ -41,6 +41,13 @@ def verify(
     operators: Annotated[OptionalPath, typer.Option(help="Operator overlay for a control policy.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     family: Annotated[str, typer.Option(help="Family of a policy; default: as the bundle says.")] = "",
+    artifact: Annotated[
+        OptionalPath,
+        typer.Option(
+            help="Folder that `edgeflow export` wrote of this bundle: its graphs are checked. Those of other "
+            "precisions than float32, or with substituted operators, have no bound."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
@@ -70,6 +77,7 @@ def verify(
             overlay=operators,
             device=device,
             family=family,
+            artifact=artifact,
         )
     off = sum(not result.ok for _, result in results)
     if as_json:
@@ -79,6 +87,7 @@ def verify(
                 "mode": each,
                 "ok": result.ok,
                 "deviation": result.deviation if isfinite(result.deviation) else None,
+                "tolerance": result.tolerance if isfinite(result.tolerance) else None,
             }
             for each, result in results
         ]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
@@ -17,10 +20,12 @@ CLOSE = 1e-4
 FATAL = 3  # of ONNX Runtime's levels of what is logged
 
 
-def error_of(path: Path, stage: StageProgram) -> float:
-    """The largest difference of an output, over the largest number of this output. Inputs of floats are random, masks
-    and positions those of the example."""
-    inputs = random_inputs(stage)
+def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] | None = None) -> float:
+    """The largest difference of an output, over the largest number of this output.
+
+    given: the inputs; None for random floats, with the masks and positions of the example.
+    """
+    inputs = random_inputs(stage) if given is None else {name: torch.from_numpy(given[name]) for name in stage.inputs}
     with torch.no_grad():
         expected = stage.run(*inputs.values())
     options = onnxruntime.SessionOptions()

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from edgeflow.artifacts.manifest import StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.console import reporting, table_console
-from edgeflow.export.request import ExportOutcome, ExportRequest, Precision
+from edgeflow.export.request import ExportOutcome, ExportRequest
 from edgeflow.export.run import export
 from edgeflow.model_paths import resolve_model
 from edgeflow.static_graphs.shapes import ExportShapes

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.static_graphs.shapes import ExportShapes
-
-
-class Precision(str, Enum):
-    """Of weights and activations. W8A16: 8-bit weights, 16-bit activations."""
-
-    FLOAT32 = "float32"
-    INT16 = "int16"
-    W8A16 = "w8a16"
-    W8A8 = "w8a8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +27,19 @@ class ExportRequest:
     frames: Path | None = None
     first_step: bool = False
 
+    def precision(self, stage: StageName) -> Precision:
+        """The precision of a stage; floats where nothing is given."""
+        return self.precisions.get(stage, Precision.FLOAT32)
+
+    @property
+    def quantises(self) -> bool:
+        """True where a stage is not of floats."""
+        return any(each is not Precision.FLOAT32 for each in self.precisions.values())
+
     @property
     def calibrates(self) -> bool:
         """True where inputs of the stages must be recorded first."""
-        floats = all(each is Precision.FLOAT32 for each in self.precisions.values())
-        return not floats or "finite-mask" in self.rewrites
+        return self.quantises or "finite-mask" in self.rewrites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,22 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-import onnx_ir as ir
-
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
+from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.export.allowed import check_operators
+from edgeflow.export.calibration import MASK, Calibration, calibrated
 from edgeflow.export.checking import check_error, error_of
 from edgeflow.export.folder import check_out, clear, copy_texts
 from edgeflow.export.programs import program_of
-from edgeflow.export.request import Exported, ExportOutcome, ExportRequest, Precision
+from edgeflow.export.quantised.qdq import quantise
+from edgeflow.export.quantised.stage_runs import stage_key
+from edgeflow.export.request import Exported, ExportOutcome, ExportRequest
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.outputs import writing
-from edgeflow.static_graphs.graph_files import SharedWeights, Traced, check_graph, to_onnx, trace, write_graph
+from edgeflow.static_graphs.graph_files import (
+    SharedWeights,
+    Traced,
+    check_graph,
+    to_onnx,
+    trace,
+    with_shapes,
+    write_graph,
+)
 from edgeflow.static_graphs.rewrites import rewritten
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram
 
-MASK = "finite-mask"
 LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -32,15 +41,15 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
     report("load", 0, 1)
     family, program = program_of(request.folder, request.shapes)
     traced = _traced(program, report)
-    made = [rewritten(each.program.graph_module, request.rewrites, None) for each in traced]
+    calibration = calibrated(request, program, traced, report)
+    made = [rewritten(each.program.graph_module, calibration.rewrites, calibration.constant) for each in traced]
     clear(request.out)
     with writing(request.out), SharedWeights(request.out) as weights:
         copy_texts(request.folder, request.out)
-        named, found = _named(traced), []
+        named, exported = _named(traced), []
         for index, each in enumerate(named):
             report("graphs", index, len(named))
-            found.append(_write(request, each, weights))
-        exported = tuple(found)
+            exported.append(_write(request, each, calibration, weights, report))
         manifest = Manifest(
             family=family,
             fingerprint=fingerprint(request.folder),
@@ -48,12 +57,12 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
             kv=program.kv,
             graphs=tuple(each.graph for each in exported),
             weights=(weights.entry,),
-            rewrites=_rewrites(made, None),
+            rewrites=_rewrites(made, calibration.constant),
             preprocessing=program.preprocessing,
             versions={name: version(name) for name in LIBRARIES},
         )
         write_manifest(request.out, manifest)
-    return ExportOutcome(manifest=manifest, graphs=exported)
+    return ExportOutcome(manifest=manifest, graphs=tuple(exported), remarks=calibration.remarks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +96,21 @@ def _named(traced: Sequence[Traced]) -> list[_Named]:
     return [_Named(traced=each, file=name(each.stage)) for each in traced]
 
 
-def _write(request: ExportRequest, named: _Named, weights: SharedWeights) -> Exported:
+def _write(
+    request: ExportRequest, named: _Named, calibration: Calibration, weights: SharedWeights, report: Report
+) -> Exported:
     """Write the graph of a stage and check it."""
-    stage = named.stage
-    precision = request.precisions.get(stage.stage, Precision.FLOAT32)
-    model: ir.Model = to_onnx(named.traced)
+    stage, precision = named.stage, request.precision(named.stage.stage)
+    inputs = calibration.inputs.get(stage_key(stage), [])
+    model = quantise(to_onnx(named.traced), inputs, precision, report)
+    if precision is not Precision.FLOAT32:
+        model = with_shapes(model)
     check_operators(model, named.file)
     graph = replace(write_graph(model, stage, request.out, weights, named.file), precision=precision.value)
     path = request.out / named.file
     check_graph(path)
-    error = error_of(path, stage)
-    if precision is Precision.FLOAT32 and not request.rewrites:
+    error = error_of(path, stage, inputs[0] if inputs else None)
+    if precision is Precision.FLOAT32 and not calibration.rewrites:
         check_error(error, named.file)
     return Exported(graph=graph, size=path.stat().st_size, error=error)
 

@@ -60,7 +60,8 @@ class Verification:
     """A request of `edgeflow verify`.
 
     modes: empty for all that the family has. weights, kv: the precision whose cost is measured; with float and model,
-    outputs are compared with the recorded ones. operators: an overlay of the operator table.
+    outputs are compared with the recorded ones. operators: an overlay of the operator table. artifact: the graphs that
+    are checked instead of the weights.
     """
 
     modes: Sequence[Mode]
@@ -69,6 +70,7 @@ class Verification:
     operators: Path | None
     device: torch.device
     kv: KVName = "model"
+    artifact: Path | None = None
 
 
 def decoder_shape(directory: Path, rows: int) -> ModelShape:

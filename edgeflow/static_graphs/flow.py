@@ -19,7 +19,9 @@ from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowExport:
-    """What a flow policy is exported for. cameras: C; side: of their images in pixels; state: S; image_rows: of each.
+    """A flow policy and the shapes that it is exported for.
+
+    cameras: C; side: of their images in pixels; state: S; image_rows: of each.
 
     text: tokens of each bucket. batches: candidates of a step.
     """

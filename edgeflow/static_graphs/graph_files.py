@@ -84,7 +84,7 @@ def _tidied(model: ir.Model) -> ir.Model:
     onnxscript's default rewriting rules are left out: with 0.7.2 they change what some graphs compute.
     """
     fold_constants(model)
-    passes = ir.passes.Sequential(
+    passes = (
         common.InlinePass(),
         common.IdentityEliminationPass(),
         common.RemoveUnusedNodesPass(),
@@ -100,8 +100,14 @@ def _tidied(model: ir.Model) -> ir.Model:
         source = node.inputs[0] if node.op_type == "Cast" else None
         if source is not None and source.dtype == node.attributes["to"].value and not node.outputs[0].is_graph_output():
             node.outputs[0].replace_all_uses_with(source)
-    tidied: ir.Model = passes(model).model
+    tidied: ir.Model = ir.passes.Sequential(*passes)(model).model
     return tidied
+
+
+def with_shapes(model: ir.Model) -> ir.Model:
+    """The model in topological order and with the shapes of all values, which another tool left out."""
+    found: ir.Model = ir.passes.Sequential(common.TopologicalSortPass(), common.ShapeInferencePass())(model).model
+    return found
 
 
 class SharedWeights:
@@ -115,7 +121,7 @@ class SharedWeights:
         self._size = 0
 
     def flush(self) -> None:
-        """What was written so far can be read."""
+        """Make what was written so far readable."""
         self._file.flush()
 
     def move(self, model: ir.Model) -> None:

@@ -90,7 +90,7 @@ def select_by_one_list(graph: Graph) -> None:
     graph.eliminate_dead_code()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
     """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin. last: the node that holds the result."""
 
@@ -115,7 +115,7 @@ class _Turn:
         halves = _half_of(sums.args[1], x, dim, half) and _half_of(second.args[1], x, dim, 0)
         if not (writes_first_half and halves and _is(negated, ATEN.neg.default) and negated.args[0] is sine):
             return None
-        return cls(last, x, turned, sine, cast("int", half), cast("int", dim))
+        return cls(last=last, x=x, turned=turned, sine=sine, half=cast("int", half), dim=cast("int", dim))
 
     def replace(self, graph: Graph, sines: dict[Node, Node]) -> None:
         """sines: the sines of both halves that were made, by those of one."""

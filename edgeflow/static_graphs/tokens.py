@@ -18,7 +18,7 @@ from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenExport:
-    """What a decoder is exported for.
+    """A decoder and the shapes that it is exported for.
 
     embed: rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]; images: an example of the
     inputs before that. fixed_rows: rows of a prompt besides those of its text. text: tokens of each bucket. positions:

@@ -41,6 +41,7 @@ from edgeflow.verify.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.verify.chat_modes import Asked, Ways
 
 CPU = torch.device("cpu")
+Progress = Callable[[str, int, int], None]
 CAPACITY = 2048  # positions of a slot whose memory is reported
 SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
 """Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits.
@@ -78,16 +79,25 @@ def verify_chat(
     table = built_in_table().forcing(linear=REFERENCE) if quantised else None
     model = load_chat_model(directory, torch.float32, device, table=table)
     cases = _prepared_cases(directory, model)
-    modes = Ways(model).all()
     results: list[tuple[str, CheckResult]] = []
     if quantised:
         results += check_linears(directory, device)
         results += _check_served(cases, model, load_chat_model(directory, choose_dtype("auto", device), device))
-    progress("prompts", 0, len(modes) + 1)
+    progress("prompts", 0, len(Ways(model).all()) + 1)
     with torch.inference_mode():
         for case in cases:
             results += [("prompt", result) for result in _check_prompt(case, model)]
-    answered = [case for case in cases if case.recorded.greedy_ids]
+    return results + _checked_answers(cases, model, progress)
+
+
+def check_answers(directory: Path, model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+    """The recorded answers of a bundle by another form of its model, in every way it is run."""
+    return _checked_answers(_prepared_cases(directory, model), model, progress)
+
+
+def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+    answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
+    results = []
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
         for case, answer in zip(answered, run([case.asked for case in answered]), strict=True):

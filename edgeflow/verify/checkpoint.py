@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.engine.device import choose_device
+from edgeflow.engine.exported.placement import check_host
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
 from edgeflow.models.chat import read_published
@@ -23,6 +24,7 @@ from edgeflow.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import KVName, Mode
 from edgeflow.verify.chat import verify_chat, verify_chat_weights, verify_kv
+from edgeflow.verify.chat_exported import verify_exported_chat
 from edgeflow.verify.eagle import verify_eagle
 from edgeflow.verify.eagle_bundle import is_eagle_bundle
 from edgeflow.verify.gate import verify_gate
@@ -39,6 +41,7 @@ def verify_checkpoint(
     overlay: Path | None = None,
     device: str = "cpu",
     family: str = "",
+    artifact: Path | None = None,
 ) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
@@ -46,7 +49,7 @@ def verify_checkpoint(
     and the memory of that KV format instead. weights: other than float, measure the cost of that precision: logits
     and tokens against float32. ConfigError where both are given. overlay: operators for a control policy. device: cpu,
     cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by default as the
-    bundle says.
+    bundle says. artifact: the folder of exported graphs that are checked instead of the weights.
     """
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
@@ -57,7 +60,11 @@ def verify_checkpoint(
             "weights": weights != "float",
             "operators": overlay is not None,
             "family": bool(family),
+            "artifact": artifact is not None,
         }
+        if artifact is not None:
+            _refuse({each: given[each] for each in ("kv", "weights", "operators")}, "exported graphs")
+            check_host(place, "float32")
         if is_gate_bundle(directory):
             _refuse(given, "a memory gate")
             return verify_gate(directory, progress, place)
@@ -70,13 +77,25 @@ def verify_checkpoint(
         if isinstance(kind, str) and kind in FAMILIES:
             if modes:
                 raise ConfigError(f"mode: {kind} is not a control policy, so it has no such modes")
+            if artifact is not None:
+                return verify_exported_chat(directory, artifact, progress)
             return _verify_chat(directory, progress, kv, weights, place)
         known = family_of(directory, family, recorded=True)
         if kv != "model" and not known.formats:
             raise ConfigError(
                 f"kv: policies of the family {known.name} keep no tokens in KV slots; use model, not {kv}"
             )
-        asked = Verification(modes=modes, progress=progress, weights=weights, kv=kv, operators=overlay, device=place)
+        if artifact is not None and known.export is None:
+            raise ConfigError(f"artifact: policies of the family {known.name} have no static graphs; remove it")
+        asked = Verification(
+            modes=modes,
+            progress=progress,
+            weights=weights,
+            kv=kv,
+            operators=overlay,
+            device=place,
+            artifact=artifact,
+        )
         return known.verify(directory, asked)
 
 

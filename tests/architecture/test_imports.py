@@ -47,21 +47,25 @@ ALLOWED: dict[str, set[str]] = {
     "engine/control": ENGINE | {"engine", "engine/flow"},
     "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/exported", "engine/sampling"},
     "worker": ENGINE | {"engine", "engine/control", "engine/chat", "engine/exported", "policies", "openmp"},
-    "recorded": LEAVES | {"models", "text"},
+    "recorded": LEAVES | {"artifacts", "models", "text"},
     "policies": LEAVES
     | {
         "artifacts",
         "client",
         "engine",
         "engine/control",
+        "engine/exported",
         "engine/flow",
         "kernels",
         "models",
         "scheduler",
+        "static_graphs",
         "text",
         "recorded",
     },
-    "verify": MEASURING | {"engine/control", "engine/chat", "engine/drafts", "engine/sampling", "policies", "recorded"},
+    "verify": MEASURING
+    | {"artifacts", "engine/control", "engine/chat", "engine/drafts", "engine/exported", "engine/sampling"}
+    | {"policies", "recorded"},
     "tuning": MEASURING | {"engine/chat", "policies"},
     "quantize": MEASURING
     | {
@@ -78,6 +82,18 @@ ALLOWED: dict[str, set[str]] = {
     },
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client"},
+    "static_graphs": LEAVES | {"artifacts", "engine", "engine/flow", "kernels", "models"},
+    "export": MEASURING
+    | {
+        "artifacts",
+        "engine/control",
+        "engine/exported",
+        "engine/flow",
+        "outputs",
+        "policies",
+        "quantize",
+        "static_graphs",
+    },
     "service": LEAVES
     | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
     "learning": LEAVES | {"outputs"},
@@ -91,15 +107,16 @@ ALLOWED: dict[str, set[str]] = {
     | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"accelerator", "engine/chat", "gate_training", "quantize", "tuning", "verify"},
+    | {"accelerator", "engine/chat", "export", "gate_training", "quantize", "static_graphs", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
 }
-ROOMS_INSIDE = {"engine": {"sampling", "flow", "control", "chat"}}
+ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "trials"),
+    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
+    "export": ("quantised", ""),
     "quantize": ("search", "calibration", "files", "policies", ""),
     "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }

@@ -15,7 +15,6 @@ from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
 from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.exported import exported_chat_bytes, read_exported_chat
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
@@ -34,6 +33,7 @@ from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.drafts.kinds import DraftKind, sizes_of
+from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
@@ -132,7 +132,12 @@ def chat_bytes(config: ServiceConfig) -> int:
     chat = config.chat
     device = choose_device(config.device)
     if is_artifact(path):
-        return exported_chat_bytes(chat, path, device)
+        exported = read_exported_chat(path)
+        check_exported_chat(chat, exported, device)
+        return (
+            exported.stored_bytes
+            + memory_need(chat, exported.text, None, torch.float32, device, replays=False).total_bytes
+        )
     check_kv(CONFIGURED[chat.kv], device, section="chat.")
     dtype = choose_chat_dtype(chat.dtype, path, device)
     text, gate = read_published(path).text, long_header(chat, path)

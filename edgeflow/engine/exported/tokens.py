@@ -18,7 +18,7 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import KVForm
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
-from edgeflow.engine.flow.batches import StepBatch, step_batches
+from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots

@@ -114,6 +114,10 @@ class StagedNetwork(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        ...
+
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
         """capacity: positions of a slot that a frame may use, prefix and step."""
         ...

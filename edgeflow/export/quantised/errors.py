@@ -30,7 +30,7 @@ class FlowErrors:
 
     @property
     def chunk(self) -> float:
-        """Of the normalised chunk."""
+        """The error of the normalised chunk."""
         return self.x[-1]
 
 
@@ -47,7 +47,7 @@ def flow_errors(expected: Sequence[Denoised], found: Sequence[Denoised], actions
 
 
 def _relative(expected: Sequence[Sequence[Floats]], found: Sequence[Sequence[Floats]]) -> tuple[float, ...]:
-    """Of each step: expected, found [n][N][B, H, A]"""
+    """The error of each step. expected, found: [n][N] of [B, H, A]."""
     wanted, there = (np.asarray(each, np.float64).swapaxes(0, 1) for each in (expected, found))
     return tuple(_norm(b - a) / _norm(a) for a, b in zip(wanted, there, strict=True))
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
+from edgeflow.artifacts.precision import Precision
 from edgeflow.export.quantised.bits import ACTIVATIONS
-from edgeflow.export.request import Precision
 from edgeflow.static_graphs.graph_files import Traced
 from edgeflow.static_graphs.rewrites import INFINITE, masked
 

@@ -1,12 +1,13 @@
 """Quantised graphs: QuantizeLinear and DequantizeLinear around the operators of a float graph, by onnxruntime's tool.
 
 Symmetric throughout, zero points are 0. Weights of products: per output channel. Activations, and other constants that
-operators of OPERATORS read: per tensor, from the largest magnitude over the calibration inputs. Inputs and outputs of
-graphs, keys and values included, are float32: the first operator quantises them. These stay float32:
+operators of OPERATORS read: per tensor, from the largest magnitude over the calibration inputs; of a softmax, 1. Inputs
+and outputs of graphs, keys and values included, are float32: the first operator quantises them. These stay float32:
 
 - biases of Gemm. In INT16 the usual int32 at the scale of the accumulator overflows;
 - tables that are gathered from: embeddings, rotations. What is gathered is quantised;
-- the statistics of norms, from the square to the reciprocal of the root: their range is that of variances.
+- the statistics of norms, from the square to the reciprocal of the root: their range is that of variances;
+- the number that stands for hidden scores.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes.common import ShapeInferencePass
 
+from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.bits import ACTIVATIONS, WEIGHTS
 from edgeflow.export.quantised.ranges import Range, float_ranges
-from edgeflow.export.request import Precision
 
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Concat")
@@ -54,7 +56,10 @@ def quantise(
                 f"calibration: {name} has values from {each.lowest} to {each.highest}; they must be finite"
             )
     found: ir.Model = ir.from_proto(_quantised(ir.to_proto(model), ranges, precision))
-    return found
+    found.graph.sort()
+    found.producer_name = model.producer_name
+    shaped: ir.Model = ShapeInferencePass()(found).model
+    return shaped
 
 
 def _quantised(proto: onnx.ModelProto, ranges: Mapping[str, Range], precision: Precision) -> onnx.ModelProto:

@@ -109,8 +109,8 @@ class _TokenLoops:
     def __init__(self, program: ModelProgram, export: TokenExport, steps: Steps) -> None:
         self.texts, self.batches = tuple(sorted(export.text)), tuple(sorted(export.batches))
         self._program, self._export = program, export
-        room = export.positions - export.fixed_rows - max(export.text)
-        self._tokens = 2 if steps == "first" else min(max(room, 2), MOST_TOKENS)
+        answer = MOST_TOKENS if export.chunks else export.positions - export.fixed_rows - max(export.text)
+        self._most = 2 if steps == "first" else answer
 
     def of(self, text: int, batch: int) -> TokenLoop:
         return TokenLoop(self._export, self._program, text, batch)
@@ -123,7 +123,9 @@ class _TokenLoops:
 
     def answers(self, loop: TokenLoop, frames: Sequence[Any], run: Run) -> None:
         for group in _groups(frames, loop.step.batch):
-            loop.run(group, run, self._tokens)
+            longest = max(len(frame.prompt_ids) for frame in group)
+            room = self._export.positions - self._export.fixed_rows - longest + 1
+            loop.run(group, run, max(min(self._most, room), 2))
 
 
 class _Recording:

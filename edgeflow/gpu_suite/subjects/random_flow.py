@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.policies.flow.published import PrefixedNetwork
 from edgeflow.policies.lerobot.features import Camera
 from edgeflow.policies.pi import network as pi_network
 from edgeflow.policies.pi.config import GEMMA, PI0, PI05, VISION, GemmaSizes, PiConfig, VisionSizes
@@ -51,7 +52,7 @@ class FlowShape:
         """L_P, rows of a prefix."""
         return CAMERAS * self.image_rows + self.text + self.sizes.closing
 
-    def network(self, placement: Placement) -> FlowNetwork:
+    def network(self, placement: Placement) -> PrefixedNetwork:
         """Its networks; the same shape gives the same weights."""
         config = self.config
         shapes = dict(_smolvla(config) if isinstance(config, SmolVLAConfig) else _pi(config))

@@ -12,14 +12,15 @@ from torch import Tensor
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.packed import PackedStages
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowPolicy, FlowSizes
-from edgeflow.engine.flow.stages import FlowStages
+from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy, FlowSizes
+from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
+from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, StageProgram
 
 FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
+CHUNK = "out.action_chunk"
 ROUNDS = 2
 """How often frames are run one behind the other, so that the first one meets others in flight."""
 
@@ -40,22 +41,22 @@ class NetworkAlone:
     """The part of a policy that an engine needs to run prepared frames."""
 
     sizes: FlowSizes
-    network: FlowNetwork
+    network: StagedNetwork
     fixed_rows: int
     rtc: RTCSettings | None = None
     unnorm_keys: tuple[str, ...] = ("",)
 
     @property
     def device(self) -> torch.device:
-        return self.network.decoder.device
+        return self.network.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.network.decoder.dtype
+        return self.network.dtype
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """The networks over so many slots."""
-        return PackedStages(self.network, self.sizes, slots, capacity)
+        return self.network.stages(self.sizes, slots, capacity)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002
         """The prefix, then the steps."""
@@ -66,7 +67,7 @@ class NetworkAlone:
 class Runner:
     """sizes: of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
 
-    network: FlowNetwork
+    network: StagedNetwork
     sizes: FlowSizes
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
@@ -88,6 +89,17 @@ class Runner:
             slots, capacity = sizes.program.passes, rows + sizes.step_rows
             self._runs[key] = FlowEngine(policy, slots, capacity, keep_steps=True)
         return self._runs[key]
+
+
+def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
+    """The answers of the engine to the frames of a case, by stored name."""
+    chunks = torch.stack([run.chunk for run in runs])
+    return {
+        "mid.x_t": torch.stack([run.x for run in runs], dim=1),
+        "mid.v_t": torch.stack([run.used for run in runs], dim=1),
+        "out.x_0": chunks,
+        CHUNK: chunks[..., : config.action],
+    }
 
 
 def _run(values: Any, steps: Sequence[Any]) -> Run:

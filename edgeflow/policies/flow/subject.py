@@ -9,9 +9,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.images import Margin
+from edgeflow.policies.flow.published import PrefixedNetwork
 from edgeflow.policies.flow.recorded import Recording
 from edgeflow.recorded.comparison import CheckResult, compare
 
@@ -45,7 +46,7 @@ class Subject:
     directory: Path
     config: FlowConfig
     sizes: FlowSizes
-    network: FlowNetwork
+    network: PrefixedNetwork
     margin: Margin
     tolerances: Tolerances
     more: Values

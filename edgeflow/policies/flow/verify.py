@@ -19,10 +19,11 @@ from edgeflow.engine.policy import Placement
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.family import Verification
+from edgeflow.policies.flow.exported.verify import verify_exported
 from edgeflow.policies.flow.inside import values_inside
 from edgeflow.policies.flow.published import FlowArchitecture, Network
 from edgeflow.policies.flow.recorded import Recording, read_recordings
-from edgeflow.policies.flow.runs import FLOW_MODES, Run, Runner
+from edgeflow.policies.flow.runs import CHUNK, FLOW_MODES, Runner, answers_of
 from edgeflow.policies.flow.subject import Results, Subject, Tolerances, Values, unknown
 from edgeflow.policies.flow.verify_rtc import check_continuations
 from edgeflow.recorded.bundle import TENSORS_FILE
@@ -31,7 +32,6 @@ from edgeflow.types import Mode
 
 WITHOUT_MODE = "network"
 GIVEN = "in."
-CHUNK = "out.action_chunk"
 
 
 def verify_architecture(
@@ -45,6 +45,8 @@ def verify_architecture(
     """Every comparison of a bundle. more: values of the family alone; its networks are given."""
     modes = _modes_of(asked, architecture.family)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    if asked.artifact is not None:
+        return verify_exported(directory, asked.artifact, architecture, asked, modes, tolerances)
     network = architecture.network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
     subject = Subject(
         directory=directory,
@@ -93,7 +95,7 @@ def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[
     names = set(found)
     for mode in modes:
         runs = serial if mode is Mode.SERIAL else runner.runs(recording.frames, recording.steps, mode)
-        answers = answers_of(subject, runs)
+        answers = answers_of(subject.config, runs)
         names |= set(answers)
         results += [(mode.value, each) for each in _compared(subject, recording, answers)]
     given = {name for name in case.tensors if name.startswith(GIVEN)}
@@ -105,14 +107,3 @@ def _compared(subject: Subject, recording: Recording, found: dict[str, Tensor]) 
     for name, value in found.items():
         if name in case.tensors:
             yield subject.tolerances.compare(case.name, name, value, case.tensors[name])
-
-
-def answers_of(subject: Subject, runs: list[Run]) -> dict[str, Tensor]:
-    """The answers of the engine to the frames of a case, by stored name."""
-    chunks = torch.stack([run.chunk for run in runs])
-    return {
-        "mid.x_t": torch.stack([run.x for run in runs], dim=1),
-        "mid.v_t": torch.stack([run.used for run in runs], dim=1),
-        "out.x_0": chunks,
-        CHUNK: chunks[..., : subject.config.action],
-    }

@@ -34,7 +34,7 @@ NAME = "llama"
 class StaticOpenVLA(OpenVLAFrames):
     """A token policy of graphs (engine/policy.TokenPolicy). most: tokens of a prompt's text."""
 
-    kv_format = DENSE
+    kv_format: KVFormat = DENSE
 
     def __init__(
         self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs, image_tokens: int, most: int
@@ -53,8 +53,8 @@ class StaticOpenVLA(OpenVLAFrames):
         return _pixel_shape(self.config)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
-        """As many tokens as the actions of a dataset have numbers. A step is a graph of its own, which takes one row of
-        a frame, so nothing is drafted.
+        """As many tokens as the actions of a dataset have numbers. A step is another graph, which takes one row
+        of a frame, so nothing is drafted.
         """
         count = super().program(unnorm_key).passes
         steps = (Stage(rows=1, repeats=count - 1, group=1),) if count > 1 else ()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
-from edgeflow.engine.policy import PreparedFrame
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -27,7 +27,7 @@ from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.policies.family import Progress, Verification
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.policies.openvla.recorded import Case, read_bundle
 from edgeflow.recorded.comparison import (
@@ -68,6 +68,10 @@ class _Case:
 
 def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
+    if asked.artifact is not None:
+        from edgeflow.policies.openvla.verify_exported import verify_exported
+
+        return verify_exported(directory, asked.artifact, asked)
     if asked.weights != "float":
         return _weights_cost(directory, asked.weights, asked.device)
     if asked.kv != "model":
@@ -85,7 +89,7 @@ def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[t
     table = operator_table(None, weights, device, torch.float32)
     exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
     results: list[tuple[str, CheckResult]] = []
-    for case in (_prepared(case, exact) for case in read_bundle(directory)):
+    for case in (prepared(case, exact) for case in read_bundle(directory)):
         wanted, found = (_forced(case, policy) for policy in (exact, other))
         results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
     return results
@@ -99,7 +103,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[
     check_action_tokens("kv", kv_format, load_config(directory).action_width)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
-    cases, told = [_prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
+    cases, told = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
     results: list[tuple[str, CheckResult]] = []
     for case in cases:
         wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
@@ -107,11 +111,11 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[
     capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
     exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
     results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
-    alone = [decodings[0] for decodings in _decode(cases, policy, Mode.SERIAL, table, kv_format=kv_format)]
+    alone = [decodings[0] for decodings in decode(cases, policy, Mode.SERIAL, table, kv_format=kv_format)]
     for mode in asked.modes or (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE):
         for shift in Shift:
             asked.progress(f"{mode.value}, {shift.value}", 0, 1)
-            decoded = _decode(cases, policy, mode, table, kv_format=kv_format, shift=shift)
+            decoded = decode(cases, policy, mode, table, kv_format=kv_format, shift=shift)
             for case, serial, decodings in zip(cases, alone, decoded, strict=True):
                 ids = serial.sampled.token_ids
                 off = max(mismatches_but_ties(each.sampled.token_ids, ids, serial.logits) for each in decodings)
@@ -140,7 +144,7 @@ def verify_bundle(
 ) -> list[CheckResult]:
     """Every comparison of a policy's bundle, case by case; CheckpointError when it is not one."""
     policy = OpenVLAPolicy.load(directory, torch.float32, device, table=table)
-    cases = [_prepared(case, policy) for case in read_bundle(directory)]
+    cases = [prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
     for index, case in enumerate(cases):
         progress(case.name, index, len(cases) + 1)
@@ -150,13 +154,14 @@ def verify_bundle(
             results += _check_vision(case, policy, device)
             results += _check_hidden(case, policy, device)
     progress("decoding", len(cases), len(cases) + 1)
-    for case, decodings in zip(cases, _decode(cases, policy, mode, table), strict=True):
-        results += _check_decoding(case, decodings, policy)
+    for case, decodings in zip(cases, decode(cases, policy, mode, table), strict=True):
+        results += check_decoding(case, decodings, policy)
     names = [case.name for case in cases]
     return sorted(results, key=lambda result: names.index(result.case))
 
 
-def _prepared(case: Case, policy: OpenVLAPolicy) -> _Case:
+def prepared(case: Case, policy: OpenVLAFrames) -> _Case:
+    """A recorded case as the policy prepares it."""
     policy.action_schema(case.unnorm_key)  # an unknown key is told before anything runs
     return _Case(case, PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)))
 
@@ -199,9 +204,9 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
         yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
 
 
-def _decode(
+def decode(
     cases: list[_Case],
-    policy: OpenVLAPolicy,
+    policy: TokenPolicy,
     mode: Mode,
     table: OperatorTable | None,
     kv_format: KVFormat = DENSE,
@@ -228,7 +233,8 @@ def _decode(
     return of_cases
 
 
-def _check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+def check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAFrames) -> Iterator[CheckResult]:
+    """Logits, tokens and actions of the decodings of a case."""
     recorded, key = case.recorded, case.recorded.unnorm_key
     logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings]).cpu()
     yield from _checked(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)

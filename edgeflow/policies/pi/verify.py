@@ -12,8 +12,9 @@ from edgeflow.policies.family import Verification
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.policies.flow.recorded import STATE as STATE_GIVEN
 from edgeflow.policies.flow.recorded import STATE_RAW, TOKENS, Recording, retokenised
+from edgeflow.policies.flow.runs import CHUNK
 from edgeflow.policies.flow.subject import Results, Tolerances
-from edgeflow.policies.flow.verify import CHUNK, verify_architecture
+from edgeflow.policies.flow.verify import verify_architecture
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.pi.architecture import architecture_of
 from edgeflow.policies.pi.checkpoint import read_processors

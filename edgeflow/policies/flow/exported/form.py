@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from edgeflow.artifacts.files import check_contents, expect_tensors
+from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
 from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
-from edgeflow.engine.flow.artifact import FlowGraphs
+from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.errors import CheckpointError
 from edgeflow.models.grouped import CROSS, JOINT
-
-AGAIN = "export the model again"
+from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.text.fields import Fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +101,57 @@ class FlowForm:
         return spec(name, batch, self.sizes.horizon, self.sizes.dims)
 
 
-def load_graphs(folder: Path, manifest: Manifest, buckets: tuple[Bucket, ...], runtime: Runtime) -> FlowGraphs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedFlow:
+    """An artifact whose manifest fits its checkpoint. sizes: of answers with the exported number of steps. vocabulary:
+    tokens that its towers embed.
+    """
+
+    manifest: Manifest
+    sizes: FlowSizes
+    buckets: tuple[Bucket, ...]
+    vocabulary: int
+
+    @property
+    def steps(self) -> int:
+        """N"""
+        return self.sizes.steps
+
+
+def open_flow(folder: Path, architecture: FlowArchitecture[Any]) -> OpenedFlow:
+    """Read and check the manifest; CheckpointError for one that is damaged, or of another checkpoint's sizes."""
+    manifest = open_artifact(folder)
+    if manifest.family != architecture.family:
+        raise CheckpointError(
+            f"{MANIFEST}.family is {manifest.family}, and config.json is of {architecture.family}: copy it again"
+        )
+    described = Fields(f"{MANIFEST}.preprocessing", manifest.preprocessing)
+    steps = described.object("denoising").size("steps")
+    sizes = replace(architecture.sizes, steps=steps, candidates=1)
+    flow, stacks = architecture.flow, architecture.stacks
+    form = FlowForm(
+        sizes=sizes,
+        cameras=len(flow.cameras),
+        side=flow.side,
+        state=flow.state_dims,
+        image_rows=architecture.vision.rows,
+        layers=stacks.layers,
+        kv_heads=stacks.kv_heads,
+        head_dim=stacks.head_dim,
+    )
+    buckets = form.buckets(manifest)
+    return OpenedFlow(manifest=manifest, sizes=sizes, buckets=buckets, vocabulary=described.count("vocabulary"))
+
+
+def load_graphs(folder: Path, opened: OpenedFlow, runtime: Runtime) -> FlowGraphs:
     """Compare the files with the manifest and load the graphs."""
+    manifest = opened.manifest
     check_providers(runtime.providers)
     check_contents(folder, manifest)
     sessions = {stage: tuple(GraphSession(folder, each, runtime) for each in manifest.of(stage)) for stage in StageName}
     return FlowGraphs(
         kv=manifest.kv,
-        buckets=buckets,
+        buckets=opened.buckets,
         towers=sessions[StageName.TOWERS],
         prefills=sessions[StageName.PREFILL],
         steps=sessions[StageName.STEP],

@@ -10,20 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgeflow.artifacts.files import open_artifact, stored_bytes
-from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.files import stored_bytes
+from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.exported.placement import check_placement
-from edgeflow.engine.flow.artifact import StaticNetwork
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
 from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
-from edgeflow.policies.flow.exported.form import FlowForm, load_graphs
+from edgeflow.policies.flow.exported.form import load_graphs, open_flow
 from edgeflow.policies.flow.footprint import WeightNumbers, footprint
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy
 from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
 from edgeflow.policies.flow.published import FlowArchitecture, policy_of
 from edgeflow.reasons import Reason
-from edgeflow.text.fields import Fields
 
 
 class StaticFlow:
@@ -35,29 +33,14 @@ class StaticFlow:
         self._directory = directory
         self._checkpoint = checkpoint
         self._architecture = architecture
-        self._manifest = manifest = open_artifact(directory)
-        if manifest.family != architecture.family:
-            raise CheckpointError(
-                f"{MANIFEST}.family is {manifest.family}, and config.json is of {architecture.family}: copy it again"
+        self._opened = opened = open_flow(directory, architecture)
+        settings = checkpoint.settings
+        if settings.steps not in (None, opened.steps):
+            raise ConfigError(
+                f"policy.steps: {settings.steps}; this artifact was exported for {opened.steps}: remove it, or export "
+                "the model again"
             )
-        described = Fields(f"{MANIFEST}.preprocessing", manifest.preprocessing)
-        self._rows = described.count("vocabulary")
-        exported, asked = described.object("denoising").size("steps"), checkpoint.settings.steps
-        if asked not in (None, exported):
-            raise ConfigError(f"policy.steps: {asked}; this artifact was exported for {exported}: remove it, or export")
-        self._sizes = replace(architecture.sizes, steps=exported, candidates=checkpoint.settings.candidates)
-        flow, stacks = architecture.flow, architecture.stacks
-        form = FlowForm(
-            sizes=self._sizes,
-            cameras=len(flow.cameras),
-            side=flow.side,
-            state=flow.state_dims,
-            image_rows=architecture.vision.rows,
-            layers=stacks.layers,
-            kv_heads=stacks.kv_heads,
-            head_dim=stacks.head_dim,
-        )
-        self._buckets = form.buckets(manifest)
+        self._sizes = replace(opened.sizes, candidates=settings.candidates)
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]:
@@ -66,18 +49,18 @@ class StaticFlow:
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
         architecture = self._architecture
-        stored = stored_bytes(self._directory, self._manifest)
+        stored = stored_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
         found = footprint(weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype)
-        return replace(found, capacity=self._manifest.kv.positions)
+        return replace(found, capacity=self._opened.manifest.kv.positions)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
         check_placement(placement)
         processors = self._checkpoint.processors
-        graphs = load_graphs(self._directory, self._manifest, self._buckets, placement.runtime)
-        tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._rows)
-        texts = BucketTexts(self._architecture.texts(tokenized), self._manifest.text)
+        graphs = load_graphs(self._directory, self._opened, placement.runtime)
+        tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)
+        texts = BucketTexts(self._architecture.texts(tokenized), self._opened.manifest.text)
         policy = policy_of(self._checkpoint, self._architecture, self._sizes, StaticNetwork(graphs), texts, placement)
         try:
             policy.text_rows(INSTRUCTION)

@@ -19,7 +19,7 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import KVForm
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
-from edgeflow.engine.flow.batches import StepBatch, step_batches
+from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.flow.stages import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
@@ -56,6 +56,11 @@ class StaticNetwork:
     graphs: FlowGraphs
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        bucket = self.graphs.buckets[0]
+        return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:  # noqa: ARG002 - slots are of one size
         """As of StagedNetwork."""
@@ -100,8 +105,7 @@ class StaticStages:
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
-        bucket = self.graphs.buckets[0]
-        return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
+        return StaticNetwork(self.graphs).prefix_rows(frame)
 
     def place(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
-from edgeflow.engine.flow.artifact import FlowGraphs, StaticNetwork
+from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.stages import FlowStages
 from edgeflow.kernels.static.operators import static_table

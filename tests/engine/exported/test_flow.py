@@ -14,11 +14,11 @@ pytest.importorskip("onnx_ir")
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.flow.batches import step_batches
+from edgeflow.engine.exported.batches import step_batches
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
-from tests.engine.flow.static_policy import StaticFlowPolicy
+from tests.engine.exported.static_policy import StaticFlowPolicy
 from tests.engine.flow.test_denoising import assert_right, continuing
 from tests.engine.flow.tiny_flow import SHAPES, random_frames
 from tests.engine.flow.twin import Twin

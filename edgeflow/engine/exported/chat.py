@@ -13,7 +13,6 @@ from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.artifacts.token_form import TokenForm
 from edgeflow.config_sections import ChatConfig
-from edgeflow.engine.chat.memory_need import memory_need
 from edgeflow.engine.exported.loading import load_token_graphs, token_form
 from edgeflow.engine.exported.placement import check_host
 from edgeflow.engine.exported.tokens import StaticDecoder
@@ -38,6 +37,11 @@ class ExportedChat:
     @property
     def text(self) -> LlamaConfig:
         return replace(self.published.text, max_position_embeddings=self.manifest.kv.positions)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of weights and graphs."""
+        return stored_bytes(self.folder, self.manifest)
 
     def load(self, runtime: Runtime, *, text: bool = True) -> ChatModel:
         """Load graphs, and tokenizer and chat template if `text`; CheckpointError says what is wrong with them."""
@@ -67,14 +71,6 @@ def read_exported_chat(folder: Path) -> ExportedChat:
     if form.fixed_rows(manifest):
         raise CheckpointError(f"{MANIFEST}: towers of a chat model have a row for each token: export the model again")
     return ExportedChat(folder, published, manifest, form)
-
-
-def exported_chat_bytes(config: ChatConfig, folder: Path, device: torch.device) -> int:
-    """Memory that an exported model takes; StartErrors as of `check_exported_chat`."""
-    chat = read_exported_chat(folder)
-    check_exported_chat(config, chat, device)
-    need = memory_need(config, chat.text, None, torch.float32, CPU, replays=False)
-    return stored_bytes(folder, chat.manifest) + need.total_bytes
 
 
 def check_exported_chat(config: ChatConfig, chat: ExportedChat, device: torch.device) -> None:

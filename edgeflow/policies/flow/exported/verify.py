@@ -1,0 +1,61 @@
+"""Checks of an exported flow policy against a bundle's recordings: latents, velocities and chunks of every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.engine.exported.flow import StaticNetwork
+from edgeflow.errors import ConfigError
+from edgeflow.policies.family import Verification
+from edgeflow.policies.flow.exported.form import load_graphs, open_flow
+from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.flow.recorded import Recording, read_recordings
+from edgeflow.policies.flow.runs import Runner, answers_of
+from edgeflow.policies.flow.subject import Results, Tolerances
+from edgeflow.recorded.exported import artifact_of, judged
+from edgeflow.types import Mode
+
+
+def verify_exported(
+    directory: Path,
+    artifact: Path,
+    architecture: FlowArchitecture[Any],
+    asked: Verification,
+    modes: Sequence[Mode],
+    tolerances: Tolerances,
+) -> Results:
+    """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it."""
+    artifact_of(directory, artifact)
+    opened = open_flow(artifact, architecture)
+    recordings = read_recordings(directory, architecture.flow, architecture.margin)
+    fitting = [each for each in recordings if each.steps == opened.steps]
+    if not fitting:
+        raise ConfigError(
+            f"artifact: {artifact} was exported for {opened.steps} steps; the recordings have "
+            f"{', '.join(str(each.steps) for each in recordings)}"
+        )
+    graphs = load_graphs(artifact, opened, Runtime(threads=torch.get_num_threads()))
+    runner, results = Runner(StaticNetwork(graphs), opened.sizes), []
+    with torch.inference_mode():
+        for index, recording in enumerate(fitting):
+            asked.progress(recording.case.name, index, len(fitting))
+            for mode in modes:
+                results += _compared(recording, runner, mode, architecture, tolerances)
+    return judged(opened.manifest, results)
+
+
+def _compared(
+    recording: Recording, runner: Runner, mode: Mode, architecture: FlowArchitecture[Any], tolerances: Tolerances
+) -> Results:
+    case = recording.case
+    answers = answers_of(architecture.flow, runner.runs(recording.frames, recording.steps, mode))
+    return [
+        (mode.value, tolerances.compare(case.name, name, found, case.tensors[name]))
+        for name, found in answers.items()
+        if name in case.tensors
+    ]

@@ -1,0 +1,43 @@
+"""Checks of an exported OpenVLA against a bundle's recordings: tokens, logits and actions of every frame."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.engine.policy import Placement
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.policies.family import Verification
+from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
+from edgeflow.policies.openvla.recorded import read_bundle
+from edgeflow.policies.openvla.verify import check_decoding, decode, prepared
+from edgeflow.recorded.exported import Results, artifact_of, judged
+from edgeflow.types import Mode
+
+MODES = (Mode.SERIAL, Mode.PIPELINED)
+
+
+def verify_exported(directory: Path, artifact: Path, asked: Verification) -> Results:
+    """The answers of the graphs to all recordings; ConfigError for an artifact of another checkpoint."""
+    manifest = artifact_of(directory, artifact)
+    runtime = Runtime(threads=torch.get_num_threads())
+    placement = Placement(dtype=torch.float32, device=asked.device, table=built_in_table(), runtime=runtime)
+    policy = StaticOpenVLACheckpoint(artifact, center_crop=False).load(placement)
+    cases = [prepared(case, policy) for case in read_bundle(directory)]
+    results: Results = []
+    for index, mode in enumerate(_modes(asked.modes)):
+        asked.progress(mode.value, index, len(MODES))
+        for case, decodings in zip(cases, decode(cases, policy, mode, placement.table), strict=True):
+            results += [(mode.value, each) for each in check_decoding(case, decodings, policy)]
+    return judged(manifest, results)
+
+
+def _modes(asked: Sequence[Mode]) -> Sequence[Mode]:
+    wrong = [mode.value for mode in asked if mode not in MODES]
+    if wrong:
+        raise ConfigError(f"mode: {wrong[0]}; exported graphs are verified {', '.join(mode.value for mode in MODES)}")
+    return asked or MODES
