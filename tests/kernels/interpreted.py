@@ -1,8 +1,8 @@
 """Run by test_triton.py with TRITON_INTERPRET=1: every kernel on a CPU against its reference, a JSON line a run.
 
-Attention is slow to interpret. In float32 it runs every case of dense slots, every other one of slots in fewer bits, and
-every sixth one of slots in FP8, as they have the kernel of those in int8. A half type runs every twelfth case, and the
-other one the cases between. With --every, as each night: all cases in all types.
+Attention is slow to interpret. In float32 it runs every case of dense slots, every other one of slots in fewer bits,
+and every sixth one of slots in FP8, as they have the kernel of those in int8. A half type runs every twelfth case, and
+the other one the cases between. With --every, as each night: all cases in all types.
 """
 
 from __future__ import annotations
