@@ -130,6 +130,7 @@ def test_the_picture_is_written(tmp_path):
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.night
 def test_both_sides_compute_the_same(tmp_path):
     shape = shaped(TINY.shape, *TINY.tick)
     frames = shape.sizes.steps
@@ -149,6 +150,7 @@ def test_both_sides_compute_the_same(tmp_path):
         torch.testing.assert_close(velocity, expected.expand(frames, -1, -1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.night
 def test_the_page_shows_the_operators_of_new_graphs():
     assert read_table(PAGE.read_text(), "demo-flow") == counts_of("demo-flow", ()), (
         "run `python -m benchmarks.static_graphs.operators --write`"
