@@ -19,9 +19,10 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, silent
 from edgeflow.artifacts.manifest import StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.demo.evaluation import EvaluationPlan, evaluate
 from edgeflow.demo.simulated.episodes import Execution
-from edgeflow.export.request import ExportRequest, Precision
+from edgeflow.export.request import ExportRequest
 from edgeflow.export.run import export
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from edgeflow.static_graphs.shapes import ExportShapes

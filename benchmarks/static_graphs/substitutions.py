@@ -21,10 +21,10 @@ import torch
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
+from edgeflow.artifacts.precision import Precision
 from edgeflow.export.quantised.flow_loop import Denoised
 from edgeflow.export.quantised.sessions import GraphRun
 from edgeflow.export.quantised.stage_inputs import StageInputs
-from edgeflow.export.request import Precision
 
 MASK = "finite-mask"
 LEAST = torch.finfo(torch.float32).min

@@ -16,6 +16,8 @@ from edgeflow.errors import CheckpointError, ConfigError, DependencyError, Worke
 CPU_PROVIDER = "CPUExecutionProvider"
 ERRORS = 3
 """The least severity that the library logs itself."""
+EXACT = ("session.qdq_matmulnbits_accuracy_level", "1")
+"""Products with weights of 8 bits take activations as they are; by default the library rounds these to 8 bits too."""
 TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "bool"}
 
 
@@ -104,6 +106,7 @@ def _options(runtime: Runtime) -> Any:
     options.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = ERRORS
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry(*EXACT)
     return options
 
 

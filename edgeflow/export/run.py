@@ -26,7 +26,6 @@ from edgeflow.static_graphs.graph_files import (
     check_graph,
     to_onnx,
     trace,
-    with_shapes,
     write_graph,
 )
 from edgeflow.static_graphs.rewrites import rewritten
@@ -103,8 +102,6 @@ def _write(
     stage, precision = named.stage, request.precision(named.stage.stage)
     inputs = calibration.inputs.get(stage_key(stage), [])
     model = quantise(to_onnx(named.traced), inputs, precision, report)
-    if precision is not Precision.FLOAT32:
-        model = with_shapes(model)
     check_operators(model, named.file)
     graph = replace(write_graph(model, stage, request.out, weights, named.file), precision=precision.value)
     path = request.out / named.file

@@ -30,8 +30,7 @@ def calibrate_mask(
     traced: without the rewrite finite-mask. The number of a model is the lowest of its stages. FLOAT32 counts as 16
     bits.
     """
-    module = traced.program.module()
-    watch, bits = _Watch(module), min(ACTIVATIONS[precision], 16)
+    watch, bits = _Watch(traced.program.module()), min(ACTIVATIONS[precision], 16)
     with torch.no_grad():
         for each in inputs:
             watch.run(*(torch.from_numpy(each[name]) for name in traced.stage.inputs))
@@ -46,8 +45,7 @@ def margin(keys: int, bits: int) -> float:
 class _Watch(Interpreter):
     """lowest: of the rows' largest visible scores, by the number of keys."""
 
-    def __init__(self, module: Any) -> None:
-        assert isinstance(module, GraphModule)
+    def __init__(self, module: GraphModule) -> None:
         super().__init__(module)
         self._masked = set(masked(module.graph))
         self.lowest: dict[int, float] = {}

@@ -20,13 +20,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.bits import ACTIVATIONS, WEIGHTS
 from edgeflow.export.quantised.ranges import Range, float_ranges
+from edgeflow.static_graphs.graph_files import with_shapes
 
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Concat")
@@ -56,10 +56,8 @@ def quantise(
                 f"calibration: {name} has values from {each.lowest} to {each.highest}; they must be finite"
             )
     found: ir.Model = ir.from_proto(_quantised(ir.to_proto(model), ranges, precision))
-    found.graph.sort()
     found.producer_name = model.producer_name
-    shaped: ir.Model = ShapeInferencePass()(found).model
-    return shaped
+    return with_shapes(found)
 
 
 def _quantised(proto: onnx.ModelProto, ranges: Mapping[str, Range], precision: Precision) -> onnx.ModelProto:

@@ -9,12 +9,11 @@ from typing import Any
 
 import onnx_ir as ir
 
+from edgeflow.artifacts.sessions import ERRORS, EXACT
 from edgeflow.export.quantised.stage_runs import Array, Arrays, StageKey, stage_key
 from edgeflow.static_graphs.stages import StageProgram
 
 FILE, WEIGHTS = "graph.onnx", "graph.data"
-ERRORS = 3
-"""The least severity that the library logs itself."""
 
 
 def session_of(model: ir.Model) -> Any:
@@ -23,6 +22,7 @@ def session_of(model: ir.Model) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = ERRORS
+    options.add_session_config_entry(*EXACT)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         ir.save(model, path, external_data=WEIGHTS)

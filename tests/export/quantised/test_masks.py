@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
+from edgeflow.artifacts.precision import Precision
 from edgeflow.export.quantised.masks import calibrate_mask, margin
 from edgeflow.export.quantised.qdq import quantise
 from edgeflow.export.quantised.sessions import session_of
-from edgeflow.export.request import Precision
 from edgeflow.static_graphs.graph_files import Traced, to_onnx, trace
 from edgeflow.static_graphs.rewrites import rewritten
 from edgeflow.static_graphs.stages import StageProgram
