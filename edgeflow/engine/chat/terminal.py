@@ -8,6 +8,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from edgeflow.artifacts.manifest import is_artifact
+from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.drafting import choose_drafts
 from edgeflow.engine.chat.engine import ChatEngine
@@ -15,6 +19,7 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, remarks, store_format
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
+from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError, RequestError
 from edgeflow.models.chat import load_chat_model
@@ -115,6 +120,8 @@ def open_conversation(
 ) -> Conversation:
     """Load the model at `path`; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
+    if is_artifact(path):
+        return _open_exported(config, path, where, temperature, system)
     dtype = choose_chat_dtype(config.dtype, path, where)
     gate = read_long(config, path, where, dtype)
     model = load_chat_model(path, dtype, where)
@@ -124,6 +131,16 @@ def open_conversation(
     drafts = choose_drafts(config, model)
     engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
     return Conversation(engine, params, system, remarks(gate, config, model.config))
+
+
+def _open_exported(
+    config: ChatConfig, path: Path, device: torch.device, temperature: float | None, system: str
+) -> Conversation:
+    exported = read_exported_chat(path)
+    check_exported_chat(config, exported, device)
+    model = exported.load(Runtime(threads=torch.get_num_threads()))
+    engine = ChatEngine(model, model.decoder.kv_slots(1, exported.manifest.kv.positions))
+    return Conversation(engine, SamplingParams.recommended(model.generation, config.max_tokens, temperature), system)
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
