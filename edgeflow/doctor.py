@@ -20,14 +20,16 @@ EXTRAS = {
                "simplejpeg", "tokenizers", "torch", "typer", "uvicorn"),
     "demo": ("matplotlib", "mujoco"),
     "cuda": ("triton",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "dev": ("hypothesis", "mypy", "pytest", "ruff", "transformers"),
 }  # fmt: skip
-OPTIONAL_EXTRAS = {"cuda", "dev"}
+OPTIONAL_EXTRAS = {"cuda", "dev", "onnx"}
 CUDA_ADVICE = "pip install --no-deps --require-hashes -r constraints/cuda.txt"
 FLASHINFER_ADVICE = f"{CUDA_ADVICE}   (it compiles its kernels when they are first used: needs nvcc)"
 L4T_FOLDERS = tuple(Path("/usr/lib/aarch64-linux-gnu") / name for name in ("nvidia", "tegra"))
 CUDA_PTXAS = Path("/usr/local/cuda/bin/ptxas")
 KERNEL_TIMEOUT_S = 120
+ONNXRUNTIME = "ONNX Runtime"
 RENDER_TIMEOUT_S = 60
 PRODUCTS_TIMEOUT_S = 60
 PRODUCTS_ADVICE = "apt-get install g++; python -m edgeflow.kernels.native.build"
@@ -55,8 +57,8 @@ class Finding:
 def examine() -> list[Finding]:
     """Run every check, in the order in which a new user meets trouble."""
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _products, _rendering,
-        _embedded_policy,
+        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
+        _rendering, _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
@@ -211,6 +213,17 @@ def _flashinfer() -> list[Finding]:
     else:
         return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
     return [Finding("FlashInfer", Verdict.OPTIONAL, f"{found}; other operators serve", FLASHINFER_ADVICE)]
+
+
+def _onnxruntime() -> list[Finding]:
+    """The execution providers that may serve exported graphs (artifact.providers)."""
+    try:
+        import onnxruntime
+    except ImportError:
+        advice = "pip install 'edgeflow[onnx]'   (exports models as graphs, and serves them)"
+        return [Finding(ONNXRUNTIME, Verdict.OPTIONAL, "not installed", advice)]
+    providers = ", ".join(onnxruntime.get_available_providers())
+    return [Finding(ONNXRUNTIME, Verdict.OK, f"{onnxruntime.__version__}, providers: {providers}")]
 
 
 def _products() -> list[Finding]:

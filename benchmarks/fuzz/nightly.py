@@ -34,7 +34,6 @@ PROPERTIES = (
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",
     "tests/models/test_chat.py",  # with every wrong value of every name
-    "tests/verify/test_chat.py",  # with every KV format of every bundle
 )
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
@@ -80,6 +79,7 @@ class Part:
 
 PARTS = (
     Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
+    Part("cases", 10, (Step("cases", (*PYTEST, "-m", "night"), result=False),)),
     Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
     Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,22 +62,37 @@ def measure(description: str | None) -> int:
     with watched(found):
         rates = [_rates()]
         for suffix in arguments.suffixes or model.suffixes:
-            _measure(run, model, suffix, arguments.prefixes or model.prefixes)
+            for _ in _measured(run, model, suffix, arguments.prefixes or model.prefixes):
+                _keep(run, found, rates)
         rates.append(_rates())
-    ceilings = {system: best([each[dtype] for each in rates]) for system, dtype in SYSTEMS.items()}
+    ceilings = _ceilings(rates)
     for table in tables(run.rows, ceilings):
         table_console().print(table)
     for name, difference in run.differences.items():
         print(f"{name}: differ by {difference:.1e} of the largest")
-    figures = {"rows": [as_json(row, ceilings) for row in run.rows], "differences": run.differences}
-    keep(arguments.json, _facts(arguments) | found | {"rates": [_told(each) for each in rates]} | figures)
+    _keep(run, found, rates)
     if arguments.png is not None:
         picture(arguments.png, run.rows, ceilings)
     return int(any(not difference <= CLOSE for difference in run.differences.values()))
 
 
-def _measure(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) -> None:
-    """All prefixes with steps of so many rows. Prefills and towers are measured with the first suffix alone."""
+def _keep(run: Run, found: Mapping[str, Any], rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> None:
+    """Write what has been measured so far."""
+    ceilings = _ceilings(rates)
+    figures = {"rows": [as_json(row, ceilings) for row in run.rows], "differences": run.differences}
+    keep(run.arguments.json, {**_facts(run.arguments), **found, "rates": [_named(each) for each in rates], **figures})
+
+
+def _ceilings(rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> dict[str, Ceilings]:
+    """The best rates by system."""
+    return {system: best([each[dtype] for each in rates]) for system, dtype in SYSTEMS.items()}
+
+
+def _measured(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) -> Iterator[int]:
+    """Measure all prefixes with steps of so many rows; each prefix that is done.
+
+    Prefills and towers are measured with the first suffix alone.
+    """
     shapes = {prefix: shaped(model.shape, prefix, suffix) for prefix in prefixes}
     first = suffix == (run.arguments.suffixes or model.suffixes)[0]
     batches = {
@@ -89,6 +104,7 @@ def _measure(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) -> 
         networks = {system: served_network(shapes[prefixes[0]], dtype) for system, dtype in DTYPES.items()}
         for prefix, shape in shapes.items():
             _cell(run, shape, graphs[prefix], folder, networks, ticks=len(batches[prefix]) > 1, whole=first)
+            yield prefix
 
 
 def _cell(
@@ -172,7 +188,7 @@ def _rates() -> dict[torch.dtype, Ceilings]:
     return {dtype: ceilings_of(dtype) for dtype in dict.fromkeys(SYSTEMS.values())}
 
 
-def _told(rates: Mapping[torch.dtype, Ceilings]) -> dict[str, dict[str, float]]:
+def _named(rates: Mapping[torch.dtype, Ceilings]) -> dict[str, dict[str, float]]:
     return {
         str(dtype).removeprefix("torch."): {
             "product_gflop_s": round(each.matrix_rate / 1e9, 1),

@@ -93,8 +93,9 @@ def _cell(plain: int, substituted: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.static_graphs.operators", description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"put them into docs/{PAGE.name}")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     arguments = parser.parse_args()
-    tables = {model: table(counts_of(model, ()), counts_of(model, REWRITES)) for model in MODELS}
+    tables = {model: table(counts_of(model, ()), counts_of(model, REWRITES)) for model in arguments.models}
     if arguments.write:
         PAGE.write_text(filled(PAGE.read_text(), tables))
     else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,13 @@ def _is_excepted(node: ast.Call) -> bool:
     return ast.unparse(node.func) in HEADINGS | SHAPES | IN_PUBLISHED_ORDER
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def findings(path: Path) -> list[tuple[int, str]]:
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     return sorted([*wide_dataclasses(tree), *wide_calls(tree)])
 
 
@@ -81,7 +87,7 @@ def test_what_is_wide_is_made_by_name(path: Path):
 
 
 def test_every_exception_is_still_needed():
-    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for path in SOURCES for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
     wide = {ast.unparse(node.func) for node in calls if len(node.args) > MOST}
     assert wide >= HEADINGS | SHAPES | IN_PUBLISHED_ORDER
 

@@ -1,4 +1,5 @@
-"""Small networks written as artifacts, by torch's older exporter, which takes a tenth of the time."""
+"""Small networks written as artifacts, by torch's older exporter, which takes a tenth of the time. It does not trace
+vision towers."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from edgeflow.artifacts.manifest import Manifest, write_manifest
-from edgeflow.static_graphs.graph_files import SharedWeights, write_graph
+from edgeflow.artifacts.manifest import Manifest, StageName, write_manifest
+from edgeflow.static_graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram
 
 OPSET = 18
@@ -25,21 +26,26 @@ class _Run(nn.Module):
         return tuple(self._run(*inputs))
 
 
-def write_program(folder: Path, program: ModelProgram, *, family: str = "tiny", fingerprint: str = "") -> Manifest:
-    """All stages of a program as graphs, with their manifest."""
+def write_program(
+    folder: Path, program: ModelProgram, *, family: str = "tiny", fingerprint: str = "", vision: bool = False
+) -> Manifest:
+    """All stages of a program as graphs, with their manifest. vision: it has vision towers."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = SharedWeights(folder)
-    graphs = []
-    for stage in program.stages:
-        file = f"{stage.stage.value}_{stage.rows}_{stage.batch}.onnx"
-        graphs.append(write_graph(_traced(stage, folder / file), stage, folder, weights, file))
+    with SharedWeights(folder) as weights:
+        graphs = []
+        for stage in program.stages:
+            file = f"{stage.stage.value}_{stage.rows}_{stage.batch}.onnx"
+            new = vision and stage.stage is StageName.TOWERS
+            model = to_onnx(trace(stage)) if new else _traced(stage, folder / file)
+            graphs.append(write_graph(model, stage, folder, weights, file))
+        entry = weights.entry
     manifest = Manifest(
         family=family,
         fingerprint=fingerprint or "0" * 64,
         text=program.text,
         kv=program.kv,
         graphs=tuple(graphs),
-        weights=(weights.close(),),
+        weights=(entry,),
         preprocessing=program.preprocessing,
     )
     write_manifest(folder, manifest)

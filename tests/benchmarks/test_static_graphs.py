@@ -1,27 +1,181 @@
-"""The figures of quantised graphs that the benchmarks state, from errors and successes that are given."""
+"""The benchmark of static graphs and the tables of docs/npu.md: shapes, work, both sides, tables, picture."""
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
+import torch
+from rich.console import Console
 
-from benchmarks.static_graphs.closed_loop import missed
-from benchmarks.static_graphs.precision import ALL, STEPS, gains
-from benchmarks.static_graphs.substitutions import VARIANTS
+from benchmarks.static_graphs.cells import (
+    JOURNEY,
+    JOURNEY_PREFILL,
+    JOURNEY_STEP,
+    MODELS,
+    PREFIXES,
+    SUFFIXES,
+    shaped,
+    work_of,
+)
+from benchmarks.static_graphs.engine_side import EngineSide, served_network
+from benchmarks.static_graphs.measuring import inputs_of
+from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs
+from benchmarks.static_graphs.operators import MODELS as EMBEDDED
+from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_table, table
+from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
+from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
+from edgeflow.artifacts.manifest import StageName
+from edgeflow.gpu_suite.subjects.floors import Ceilings, Work
+from edgeflow.gpu_suite.subjects.flow_floors import prefix_work, step_work
+from edgeflow.gpu_suite.subjects.random_flow import CAMERAS
+
+PUBLISHED, TINY = MODELS["smolvla-450m"], MODELS["tiny"]
+RATES = dict.fromkeys((ONNX, ENGINE32, ENGINE16), Ceilings(1e10, 1e11))
 
 
-def test_the_gain_is_the_error_calibrated_on_the_first_step_over_that_of_all():
-    row = {"all": {ALL: {"chunk": 0.2}, STEPS: {"chunk": 0.1}}, "first": {ALL: {"chunk": 0.3}, STEPS: {"chunk": 0.4}}}
-    assert gains({"w8a8": row}) == {"w8a8": {ALL: pytest.approx(1.5), STEPS: pytest.approx(4.0)}}
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_shape_has_exactly_the_rows_that_are_asked_for(model):
+    for prefix in model.prefixes:
+        for suffix in model.suffixes:
+            shape = shaped(model.shape, prefix, suffix)
+            assert (shape.prefix, shape.sizes.rows) == (prefix, suffix)
+    least = CAMERAS * model.shape.image_rows + model.shape.sizes.closing
+    with pytest.raises(ValueError, match=f"prefix: {least} rows; .* take {least}"):
+        shaped(model.shape, least, 4)
 
 
-@pytest.mark.parametrize(("successes", "lines"), [(196, 0), (195, 1)])
-def test_two_points_below_floats_are_the_most_at_16_bits(successes: int, lines: int):
-    shares = {"float32": 200, "int16": successes, "w8a8": 20}
-    rows = [{"precision": name, "speed_cm_s": 5.0, "success": count / 200} for name, count in shares.items()]
-    assert len(missed(rows)) == lines
+def test_the_papers_figures_are_in_the_shapes_that_are_measured():
+    assert set(JOURNEY_PREFILL) == set(PREFIXES)
+    assert set(JOURNEY_STEP) == {(prefix, suffix) for prefix in PREFIXES for suffix in SUFFIXES}
 
 
-def test_every_substitution_is_measured_alone_and_left_out():
-    sizes = sorted(len(names) for names in VARIANTS.values())
-    assert sizes == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert len(set(VARIANTS.values())) == 8
+def test_a_steps_work_is_that_of_a_hand_calculation():
+    """16 layers of 720 with 15 heads over 5 of 64, 8 of which have queries alone; rows of 512, 32 behind them."""
+    projections = 16 * (2 * 720 * 960 + 3 * 720 * 2048) + 8 * 720 * 2 * 320
+    keys = 16 * 512 + 8 * (32 + 1) / 2
+    step = work_of(shaped(PUBLISHED.shape, 512, 32), 4)["step"]
+    assert step.flops == 32 * (2 * projections + 4 * 960 * keys)
+    assert step.bytes == 4 * (projections + 16 * 2 * 320 * (512 + 32))
+
+
+def test_stages_are_the_whole_work():
+    shape = shaped(PUBLISHED.shape, 1024, 64)
+    work = work_of(shape, 2, frames=3)
+    assert work["towers"] + work["prefill"] == prefix_work(shape)
+    assert work["tick"] == work["prefill"] + step_work(shape, 3)
+
+
+def test_calls_take_turns_and_the_first_round_is_not_counted():
+    order: list[str] = []
+    found = in_turn({name: lambda name=name: order.append(name) for name in "ab"}, rounds=2, repeats=3)
+    assert order == list("aaabbb" * 3)
+    for figures in found.values():
+        assert figures["samples"] == 6
+        assert figures["min"] <= figures["median"] <= figures["max"]
+        assert figures["min"] <= figures["mean"] <= figures["max"]
+
+
+def test_what_others_computed_is_noted():
+    found: dict[str, float] = {}
+    with watched(found):
+        torch.randn(200, 200) @ torch.randn(200, 200)
+    assert found["seconds"] >= 0 and found["cores_of_others"] >= 0
+    assert {"load_before", "load_after"} <= set(found)
+
+
+def test_the_best_rates_are_taken():
+    assert best([Ceilings(1, 5), Ceilings(3, 2)]) == Ceilings(3, 5)
+
+
+def test_rates_are_measured(monkeypatch):
+    monkeypatch.setattr("benchmarks.static_graphs.timing.PRODUCT", 64)
+    monkeypatch.setattr("benchmarks.static_graphs.timing.COPIED", 1 << 12)
+    rates = ceilings_of(torch.float32)
+    assert 0 < rates.bandwidth < 1e13 and 0 < rates.matrix_rate < 1e15
+
+
+def row(stage: str, prefix: int, suffix: int, system: str, ms: float) -> Row:
+    figures = {"mean": ms, "median": ms, "min": ms, "max": ms, "cpu_median": 2 * ms, "samples": 3}
+    return Row(stage=stage, prefix=prefix, suffix=suffix, system=system, ms=figures, work=Work(1e9, 1e8))
+
+
+def rows() -> list[Row]:
+    systems = (ONNX, ENGINE32, ENGINE16)
+    prefills = [row("prefill", prefix, 32, system, 40.0) for prefix in PREFIXES for system in systems]
+    steps = [row("step", *place, system, 20.0) for place in JOURNEY_STEP for system in systems]
+    return [*prefills, *steps, row("tick", 512, 32, ONNX, 9.0)]
+
+
+def test_the_tables_have_the_papers_figures_beside_ours():
+    console = Console(width=200, record=True)
+    for each in tables(rows(), RATES):
+        console.print(each)
+    told = console.export_text()
+    assert told.count(JOURNEY) == len(JOURNEY_PREFILL) + len(JOURNEY_STEP)
+    assert re.search(r"2048 +│ - +│ Journey 6M.* 899\.39 ", told)
+    assert re.search(r"512 +│ 32 +│ Journey 6M.* 12\.51 +│ 12\.42 +│ 12\.31 +│ 12\.89 ", told)
+    assert re.search(r"512 +│ 32 +│ engine, float32 +│ 20\.0 .* 10\.0 +│ 2\.00", told)
+
+
+def test_a_row_is_kept_with_its_floor():
+    kept = json.loads(json.dumps(as_json(row("prefill", 512, 32, ONNX, 40.0), RATES)))
+    assert (kept["floor_ms"], kept["min_over_floor"], kept["journey_6m_ms"]) == (10.0, 4.0, [74.26])
+    assert (kept["flops"], kept["bytes"]) == (10**9, 10**8)
+
+
+def test_the_picture_is_written(tmp_path):
+    picture(tmp_path / "latency.png", rows(), RATES)
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.night
+def test_both_sides_compute_the_same(tmp_path):
+    shape = shaped(TINY.shape, *TINY.tick)
+    frames = shape.sizes.steps
+    network = served_network(shape, torch.float32)
+    hidden, x, _ = inputs_of(shape, network.decoder.prefix_width)
+    stages = export_graphs({shape.prefix: shape}, {shape.prefix: (1, frames)}, tmp_path)[shape.prefix]
+    graphs, engine = OnnxSide(stages, tmp_path, threads=1), EngineSide(network, shape, frames)
+    kept = graphs.prefill(hidden[None].numpy())
+    for slot in range(frames):
+        engine.prefill(hidden, slot)
+    torch.testing.assert_close(torch.from_numpy(kept[0][0]), engine.keys(0), rtol=1e-4, atol=1e-5)
+    expected = engine.step(x)
+    torch.testing.assert_close(torch.from_numpy(graphs.step(x.numpy())), expected, rtol=1e-4, atol=1e-5)
+    graphs.fill(frames, kept)
+    every = x.repeat(frames, 1, 1)
+    for velocity in (torch.from_numpy(graphs.step(every.numpy())), engine.tick(hidden, every)):
+        torch.testing.assert_close(velocity, expected.expand(frames, -1, -1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.night
+def test_the_page_shows_the_operators_of_new_graphs():
+    assert read_table(PAGE.read_text(), "demo-flow") == counts_of("demo-flow", ()), (
+        "run `python -m benchmarks.static_graphs.operators --write`"
+    )
+
+
+def test_the_page_shows_every_embedded_model():
+    page = PAGE.read_text()
+    for model in EMBEDDED:
+        shown = read_table(page, model)
+        assert all(shown[stage] for stage in StageName)
+
+
+def test_a_table_is_put_into_its_place_and_read_again():
+    plain = {
+        StageName.TOWERS: {"Add": 1},
+        StageName.PREFILL: {"Add": 2, "ScatterND": 4},
+        StageName.STEP: {"Neg": 1},
+    }
+    rewritten = {**plain, StageName.PREFILL: {"Add": 2, "Neg": 3}}
+    page = "before\n<!-- operators: m -->\nold\n<!-- end -->\nbehind\n"
+    full = filled(page, {"m": table(plain, rewritten)})
+    assert full.startswith("before\n") and full.endswith("<!-- end -->\nbehind\n") and "old" not in full
+    assert "| `ScatterND` |  | 4 → 0 |  | QNN provider |" in full
+    assert "| all | 1 | 6 → 5 | 1 |" in full
+    assert read_table(full, "m") == plain
+    with pytest.raises(ValueError, match="operators: other"):
+        filled(page, {"other": ""})

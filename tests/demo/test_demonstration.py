@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
+from tests.cases import by_night
 
 TOKENS, CHUNKS = {"serial", "pipelined", "speculative"}, {"serial", "pipelined"}
 ANSWERED_AT_LEAST = 20  # one frame in so many; beside a busy machine the camera slows down too
@@ -20,8 +21,8 @@ ANSWERED_AT_LEAST = 20  # one frame in so many; beside a busy machine the camera
     ("options", "expected"),
     [
         ([], TOKENS),
-        (["--policy", "flow"], CHUNKS),
-        (["--model", str(EMBEDDED_POLICY)], TOKENS),
+        by_night(["--policy", "flow"], CHUNKS),
+        by_night(["--model", str(EMBEDDED_POLICY)], TOKENS),
         (["--model", str(EMBEDDED_FLOW_POLICY)], CHUNKS),
     ],
     ids=["tokens", "flow", "directory of tokens", "directory of flow"],

@@ -25,8 +25,13 @@ PLAN = Plan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return make_dataset(tmp_path_factory.mktemp("data"), CHUNK, 0, lambda count: None, workers=1)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def data(folder):
+    return make_dataset(folder, CHUNK, 0, lambda count: None, workers=1)
 
 
 def test_states_are_reachable_labelled_and_show_their_target():
@@ -38,11 +43,10 @@ def test_states_are_reachable_labelled_and_show_their_target():
         assert labels.actions.shape == (HANDLES, 7)
 
 
-def test_a_finished_dataset_is_not_rendered_again(data, tmp_path):
-    make_dataset(tmp_path, CHUNK, 0, lambda count: None, workers=1)
-    stamp = (tmp_path / "images.npy").stat().st_mtime_ns
-    again = make_dataset(tmp_path, CHUNK, 0, lambda count: None, workers=1)
-    assert (tmp_path / "images.npy").stat().st_mtime_ns == stamp
+def test_a_finished_dataset_is_not_rendered_again(data, folder):
+    stamp = (folder / "images.npy").stat().st_mtime_ns
+    again = make_dataset(folder, CHUNK, 0, lambda count: None, workers=1)
+    assert (folder / "images.npy").stat().st_mtime_ns == stamp
     assert np.array_equal(again.images, data.images)
 
 

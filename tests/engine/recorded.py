@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 READS_ON_THE_HOST = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "unique", "masked_select")
 
@@ -58,11 +58,15 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         assert not name.startswith(READS_ON_THE_HOST), f"{name} waits for the device"
-        for storage in _storages((args, kwargs)):
+        given = _storages((args, kwargs))
+        for storage in given:
             if storage._cdata not in self._pool:
                 self._outside[storage._cdata] = StorageWeakRef(storage)  # which also keeps the identity from reuse
         result = function(*args, **(kwargs or {}))
-        self._pool |= {storage._cdata for storage in _storages(result) if storage._cdata not in self._outside}
+        made = {storage._cdata for storage in _storages(result)}
+        if function.is_view and made <= {storage._cdata for storage in given}:
+            return result  # nothing is computed: whoever reads it has its address
+        self._pool |= {each for each in made if each not in self._outside}
         places = tree_map_only(Tensor, self._place, (args, kwargs or {}, _tensors(result)))
         self.calls.append((function, *places))
         return result
@@ -80,14 +84,46 @@ def record(program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     with recorder:
         outputs = program()
 
+    calls = [_Call.of(*call) for call in recorder.calls]
+
     def replay() -> None:
-        for function, args, kwargs, places in recorder.calls:
-            args, kwargs, results = tree_map_only(_Address, _Address.tensor, (args, kwargs, places))
-            for result, now in zip(results, _tensors(function(*args, **kwargs)), strict=True):
-                if now.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
-                    result.copy_(now)
+        known: dict[_Address, Tensor] = {}
+        for call in calls:
+            call.repeat(known)
 
     return replay, outputs
+
+
+@dataclass(frozen=True)
+class _Call:
+    """leaves: of arguments and results, as `tree` holds them. addresses: where leaves are addresses."""
+
+    function: Any
+    tree: TreeSpec
+    leaves: tuple[Any, ...]
+    addresses: tuple[int, ...]
+
+    @classmethod
+    def of(cls, function: Any, *places: Any) -> _Call:
+        leaves, tree = tree_flatten(places)
+        addresses = (at for at, leaf in enumerate(leaves) if isinstance(leaf, _Address))
+        return cls(function, tree, tuple(leaves), tuple(addresses))
+
+    def repeat(self, known: dict[_Address, Tensor]) -> None:
+        """known: tensors of this replay."""
+        leaves = list(self.leaves)
+        for at in self.addresses:
+            place = leaves[at]
+            if place not in known:
+                known[place] = place.tensor()
+            leaves[at] = known[place]
+        args, kwargs, results = tree_unflatten(leaves, self.tree)
+        returned = self.function(*args, **kwargs)
+        for result, now in zip(
+            results, [returned] if isinstance(returned, Tensor) else _tensors(returned), strict=True
+        ):
+            if now.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
+                result.copy_(now)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

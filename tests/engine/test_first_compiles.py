@@ -41,6 +41,7 @@ from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.worker.calibrate import calibrate
+from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import kind_of
 from tests.engine.recorded import record
 from tests.kernels.interpreted_engine import in_triton
@@ -139,8 +140,13 @@ def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassS
     )
 
 
-@pytest.mark.parametrize(("graphs", "group"), SERVED)
-@pytest.mark.parametrize("shift", Shift)
+@pytest.mark.parametrize(
+    ("shift", "graphs", "group"),
+    some_by_day(
+        ((shift, *served) for shift in Shift for served in SERVED),
+        [(Shift.ROTATE, True, 0), (Shift.COPY, False, 32)],
+    ),
+)
 def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift: Shift, graphs: bool, group: int):
     policy = random_policy(SIZE, META, torch.bfloat16, table=in_triton(), group=group)
     program = MetaProgram.of_policy(policy)
@@ -222,10 +228,13 @@ class ChatPasses:
 
 @pytest.mark.parametrize(
     ("components", "kv_format", "graphs", "group"),
-    [
-        *((1, kv_format, graphs, group) for kv_format in (DENSE, INT8) for graphs, group in SERVED),
-        *((3, kv_format, graphs, 0) for kv_format, graphs in ((DENSE, True), (INT8, False))),
-    ],
+    some_by_day(
+        [
+            *((1, kv_format, graphs, group) for kv_format in (DENSE, INT8) for graphs, group in SERVED),
+            *((3, kv_format, graphs, 0) for kv_format, graphs in ((DENSE, True), (INT8, False))),
+        ],
+        [(1, DENSE, False, 32), (1, INT8, True, 0), (3, DENSE, True, 0), (3, INT8, False, 0)],
+    ),
 )
 def test_chat_compiles_nothing_after_warm_up(
     compiled: set[Signature], components: int, kv_format: KVFormat, graphs: bool, group: int, monkeypatch
@@ -244,8 +253,13 @@ def test_chat_compiles_nothing_after_warm_up(
     assert compiled - warm == set()
 
 
-@pytest.mark.parametrize(("graphs", "kv_format"), [(True, DENSE), (False, INT8)], ids=["replayed", "run over int8"])
-@pytest.mark.parametrize("kind", ["lookup", "chain", "tree"])
+@pytest.mark.parametrize(
+    ("kind", "graphs", "kv_format"),
+    some_by_day(
+        ((kind, *ran) for kind in ("lookup", "chain", "tree") for ran in ((True, DENSE), (False, INT8))),
+        [("lookup", False, INT8), ("chain", False, INT8), ("tree", True, DENSE)],
+    ),
+)
 def test_drafts_compile_nothing_after_warm_up(
     compiled: set[Signature], kind: str, kv_format: KVFormat, graphs: bool, monkeypatch
 ):

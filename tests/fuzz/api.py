@@ -60,7 +60,7 @@ def labels(schema: schemathesis.BaseSchema) -> set[str]:
 def check_operation(schema: schemathesis.BaseSchema, label: str, mode: GenerationMode) -> None:
     """Requests that keep the document (positive) or break it (negative): the answers keep it every time."""
     method, path = label.split()
-    examples = settings().max_examples // 2  # a thousand by night
+    examples = settings().max_examples // 4  # five hundred by night
 
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(case=schema[path][method].as_strategy(mode))

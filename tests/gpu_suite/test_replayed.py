@@ -17,7 +17,7 @@ from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.shapes import PassShape
 from edgeflow.gpu_suite.bars import figures
 from edgeflow.gpu_suite.order import Order
-from edgeflow.gpu_suite.sections import chat_speed, token_checks
+from edgeflow.gpu_suite.sections import chat_speed, draft_speed, policy_speed, token_checks
 from edgeflow.gpu_suite.sections import int4 as int4_section
 from edgeflow.gpu_suite.sections.chat_speed import chat
 from edgeflow.gpu_suite.sections.draft_speed import drafts
@@ -34,6 +34,9 @@ REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain=
 
 @pytest.fixture
 def setting(monkeypatch, tmp_path: Path) -> Setting:
+    monkeypatch.setattr(chat_speed, "REQUESTS", 2)
+    monkeypatch.setattr(draft_speed, "SETTLED", (3,))
+    monkeypatch.setattr(policy_speed, "ROUNDS", 1)
     monkeypatch.setattr(Setting, "graphs", True)
     monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)

@@ -30,7 +30,7 @@ def setting(out: Path, seconds: float = 600.0, bundles: str = "") -> Setting:
 
 @pytest.mark.timeout(400)  # two processes that load torch, three load tests: seconds on an idle machine
 def test_the_service_is_started_loaded_asked_and_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(served, "LONGEST_S", 1.5)
+    monkeypatch.setattr(served, "LONGEST_S", 1.0)
     found = served.service(setting(tmp_path))
     assert found["policy"] == "demo" and found["device"].startswith("cpu") and found["answer tokens"] > 0
     serial, pipelined, auto = found["loads"]

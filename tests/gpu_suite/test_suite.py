@@ -15,7 +15,16 @@ import torch
 
 from edgeflow.gpu_suite import child, device, suite
 from edgeflow.gpu_suite.order import LEFT_OUT, SECTIONS, Order
-from edgeflow.gpu_suite.sections import int4, kernel_checks, operator_speed, token_checks, towers, tuning
+from edgeflow.gpu_suite.sections import (
+    chat_speed,
+    int4,
+    kernel_checks,
+    operator_speed,
+    policy_speed,
+    token_checks,
+    towers,
+    tuning,
+)
 
 ROOT = Path(__file__).parents[2]
 ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
@@ -27,6 +36,8 @@ def few_samples(monkeypatch):
     monkeypatch.setattr(kernel_checks, "FLOATS", (torch.float32,))
     monkeypatch.setattr(int4, "CALLS", 1)
     monkeypatch.setattr(int4, "last_level_cache", lambda _: 0)
+    monkeypatch.setattr(chat_speed, "REQUESTS", 2)
+    monkeypatch.setattr(policy_speed, "ROUNDS", 1)
     for module in (device, int4, operator_speed, towers, tuning):
         monkeypatch.setattr(module, "SAMPLES", 1)
 
@@ -112,6 +123,9 @@ def test_the_other_sections(tmp_path):
 
 
 def test_a_wrong_kernel_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
+    small = kernel_checks.small_cases
+    few = ("swiglu", "rms_norm")
+    monkeypatch.setattr(kernel_checks, "small_cases", lambda name, **how: small(name, **how) if name in few else [])
     monkeypatch.setattr(kernel_checks, "tolerance", lambda case, *_: -1.0 if case.op_name == "swiglu" else float("inf"))
     code, results, text = run(tmp_path, "--sections", "kernels", "facts")
     kernels = results["sections"]["kernels"]

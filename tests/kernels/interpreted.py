@@ -1,8 +1,8 @@
 """Run by test_triton.py with TRITON_INTERPRET=1: every kernel on a CPU against its reference, a JSON line a run.
 
-Attention is slow to interpret. In float32 it runs every case, of slots in FP8 every third one, as they have the kernel
-of those in int8. A half type runs every sixth case, and the other one the cases between. With --every, as each night:
-all cases in all types.
+Attention is slow to interpret. In float32 it runs every case of dense slots, every other one of slots in fewer bits,
+and every sixth one of slots in FP8, as they have the kernel of those in int8. A half type runs every twelfth case, and
+the other one the cases between. With --every, as each night: all cases in all types.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from edgeflow.kernels.weights import FLOAT
 
 CPU = torch.device("cpu")
 SPARSE = {"packed_attention"}
+EVERY = {"dense": 1, "int8": 2, "int4": 2, "fp8": 6}
+"""How many cases there are for one that runs in float32, by the format of slots."""
+FIRST = {torch.float16: 0, torch.bfloat16: 6}
+"""Of every twelve cases, the one that a half type runs."""
 TWIN = "fp8"
-FIRST = {torch.float16: 0, torch.bfloat16: 3}
-"""Of every six cases, the one that a half type runs."""
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     for op_name in [each for each in sys.argv[1:] if each != "--every"]:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             run(op_name, dtype, every=every)
-        run_choices(op_name)
+        run_choices(op_name, every=every)
 
 
 def proofs(op_name: str) -> list[Case]:
@@ -55,19 +57,19 @@ def run(op_name: str, dtype: torch.dtype, *, every: bool) -> None:
 
 def chosen(place: int, dtype: torch.dtype, kv: str) -> bool:
     if dtype == torch.float32:
-        return kv != TWIN or place % 3 == 0
-    return place % 6 == FIRST[dtype]
+        return place % EVERY[kv] == 0
+    return place % 12 == FIRST[dtype]
 
 
-def run_choices(op_name: str) -> None:
-    """Every other value of every parameter, on a few cases."""
+def run_choices(op_name: str, *, every: bool) -> None:
+    """Every other value of every parameter, on a case or two."""
     table, kv_of = built_in_table(), [case.kv for case in proofs(op_name)]
     for kv in dict.fromkeys(each for each in kv_of if each != TWIN):
         mine = [index for index, each in enumerate(kv_of) if each == kv]
         for name, values in table.implementation(op_name, "triton", kv).choices.items():
             if name not in ("num_warps", "num_stages"):  # the interpreter knows neither
                 for value in values[1:]:
-                    for index in mine[1 :: max(1, len(mine) // 2)]:
+                    for index in mine[1 :: max(1, len(mine) // 2)][: None if every else 1]:
                         tell(op_name, torch.float32, index, {name: value})
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from edgeflow.types import KVName, Mode
 from edgeflow.verify.chat import verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
+from tests.cases import some_by_day
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
@@ -36,10 +37,10 @@ QUANTITIES = {
     "stories260K-hf": {"input ids", "greedy tokens", "text", "largest ids", "largest logits"},
 }  # fmt: skip
 
-BY_NIGHT = settings().max_examples > 1000
-KV_CASES = [("llama-tiny", "int8"), ("qwen2-tiny", "fp8"), ("llama-tiny", "int4")]
-if BY_NIGHT:
-    KV_CASES += [("qwen2-tiny", "int8"), ("llama-tiny", "fp8"), ("qwen2-tiny", "int4")]
+KV_CASES = some_by_day(
+    product(("llama-tiny", "qwen2-tiny"), ("int8", "fp8", "int4")),
+    [("llama-tiny", "int8"), ("qwen2-tiny", "fp8"), ("llama-tiny", "int4")],
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -36,12 +36,18 @@ CPU = torch.device("cpu")
 WAYS = ("chunks of 1", "chunks of 5", "chunks of 64", "prefix, copied", "packed")
 
 
+def bundles(by_day: str) -> list[Any]:
+    """Both bundles; the other one runs at night."""
+    marks = {name: [pytest.mark.oracle(name), *([pytest.mark.night] if name != by_day else [])] for name in BUNDLES}
+    return [pytest.param(name, marks=marks[name]) for name in BUNDLES]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
+@pytest.mark.parametrize("name", bundles(by_day=BUNDLES[0]))
 def test_every_recorded_value_agrees_with_the_twins(name: str):
     results = verify_twins(ORACLES / name)
     assert [each for each in results if not each[1].ok] == []
@@ -57,7 +63,7 @@ def test_every_recorded_value_agrees_with_the_twins(name: str):
     assert sorted(tokens) == sorted(wanted)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
+@pytest.mark.parametrize("name", bundles(by_day=BUNDLES[1]))
 def test_the_executor_gives_every_recorded_token_in_every_way(name: str):
     results = verify_served(ORACLES / name)
     assert [each for each in results if not each[1].ok] == []
@@ -67,7 +73,7 @@ def test_the_executor_gives_every_recorded_token_in_every_way(name: str):
         assert sorted(found) == sorted((way, case) for way in WAYS for case in cases)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
+@pytest.mark.parametrize("name", bundles(by_day=BUNDLES[1]))
 def test_a_model_in_bfloat16_is_as_near_as_its_roundings_allow(name: str):
     """Every step of a case with folds, behind the recorded tokens: what is known decides, not how it came."""
     path, dtype = ORACLES / name, torch.bfloat16

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -121,8 +122,14 @@ class Case:
 
     def signed(self) -> Signed:
         """Stage and shape signature of the call, as the table sees it."""
-        problem = self.problem(torch.device("meta"), torch.float32)
-        return SIGNATURES[self.op_name](*problem.arguments, *problem.rows)
+        return _signed(self)
+
+
+@lru_cache(maxsize=4096)
+def _signed(case: Case) -> Signed:
+    """Tensors without contents are slow to make, and a tuner asks several times."""
+    problem = case.problem(torch.device("meta"), torch.float32)
+    return SIGNATURES[case.op_name](*problem.arguments, *problem.rows)
 
 
 @dataclass(frozen=True, slots=True)

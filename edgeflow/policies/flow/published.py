@@ -91,12 +91,15 @@ class PublishedFlow:
         architecture, processors = self._architecture, self._checkpoint.processors
         network = architecture.network(self._directory, placement)
         texts = architecture.texts_for(network, processors.tokenizer, processors.tokens)
-        return policy_of(self._checkpoint, architecture, self._sizes, network, texts, placement)
+        return policy_of(
+            self._checkpoint, architecture, sizes=self._sizes, network=network, texts=texts, placement=placement
+        )
 
 
 def policy_of(
     checkpoint: FlowCheckpoint[Any],
     architecture: FlowArchitecture[Any],
+    *,
     sizes: FlowSizes,
     network: StagedNetwork,
     texts: Texts,

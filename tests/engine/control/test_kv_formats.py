@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine, kv_need
+from tests.cases import some_by_day
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
@@ -126,10 +128,25 @@ def test_any_arrival_pattern(
     assert_alike(found, serial(policy, frames, kv_format))
 
 
-@pytest.mark.parametrize("kv_format", [INT8, INT4], ids=lambda each: each.name)
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("modes", [[Mode.PIPELINED, Mode.SERIAL], [Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2])
-def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_format, shift: Shift, modes: list[Mode]):
+@pytest.mark.parametrize(
+    ("kv_format", "shift", "modes"),
+    some_by_day(
+        product(
+            (INT8, INT4),
+            Shift,
+            ((Mode.PIPELINED, Mode.SERIAL), (Mode.SPECULATIVE,), (Mode.SPECULATIVE, Mode.SPECULATIVE)),
+        ),
+        [
+            (INT8, Shift.ROTATE, (Mode.PIPELINED, Mode.SERIAL)),
+            (INT8, Shift.COPY, (Mode.SPECULATIVE,)),
+            (INT8, Shift.ROTATE, (Mode.SPECULATIVE, Mode.SPECULATIVE)),
+            (INT4, Shift.COPY, (Mode.PIPELINED, Mode.SERIAL)),
+            (INT4, Shift.ROTATE, (Mode.SPECULATIVE,)),
+            (INT4, Shift.COPY, (Mode.SPECULATIVE, Mode.SPECULATIVE)),
+        ],
+    ),
+)
+def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_format, shift: Shift, modes: tuple[Mode]):
     """Passes are padded to the rows of their class."""
     policy, table = replayable[kv_format]
     slots = policy.K * len(modes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine
+from tests.cases import some_by_day
 from tests.engine.recorded import record
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE
 from tests.tiny_checkpoint import TinySize, write_checkpoint
@@ -36,8 +38,10 @@ def checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
 
 
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("sessions", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("sessions", "shift"),
+    some_by_day(product((1, 2, 4), Shift), [(1, Shift.COPY), (2, Shift.ROTATE), (4, Shift.COPY)]),
+)
 def test_whatever_sessions_do_is_recorded(checkpoint, shift: Shift, sessions: int):
     """Robots of different modes and instructions, whose frames come at any time; every depth with two sessions."""
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)

@@ -17,16 +17,17 @@ from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.scheduler.plan import Before, DraftForm
+from tests.cases import by_night
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, taught
 from tests.engine.drafts.talkative import talkative
 from tests.random_gates import random_gate
 
 LONGEST = 160
 SMALL = GateRules(sink=3, window=6, segment=8)
-CHANGES: list[dict[str, str]] = [
+CHANGES = [
     {},
-    {"fold": "cached"},
-    {"first_segment": "zero"},
+    by_night({"fold": "cached"}),
+    by_night({"first_segment": "zero"}),
     {"positions": "local", "memory_content": "sink_and_segment"},
     {"fold": "cached", "first_segment": "zero"},
 ]

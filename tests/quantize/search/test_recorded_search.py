@@ -1,7 +1,7 @@
 """The search against AutoAWQ and llm-awq on the same calibration tokens (bundle awq-search).
 
-All blocks of one model and one of the other here, to keep the suite short; benchmarks/awq_search compares every block
-of both models in both forms.
+One block of each model by day, and all of the first by night, to keep the suite short; benchmarks/awq_search compares
+every block of both models in both forms.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ import torch
 
 from benchmarks.awq_search.recorded import NEAR, Recorded, comparison
 from edgeflow.quantize.search.scales import ScaleForm
+from tests.cases import by_night
 from tests.oracles import ORACLES
 
 
 @pytest.mark.oracle("awq-search", "stories260K-hf")
 @pytest.mark.parametrize(
     ("model", "form", "blocks"),
-    [("stories", ScaleForm.DUO, range(5)), ("chat", ScaleForm.X, (3,))],
-    ids=["stories, duo", "chat, x"],
+    [
+        by_night("stories", ScaleForm.DUO, range(5), id="stories, duo"),
+        pytest.param("stories", ScaleForm.DUO, (2,), id="a block of stories, duo"),
+        pytest.param("chat", ScaleForm.X, (3,), id="chat, x"),
+    ],
 )
 def test_each_step_is_the_recorded_one(model: str, form: ScaleForm, blocks: range | tuple[int]):
     """A wrong scale form or a wrong measured output moves losses by 10 % and more, a rounding that differs by 1e-4."""

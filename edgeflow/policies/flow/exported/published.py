@@ -51,7 +51,9 @@ class StaticFlow:
         architecture = self._architecture
         stored = stored_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
-        found = footprint(weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype)
+        found = footprint(
+            weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype
+        )
         return replace(found, capacity=self._opened.manifest.kv.positions)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
@@ -61,7 +63,14 @@ class StaticFlow:
         graphs = load_graphs(self._directory, self._opened, placement.runtime)
         tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)
         texts = BucketTexts(self._architecture.texts(tokenized), self._opened.manifest.text)
-        policy = policy_of(self._checkpoint, self._architecture, self._sizes, StaticNetwork(graphs), texts, placement)
+        policy = policy_of(
+            self._checkpoint,
+            self._architecture,
+            sizes=self._sizes,
+            network=StaticNetwork(graphs),
+            texts=texts,
+            placement=placement,
+        )
         try:
             policy.text_rows(INSTRUCTION)
         except InvalidArgument as error:

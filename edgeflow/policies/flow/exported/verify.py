@@ -25,6 +25,7 @@ def verify_exported(
     directory: Path,
     artifact: Path,
     architecture: FlowArchitecture[Any],
+    *,
     asked: Verification,
     modes: Sequence[Mode],
     tolerances: Tolerances,
