@@ -62,9 +62,9 @@ class DemoFlow:
             found[stage_key(stage)] = to_onnx(traced)
         return found, sites
 
-    def answers(self, run: Run) -> list[Denoised]:
-        """The chunks of the held-out frames."""
-        return [self._loop.run([each], run) for each in candidates_of(self.held_out)]
+    def answers(self, run: Run, count: int | None = None) -> list[Denoised]:
+        """The chunks of the held-out frames, or of the first so many."""
+        return [self._loop.run([each], run) for each in candidates_of(self.held_out[:count])]
 
     def errors(self, expected: Sequence[Denoised], models: Models) -> FlowErrors:
         """The errors of graphs on the held-out frames."""
