@@ -100,7 +100,7 @@ def _measured(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) ->
     }
     with tempfile.TemporaryDirectory(dir=run.arguments.folder) as name:
         folder = Path(name)
-        graphs = export_graphs(shapes, batches, folder)
+        graphs = export_graphs(shapes, batches, folder, towers=first)
         networks = {system: served_network(shapes[prefixes[0]], dtype) for system, dtype in DTYPES.items()}
         for prefix, shape in shapes.items():
             _cell(run, shape, graphs[prefix], folder, networks, ticks=len(batches[prefix]) > 1, whole=first)
@@ -117,12 +117,13 @@ def _cell(
     ticks: bool,
     whole: bool,
 ) -> None:
-    """One shape. ticks: measure them too. whole: measure prefill, and towers where they were exported."""
+    """One shape. ticks: measure them too. whole: measure prefills."""
     graphs = OnnxSide(stages, folder, run.arguments.threads)
     frames = shape.sizes.steps if ticks else 1
     engines = {system: EngineSide(network, shape, frames) for system, network in networks.items()}
     hidden, x, pixels = inputs_of(shape, next(iter(networks.values())).decoder.prefix_width)
     rows = graphs.prefill(hidden[None].numpy())
+    graphs.fill(1, rows)
     for system, engine in engines.items():
         for slot in range(frames):
             engine.prefill(hidden.to(DTYPES[system]), slot)
@@ -132,7 +133,7 @@ def _cell(
     )
     velocity = torch.from_numpy(graphs.step(x.numpy()))
     run.differences[f"velocity, {place}"] = _difference(velocity, engines[ENGINE32].step(x))
-    if whole and any(each.stage is StageName.TOWERS for each in stages):
+    if any(each.stage is StageName.TOWERS for each in stages):
         run.add("towers", shape, _calls(graphs, engines, "towers", pixels))
     if whole:
         run.add("prefill", shape, _calls(graphs, engines, "prefill", hidden))

@@ -38,15 +38,14 @@ class OnnxSide:
         self._sessions[StageName.TOWERS, 1].run(None, feed)
 
     def prefill(self, hidden: NDArray[Any]) -> list[NDArray[Any]]:
-        """Keys and values [1, P, KH, D] of each layer, which steps read from then on."""
+        """Keys and values [1, P, KH, D] of each layer."""
         feed = self._feeds[StageName.PREFILL, 1]
         feed["hidden"] = hidden
         rows: list[NDArray[Any]] = self._sessions[StageName.PREFILL, 1].run(None, feed)
-        self._feeds[StageName.STEP, 1] |= dict(zip(kv_names(len(rows) // 2), rows, strict=True))
         return rows
 
     def fill(self, batch: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Steps of a batch read these keys and values, the same for each frame."""
+        """Steps of a batch read these keys and values from now on, the same for each frame."""
         repeated = (np.repeat(each, batch, axis=0) for each in rows)
         self._feeds[StageName.STEP, batch] |= dict(zip(kv_names(len(rows) // 2), repeated, strict=True))
 
@@ -59,11 +58,11 @@ class OnnxSide:
 
 
 def export_graphs(
-    shapes: Mapping[int, FlowShape], batches: Mapping[int, tuple[int, ...]], folder: Path
+    shapes: Mapping[int, FlowShape], batches: Mapping[int, tuple[int, ...]], folder: Path, *, towers: bool
 ) -> dict[int, tuple[StageProgram, ...]]:
     """Write the graphs of shapes that differ in their prefixes alone, by their rows; the stages of each.
 
-    Towers are written once, with the first.
+    towers: write those of the first.
     """
     first = next(iter(shapes.values()))
     network = first.network(Placement(dtype=torch.float32, device=CPU, table=static_table()))
@@ -71,7 +70,8 @@ def export_graphs(
     with SharedWeights(folder) as weights:
         for prefix, shape in shapes.items():
             program = _program(shape, network, batches[prefix])
-            stages = tuple(each for each in program.stages if shape is first or each.stage is not StageName.TOWERS)
+            whole = towers and shape is first
+            stages = tuple(each for each in program.stages if whole or each.stage is not StageName.TOWERS)
             for stage in stages:
                 write_graph(to_onnx(trace(stage)), stage, folder, weights, _file(stage))
             written[prefix] = stages

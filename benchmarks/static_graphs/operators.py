@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import StageName
@@ -34,10 +34,11 @@ UNLISTED: Mapping[str, frozenset[str]] = {
 Counts = Mapping[StageName, Mapping[str, int]]
 
 
-def counts_of(model: str, rewrites: Iterable[str]) -> Counts:
-    """How often each operator occurs in the graph of each stage, in float32, for one candidate or sequence."""
+def counts_of(model: str, rewrites: Iterable[str], stages: Collection[StageName] = tuple(StageName)) -> Counts:
+    """How often each operator occurs in the graphs of these stages, in float32, for one candidate or sequence."""
     found: dict[StageName, Mapping[str, int]] = {}
-    for stage in program_of(resolve_model(model, chat=True), BATCH)[1].stages:
+    program = program_of(resolve_model(model, chat=True), BATCH)[1]
+    for stage in (each for each in program.stages if each.stage in stages):
         traced = trace(stage)
         rewritten(traced.program.graph_module, tuple(rewrites), HIDDEN)
         found[stage.stage] = Counter(node.op_type for node in to_onnx(traced).graph)
