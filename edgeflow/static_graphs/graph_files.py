@@ -19,6 +19,7 @@ import torch
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
+from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.errors import CheckpointError
 from edgeflow.static_graphs.rewrites import select_by_one_list
@@ -190,12 +191,6 @@ def check_graph(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=False)
     except onnx.checker.ValidationError as error:
         raise CheckpointError(f"{path.name} is not valid ONNX: {error}") from error
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _spec(value: ir.Value) -> TensorSpec:

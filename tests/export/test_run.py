@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.export.allowed import ALLOWED
@@ -18,7 +19,7 @@ from edgeflow.export.programs import program_of
 from edgeflow.export.request import ExportOutcome, ExportRequest
 from edgeflow.export.run import export
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.static_graphs.graph_files import WEIGHTS, file_digest
+from edgeflow.static_graphs.graph_files import WEIGHTS
 from edgeflow.static_graphs.shapes import ExportShapes
 from tests.policies.flow.tiny import write_checkpoint
 from tests.policies.flow.weights import Tiny
