@@ -112,10 +112,10 @@ def with_shapes(model: ir.Model) -> ir.Model:
 
 
 class SharedWeights:
-    """The file of weights of a folder: every content once, whichever graphs name it."""
+    """The file of weights of a folder, which graphs are written to: every content once, whichever graphs name it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._file = (folder / WEIGHTS).open("wb")
         self._places: dict[str, int] = {}
         self._digest = hashlib.sha256()
@@ -138,7 +138,7 @@ class SharedWeights:
                 dtype=tensor.dtype,
                 shape=tensor.shape,  # type: ignore[arg-type]
                 name=tensor.name or "",
-                base_dir=self._folder,
+                base_dir=self.folder,
             )
 
     def __enter__(self) -> SharedWeights:

@@ -110,6 +110,7 @@ def test_the_manifest_says_what_is_there(artifact, checkpoint: Path):
         assert [tuple(each.shape) for each in session.get_outputs()] == [each.shape for each in graph.outputs]
     (step,) = manifest.of(StageName.STEP)
     assert (step.rows, step.batch, step.past) == (SMALL.chunk, 2, manifest.kv.positions)
+    assert (folder / manifest.preprocessing["text"]["tokenizer"]).is_file()
     assert manifest.preprocessing["denoising"]["times"] == [1.0, pytest.approx(2 / 3), pytest.approx(1 / 3)]
 
 
@@ -137,6 +138,13 @@ def test_a_manifest_that_does_not_fit_is_refused_by_its_key(artifact, tmp_path: 
     (tmp_path / MANIFEST).write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
         read_manifest(tmp_path)
+
+
+def test_the_manifest_names_a_tokenizer_beside_the_configuration(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "named", SMALL)
+    (folder / "vlm" / "tokenizer.json").rename(folder / "tokenizer.json")
+    _, program = program_of(folder, ExportShapes())
+    assert program.preprocessing["text"]["tokenizer"] == "tokenizer.json"
 
 
 def test_an_earlier_artifact_is_replaced_and_nothing_else(checkpoint: Path, tmp_path: Path):
