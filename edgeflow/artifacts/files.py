@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def open_artifact(folder: Path) -> Manifest:
 def check_contents(folder: Path, manifest: Manifest) -> None:
     """CheckpointError for a file whose SHA-256 is not that of the manifest."""
     for file, digest in _digests(manifest):
-        found = _digest(folder / file)
+        found = file_digest(folder / file)
         if found != digest:
             swapped = [other for other, known in _digests(manifest) if known == found]
             is_it = f": it is {swapped[0]}" if swapped else ""
@@ -77,11 +77,13 @@ def _check_limits(manifest: Manifest) -> None:
 
 
 def _check_tensor(where: str, tensor: TensorSpec) -> None:
-    numbers = math.prod(tensor.shape)
+    numbers = 1
+    for size in tensor.shape:
+        numbers = min(numbers * size, MOST_NUMBERS + 1)  # no number of thousands of digits is made or printed
     if not 1 <= numbers <= MOST_NUMBERS:
         raise CheckpointError(
-            f"{where}: {tensor.name[:60]} has shape {list(tensor.shape)[:8]}, {numbers} numbers; served: 1 to "
-            f"{MOST_NUMBERS}"
+            f"{where}: {tensor.name[:60]} has shape {str(list(tensor.shape[:8]))[:80]}; served: 1 to {MOST_NUMBERS} "
+            "numbers"
         )
 
 
@@ -111,10 +113,14 @@ def _told(tensor: TensorSpec) -> str:
 
 
 def _size(folder: Path, file: str) -> int:
+    """Bytes of a file; CheckpointError where it is not there, or is a folder or a device."""
     try:
-        return (folder / file).stat().st_size
+        found = (folder / file).stat()
     except OSError:
         raise CheckpointError(f"model: {folder} lacks {file}, which {MANIFEST} names: copy the folder again") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"model: {folder / file} is not a file: copy the folder again")
+    return found.st_size
 
 
 def _digests(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -122,7 +128,8 @@ def _digests(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from ((each.file, each.digest) for each in manifest.weights)
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file; CheckpointError for one that cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as stream:

@@ -188,6 +188,6 @@ def _rewritten(values: Fields) -> Rewritten:
 def _file(values: Fields) -> str:
     """The name of a file in the folder, not a path out of it."""
     name = values.text("file")
-    if Path(name).name != name or name in (".", ".."):
-        raise CheckpointError(f"{values.name('file')} is {name!r}; served: a file in the folder of {MANIFEST}")
+    if Path(name).name != name or name in (".", "..") or not name.isprintable():
+        raise CheckpointError(f"{values.name('file')} is {name[:60]!r}; served: a file in the folder of {MANIFEST}")
     return name

@@ -36,7 +36,9 @@ class GraphSession:
         library, path = onnxruntime(), folder / graph.file
         self.graph = graph
         try:
-            self._session = library.InferenceSession(str(path), _options(runtime), providers=list(runtime.providers))
+            self._session = library.InferenceSession(
+                str(path), session_options(runtime), providers=list(runtime.providers)
+            )
         except _failures() as error:
             raise CheckpointError(
                 f"model: {path} is not loaded by onnxruntime {library.__version__} ({type(error).__name__}): export "
@@ -97,7 +99,8 @@ def check_providers(asked: Sequence[str]) -> None:
             raise ConfigError(f"artifact.providers: {name} is not there; possible: {', '.join(there)}")
 
 
-def _options(runtime: Runtime) -> Any:
+def session_options(runtime: Runtime) -> Any:
+    """The options of every session: a graph that is served computes what it did when it was checked."""
     library = onnxruntime()
     options = library.SessionOptions()
     options.intra_op_num_threads = runtime.threads

@@ -49,6 +49,10 @@ class TokenForm:
             ids = spec("ids", 1, tower.rows - fixed, dtype=INT)
             expect_tensors(tower, [*self.images, ids], [hidden])
             past = kv.positions if self.chunks else 0
+            if prefill.past != past:
+                raise CheckpointError(
+                    f"{MANIFEST}: {prefill.file} has a past of {prefill.past} positions; expected {past}: {AGAIN}"
+                )
             inputs = [hidden, *_places(1, tower.rows, past + tower.rows), spec("sampled", 1, dtype=INT)]
             inputs += kv_specs(kv, 1, past) if past else ()
             expect_tensors(prefill, inputs, [spec("logits", 1, self.vocabulary), *kv_specs(kv, 1, tower.rows, "_rows")])

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
 from edgeflow.errors import CheckpointError
 from edgeflow.static_graphs.stages import StageProgram
 
 CLOSE = 1e-4
 """Most that a graph of floats without substitutions differs."""
-FATAL = 3  # of ONNX Runtime's levels of what is logged
 
 
 def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] | None = None) -> float:
@@ -28,11 +28,11 @@ def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] 
     inputs = random_inputs(stage) if given is None else {name: torch.from_numpy(given[name]) for name in stage.inputs}
     with torch.no_grad():
         expected = stage.run(*inputs.values())
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = FATAL
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    options = session_options(Runtime(threads=torch.get_num_threads()))
+    session = onnxruntime.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     found = session.run(list(stage.outputs), {name: value.numpy() for name, value in inputs.items()})
-    return max(_error(each.numpy(), other) for each, other in zip(expected, found, strict=True))
+    errors = [_error(each.numpy(), other) for each, other in zip(expected, found, strict=True)]
+    return float(np.max(errors))  # not finite where one is not
 
 
 def random_inputs(stage: StageProgram) -> dict[str, Tensor]:

@@ -1,35 +1,69 @@
-"""The files of a checkpoint that an artifact keeps: all but its weights."""
+"""The folder of an artifact, and the files of a checkpoint that it keeps: all but the weights."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.errors import ConfigError
-from edgeflow.outputs import make_folder
+from edgeflow.outputs import make_folder, writing
 
 TEXTS = (".json", ".jinja", ".model", ".txt", ".md")
 INDEX = ".index.json"
 STATISTICS = ".safetensors"
 PIPELINES = "policy_*processor.json"
+LEVELS = ("*", "*/*", "*/*/*")
+"""A tokenizer may lie in a folder of its hub name, owner/name."""
 MOST_BYTES = 64 << 20
+DRAFT = ".partial"
+"""The folder in that of an artifact where a new one is written."""
 
 
 def check_out(out: Path, folder: Path) -> None:
     """Make the folder of an artifact; ConfigError for one that holds something else."""
     if out.resolve() == folder.resolve():
         raise ConfigError(f"out: {out} is the folder of the checkpoint; give another one")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
+    others = out.is_dir() and any(each.name != DRAFT for each in out.iterdir())
+    if others and not (out / MANIFEST).is_file():
         raise ConfigError(f"out: {out} holds other files; give a new folder, or one of an artifact, which is replaced")
     make_folder(out)
 
 
-def clear(out: Path) -> None:
-    """Remove an earlier artifact's graphs and manifest."""
-    for file in (out / MANIFEST, *out.glob("*.onnx"), *out.glob("*.data")):
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A folder to write an artifact to, which takes the place of an earlier one in `out` when all of it is written.
+
+    Until then the earlier one remains. ConfigError where it cannot be written.
+    """
+    draft = out / DRAFT
+    with writing(out):
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        try:
+            yield draft
+            _clear(out)
+            _take_over(draft, out)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier artifact: its manifest first, graphs, weights, and what it kept of its checkpoint."""
+    kept = [file for file in _texts(out) if DRAFT not in file.relative_to(out).parts]
+    for file in (out / MANIFEST, *out.glob("*.onnx"), *out.glob("*.data"), *kept):
         file.unlink(missing_ok=True)
+
+
+def _take_over(draft: Path, out: Path) -> None:
+    """Move all files, the manifest last."""
+    files = [file for file in draft.rglob("*") if file.is_file()]
+    for file in sorted(files, key=lambda file: file == draft / MANIFEST):
+        target = out / file.relative_to(draft)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
 
 
 def copy_texts(folder: Path, out: Path) -> None:
@@ -42,7 +76,7 @@ def copy_texts(folder: Path, out: Path) -> None:
 
 def _texts(folder: Path) -> Iterator[Path]:
     pipelines = "".join(file.read_text(encoding="utf-8") for file in folder.glob(PIPELINES))
-    for file in sorted([*folder.glob("*"), *folder.glob("*/*")]):
+    for file in sorted(file for level in LEVELS for file in folder.glob(level)):
         text = file.suffix in TEXTS and not file.name.endswith(INDEX)
         statistics = file.suffix == STATISTICS and f'"{file.name}"' in pipelines
         if file.is_file() and (text or statistics) and file.stat().st_size <= MOST_BYTES:

@@ -13,13 +13,12 @@ from edgeflow.console import Report
 from edgeflow.export.allowed import check_operators
 from edgeflow.export.calibration import MASK, Calibration, calibrated
 from edgeflow.export.checking import check_error, error_of
-from edgeflow.export.folder import check_out, clear, copy_texts
+from edgeflow.export.folder import check_out, copy_texts, replacing
 from edgeflow.export.programs import program_of
 from edgeflow.export.quantised.qdq import quantise
 from edgeflow.export.quantised.stage_runs import stage_key
 from edgeflow.export.request import Exported, ExportOutcome, ExportRequest
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.outputs import writing
 from edgeflow.static_graphs.graph_files import (
     SharedWeights,
     Traced,
@@ -42,9 +41,8 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
     traced = _traced(program, report)
     calibration = calibrated(request, program, traced, report)
     made = [rewritten(each.program.graph_module, calibration.rewrites, calibration.constant) for each in traced]
-    clear(request.out)
-    with writing(request.out), SharedWeights(request.out) as weights:
-        copy_texts(request.folder, request.out)
+    with replacing(request.out) as draft, SharedWeights(draft) as weights:
+        copy_texts(request.folder, draft)
         named, exported = _named(traced), []
         for index, each in enumerate(named):
             report("graphs", index, len(named))
@@ -60,7 +58,7 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
             preprocessing=program.preprocessing,
             versions={name: version(name) for name in LIBRARIES},
         )
-        write_manifest(request.out, manifest)
+        write_manifest(draft, manifest)
     return ExportOutcome(manifest=manifest, graphs=tuple(exported), remarks=calibration.remarks)
 
 
@@ -103,8 +101,8 @@ def _write(
     inputs = calibration.inputs.get(stage_key(stage), [])
     model = quantise(to_onnx(named.traced), inputs, precision, report)
     check_operators(model, named.file)
-    graph = replace(write_graph(model, stage, request.out, weights, named.file), precision=precision.value)
-    path = request.out / named.file
+    graph = replace(write_graph(model, stage, weights.folder, weights, named.file), precision=precision.value)
+    path = weights.folder / named.file
     check_graph(path)
     error = error_of(path, stage, inputs[0] if inputs else None)
     if precision is Precision.FLOAT32 and not calibration.rewrites:

@@ -19,6 +19,7 @@ import torch
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
+from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.errors import CheckpointError
 from edgeflow.static_graphs.rewrites import select_by_one_list
@@ -111,10 +112,10 @@ def with_shapes(model: ir.Model) -> ir.Model:
 
 
 class SharedWeights:
-    """The file of weights of a folder: every content once, whichever graphs name it."""
+    """The file of weights of a folder, which graphs are written to: every content once, whichever graphs name it."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._file = (folder / WEIGHTS).open("wb")
         self._places: dict[str, int] = {}
         self._digest = hashlib.sha256()
@@ -137,7 +138,7 @@ class SharedWeights:
                 dtype=tensor.dtype,
                 shape=tensor.shape,  # type: ignore[arg-type]
                 name=tensor.name or "",
-                base_dir=self._folder,
+                base_dir=self.folder,
             )
 
     def __enter__(self) -> SharedWeights:
@@ -190,12 +191,6 @@ def check_graph(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=False)
     except onnx.checker.ValidationError as error:
         raise CheckpointError(f"{path.name} is not valid ONNX: {error}") from error
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _spec(value: ir.Value) -> TensorSpec:

@@ -68,6 +68,14 @@ def test_truncated_weights(folder: Path):
     assert f"weights.data has {size - 64} bytes, and artifact.json states {size}" in told(folder)
 
 
+def test_a_device_in_the_place_of_weights(folder: Path):
+    """It has no bytes, and reading it never ends."""
+    (folder / "weights.data").unlink()
+    (folder / "weights.data").symlink_to("/dev/zero")
+    edited(folder, "weights", 0, "size", value=0)
+    assert "weights.data is not a file: copy the folder again" in told(folder)
+
+
 def test_weights_of_another_model(folder: Path):
     file = folder / "weights.data"
     file.write_bytes(bytes(len(file.read_bytes())))
@@ -81,9 +89,13 @@ def test_weights_of_another_model(folder: Path):
         (("graphs", 0, "file"), "../model.onnx", "is '../model.onnx'; served: a file in the folder"),
         (("weights", 0, "file"), "/etc/passwd", "is '/etc/passwd'; served: a file in the folder"),
         (("weights", 0, "size"), -1, "artifact.json.weights[0].size has -1"),
-        (("graphs", 1, "inputs", 0, "shape"), [1, 1 << 40, 1 << 20], "numbers; served: 1 to"),
+        (("graphs", 1, "inputs", 0, "shape"), [1, 1 << 40, 1 << 20], "1048576]; served: 1 to 1073741824 numbers"),
+        (("graphs", 1, "inputs", 0, "shape"), [10**4000, 10**4000], "000; served: 1 to 1073741824 numbers"),
+        (("graphs", 0, "file"), "step\0.onnx", "is 'step\\x00.onnx'; served: a file in the folder"),
+        (("graphs", 0, "file"), "step\ud800.onnx", "is 'step\\ud800.onnx'; served: a file in the folder"),
+        (("graphs", 0, "file"), "vlm", "vlm is not a file: copy the folder again"),
         (("graphs", 1, "inputs", 0, "shape"), [1, -3], "served: a whole number from 0 on"),
-        (("graphs", 1, "inputs", 0, "shape"), [1, 0], "0 numbers; served: 1 to"),
+        (("graphs", 1, "inputs", 0, "shape"), [1, 0], "has shape [1, 0]; served: 1 to"),
         (("graphs", 3, "batch"), 60000, "batch is 60000; served: 1 to 1024"),
         (("graphs",), [], "graphs has 0 entries; served: 1 to 64"),
         (("kv", "positions"), 1 << 30, "positions has 1073741824; served: 1 to 65536"),

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.export.allowed import ALLOWED
@@ -18,7 +19,7 @@ from edgeflow.export.programs import program_of
 from edgeflow.export.request import ExportOutcome, ExportRequest
 from edgeflow.export.run import export
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.static_graphs.graph_files import WEIGHTS, file_digest
+from edgeflow.static_graphs.graph_files import WEIGHTS
 from edgeflow.static_graphs.shapes import ExportShapes
 from tests.policies.flow.tiny import write_checkpoint
 from tests.policies.flow.weights import Tiny
@@ -109,6 +110,7 @@ def test_the_manifest_says_what_is_there(artifact, checkpoint: Path):
         assert [tuple(each.shape) for each in session.get_outputs()] == [each.shape for each in graph.outputs]
     (step,) = manifest.of(StageName.STEP)
     assert (step.rows, step.batch, step.past) == (SMALL.chunk, 2, manifest.kv.positions)
+    assert (folder / manifest.preprocessing["text"]["tokenizer"]).is_file()
     assert manifest.preprocessing["denoising"]["times"] == [1.0, pytest.approx(2 / 3), pytest.approx(1 / 3)]
 
 
@@ -136,6 +138,13 @@ def test_a_manifest_that_does_not_fit_is_refused_by_its_key(artifact, tmp_path: 
     (tmp_path / MANIFEST).write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
         read_manifest(tmp_path)
+
+
+def test_the_manifest_names_a_tokenizer_beside_the_configuration(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "named", SMALL)
+    (folder / "vlm" / "tokenizer.json").rename(folder / "tokenizer.json")
+    _, program = program_of(folder, ExportShapes())
+    assert program.preprocessing["text"]["tokenizer"] == "tokenizer.json"
 
 
 def test_an_earlier_artifact_is_replaced_and_nothing_else(checkpoint: Path, tmp_path: Path):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import torch
 
-from edgeflow.artifacts.sessions import ERRORS, EXACT
+from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
 from edgeflow.export.quantised.stage_runs import Array, Arrays, StageKey, stage_key
 from edgeflow.static_graphs.stages import StageProgram
 
@@ -20,13 +21,11 @@ def session_of(model: ir.Model) -> Any:
     """A session over a graph, by way of a temporary file: a graph in memory may have 2 GB at most."""
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = ERRORS
-    options.add_session_config_entry(*EXACT)
+    options = session_options(Runtime(threads=torch.get_num_threads()))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         ir.save(model, path, external_data=WEIGHTS)
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, options, providers=[CPU_PROVIDER])
 
 
 class GraphRun:

@@ -19,6 +19,7 @@ from edgeflow.policies.lerobot.statistics import Affine
 from edgeflow.static_graphs.flow import FlowExport, flow_program
 from edgeflow.static_graphs.shapes import ExportShapes
 from edgeflow.static_graphs.stages import ModelProgram
+from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 
 def export_flow(
@@ -48,11 +49,13 @@ def export_flow(
             batches=shapes.batches or tuple(sorted({sizes.candidates, sizes.candidates * sizes.steps})),
         )
     )
-    described = preprocessing(architecture, processors, sizes.steps)
+    described = preprocessing(directory, architecture, processors, sizes.steps)
     return replace(program, preprocessing={**described, "vocabulary": len(network.prefix.table)})
 
 
-def preprocessing(architecture: FlowArchitecture[Any], processors: FlowProcessors | None, steps: int) -> dict[str, Any]:
+def preprocessing(
+    directory: Path, architecture: FlowArchitecture[Any], processors: FlowProcessors | None, steps: int
+) -> dict[str, Any]:
     """From observations to the inputs of the towers, and from latents to actions."""
     flow = architecture.flow
     described: dict[str, Any] = {
@@ -73,7 +76,8 @@ def preprocessing(architecture: FlowArchitecture[Any], processors: FlowProcessor
         },
     }
     if processors is not None:
-        described["text"] = {"tokens": processors.tokens, "tokenizer": processors.tokenizer.name + "/tokenizer.json"}
+        tokenizer = (processors.tokenizer / TOKENIZER_FILE).relative_to(directory)
+        described["text"] = {"tokens": processors.tokens, "tokenizer": tokenizer.as_posix()}
         normalisation = processors.normalisation
         described["state"] |= {"normalise": _affine(normalisation.inputs.get(STATE))}
         described["action"] |= {"restore": _affine(normalisation.action)}
