@@ -5,6 +5,7 @@ They work on ATen operators, after in-place writes have become functions. Each r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,10 +27,20 @@ class Rewrite:
 
 
 def erf_gelu(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
-    """GELU by the error function where it was by tanh, whose cubic term overflows 16 bits."""
-    found = [node for node in _calls(graph, ATEN.gelu.default) if node.kwargs.get("approximate") == "tanh"]
+    """GELU by the error function, written out: x / 2 (1 + erf(x / sqrt 2)).
+
+    The cubic term of the form by tanh overflows 16 bits, and ONNX has no operator for either form before opset 20.
+    """
+    found = _calls(graph, ATEN.gelu.default)
     for node in found:
-        node.kwargs = {}
+        x = node.args[0]
+        with graph.inserting_before(node):
+            scaled = graph.call_function(ATEN.mul.Tensor, (x, math.sqrt(0.5)))
+            turned = graph.call_function(ATEN.add.Tensor, (graph.call_function(ATEN.erf.default, (scaled,)), 1.0))
+            halved = graph.call_function(ATEN.mul.Tensor, (x, 0.5))
+            result = graph.call_function(ATEN.mul.Tensor, (halved, turned))
+        node.replace_all_uses_with(result)
+    graph.eliminate_dead_code()
     return len(found)
 
 
@@ -67,7 +78,7 @@ def masked(graph: Graph) -> list[Node]:
 REWRITES: Mapping[str, Rewrite] = {
     each.name: each
     for each in (
-        Rewrite("erf-gelu", "GELU by erf where it is by tanh", erf_gelu),
+        Rewrite("erf-gelu", "GELU by erf, written out", erf_gelu),
         Rewrite("rope-concat", "RoPE by slice, negate and concat where halves are written in place", rope_concat),
         Rewrite("finite-mask", "hidden scores are a calibrated number instead of minus infinity", finite_mask),
     )

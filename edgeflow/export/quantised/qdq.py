@@ -29,7 +29,7 @@ from edgeflow.export.quantised.ranges import Range, float_ranges
 from edgeflow.static_graphs.graph_files import with_shapes
 
 PRODUCTS = ("MatMul", "Gemm")
-ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Concat")
+ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Erf", "Concat")
 MOVES = ("Transpose", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")
 """Their results have the scale of their input."""
 OPERATORS = (*PRODUCTS, *ELEMENTWISE, *MOVES)
