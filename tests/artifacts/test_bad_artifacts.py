@@ -73,6 +73,8 @@ def test_a_device_in_the_place_of_weights(folder: Path):
     (folder / "weights.data").unlink()
     (folder / "weights.data").symlink_to("/dev/zero")
     edited(folder, "weights", 0, "size", value=0)
+    for index in range(len(json.loads((folder / MANIFEST).read_text())["graphs"])):
+        edited(folder, "graphs", index, "weight_bytes", value=0)
     assert "weights.data is not a file: copy the folder again" in told(folder)
 
 
@@ -97,6 +99,7 @@ def test_weights_of_another_model(folder: Path):
         (("graphs", 1, "inputs", 0, "shape"), [1, -3], "served: a whole number from 0 on"),
         (("graphs", 1, "inputs", 0, "shape"), [1, 0], "has shape [1, 0]; served: 1 to"),
         (("graphs", 3, "batch"), 60000, "batch is 60000; served: 1 to 1024"),
+        (("graphs", 0, "weight_bytes"), 10**4000, "graphs[0] states more bytes of weights than the"),
         (("graphs",), [], "graphs has 0 entries; served: 1 to 64"),
         (("kv", "positions"), 1 << 30, "positions has 1073741824; served: 1 to 65536"),
         (("kv", "positions"), 9, "has 9 positions"),
