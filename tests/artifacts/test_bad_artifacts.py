@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx_ir")
 
 from edgeflow.artifacts.manifest import MANIFEST
-from edgeflow.artifacts.sessions import Runtime, available_providers
+from edgeflow.artifacts.sessions import Runtime, available_providers, check_started
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.errors import CheckpointError, ConfigError, DependencyError, StartError
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -142,6 +142,13 @@ def test_a_provider_that_is_not_there(folder: Path):
         load(folder, placement)
     possible = ", ".join(available_providers())
     assert caught.value.text == f"artifact.providers: NoSuchProvider is not there; possible: {possible}"
+
+
+def test_a_provider_that_did_not_start():
+    check_started(["A", "CPU"], ["A", "CPU"])
+    check_started(["CPU"], ["CPU"])
+    with pytest.raises(ConfigError, match="A did not start, and onnxruntime would compute by CPU"):
+        check_started(["A", "CPU"], ["CPU"])
 
 
 def test_other_steps_than_exported(folder: Path):

@@ -186,6 +186,15 @@ def test_shapes_beyond_the_model_are_refused(checkpoint: Path, tmp_path: Path):
         program_of(openvla, ExportShapes(text=(3000,)))
 
 
+@pytest.mark.parametrize(
+    ("option", "name"), [({"frames": Path("frames.npz")}, "frames"), ({"first_step": True}, "first")]
+)
+def test_options_of_a_calibration_that_is_not_made_are_refused_at_once(tmp_path: Path, option: dict, name: str):
+    with pytest.raises(ConfigError, match=f"{name}.*: a graph of floats is not calibrated"):
+        request_for(tmp_path, tmp_path / "out", **option)
+    request_for(tmp_path, tmp_path / "out", rewrites=("finite-mask",), **option)
+
+
 def test_a_family_without_static_graphs_is_named_with_those_that_have(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"type": "act"}))
     with pytest.raises(CheckpointError, match="the family act have no static graphs; exported: openvla, smolvla, pi0"):

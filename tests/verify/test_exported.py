@@ -57,7 +57,7 @@ def test_a_flow_policy_agrees_in_both_modes(tmp_path: Path):
 @pytest.mark.oracle("smolvla-tiny")
 def test_prompts_longer_than_every_bucket_are_told(tmp_path: Path):
     folder = exported(FLOW, tmp_path / "artifact", ExportShapes(text=(4,)))
-    with pytest.raises(ConfigError, match="was exported for prompts of 4 tokens; the recordings have up to .*--text"):
+    with pytest.raises(ConfigError, match=r"was exported for prompts of 4 tokens; the recordings have up to .*--text"):
         verified(FLOW, folder)
 
 
