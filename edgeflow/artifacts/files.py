@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ MOST_NUMBERS = 1 << 30
 """Of a tensor."""
 MOST_BATCH = 1024
 BLOCK = 1 << 20
+ITEM_BYTES = {"float32": 4, "int64": 8, "bool": 1}
 AGAIN = "export the model again"
 
 
@@ -54,9 +56,15 @@ def check_contents(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def stored_bytes(folder: Path, manifest: Manifest) -> int:
-    """Bytes of weights and graphs."""
-    return sum(_size(folder, file) for file in {file for file, _ in _digests(manifest)})
+def loaded_bytes(folder: Path, manifest: Manifest) -> int:
+    """Memory of all graphs once they are loaded: an upper bound.
+
+    Each has its weights to itself, which the library orders anew, and arrays for its inputs and outputs, as for copies
+    of the slots that a step reads.
+    """
+    own = sum(_size(folder, graph.file) + graph.weight_bytes for graph in manifest.graphs)
+    tensors = (each for graph in manifest.graphs for each in (*graph.inputs, *graph.outputs))
+    return own + sum(ITEM_BYTES[each.dtype] * math.prod(each.shape) for each in tensors)
 
 
 def _check_limits(manifest: Manifest) -> None:
@@ -69,6 +77,9 @@ def _check_limits(manifest: Manifest) -> None:
         where = f"{MANIFEST}.graphs[{index}]"
         if graph.batch > MOST_BATCH:
             raise CheckpointError(f"{where}.batch is {graph.batch}; served: 1 to {MOST_BATCH}")
+        stored = sum(each.size for each in manifest.weights)
+        if graph.weight_bytes > stored:
+            raise CheckpointError(f"{where} states more bytes of weights than the {stored} that are there: {AGAIN}")
         tensors = [*graph.inputs, *graph.outputs]
         if len(tensors) > MOST_TENSORS:
             raise CheckpointError(f"{where} has {len(tensors)} inputs and outputs; served: up to {MOST_TENSORS}")

@@ -45,7 +45,8 @@ class Graph:
     """A graph of fixed shapes.
 
     rows: of a prompt, or of one candidate in a step. past: positions of the slots that it reads. batch: sequences that
-    a step takes at once. precision: float32, int16, w8a16 or w8a8. digest: SHA-256 of the file.
+    a step takes at once. precision: float32, int16, w8a16 or w8a8. digest: SHA-256 of the file. weight_bytes: of the
+    files of weights, that it names.
     """
 
     stage: StageName
@@ -56,6 +57,7 @@ class Graph:
     rows: int
     past: int = 0
     batch: int = 1
+    weight_bytes: int = 0
     precision: str = "float32"
     operators: Mapping[str, int] = field(default_factory=dict)
 
@@ -166,6 +168,7 @@ def _graph(values: Fields) -> Graph:
         rows=values.size("rows"),
         past=values.count("past"),
         batch=values.size("batch"),
+        weight_bytes=values.count("weight_bytes"),
         precision=values.text("precision"),
         operators=values.plain("operators"),
     )

@@ -30,7 +30,8 @@ class Runtime:
 
 
 class GraphSession:
-    """A loaded graph. CheckpointError where the file is damaged, or has other tensors than its entry states."""
+    """A loaded graph. CheckpointError where the file is damaged, or has other tensors than its entry states;
+    ConfigError for a provider that does not start."""
 
     def __init__(self, folder: Path, graph: Graph, runtime: Runtime) -> None:
         library, path = onnxruntime(), folder / graph.file
@@ -44,6 +45,7 @@ class GraphSession:
                 f"model: {path} is not loaded by onnxruntime {library.__version__} ({type(error).__name__}): export "
                 "the model again, or install a newer onnxruntime"
             ) from error
+        check_started(runtime.providers, self._session.get_providers())
         compare_tensors(f"model: {path}", "input", _specs(self._session.get_inputs()), list(graph.inputs))
         compare_tensors(f"model: {path}", "output", _specs(self._session.get_outputs()), list(graph.outputs))
 
@@ -97,6 +99,16 @@ def check_providers(asked: Sequence[str]) -> None:
     for name in asked:
         if name not in there:
             raise ConfigError(f"artifact.providers: {name} is not there; possible: {', '.join(there)}")
+
+
+def check_started(asked: Sequence[str], used: Sequence[str]) -> None:
+    """ConfigError for a provider that the library left out, as it does where an accelerator's libraries are missing."""
+    for name in asked:
+        if name not in used:
+            raise ConfigError(
+                f"artifact.providers: {name} did not start, and onnxruntime would compute by {', '.join(used)}: "
+                "install what it needs, or remove it"
+            )
 
 
 def session_options(runtime: Runtime) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from edgeflow.console import Report
-from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.frames import RANDOM, calibration_frames
 from edgeflow.export.quantised.masks import calibrate_mask
 from edgeflow.export.quantised.stage_inputs import StageInputs, record_stage_inputs
@@ -35,8 +34,6 @@ def calibrated(request: ExportRequest, program: ModelProgram, traced: Sequence[T
     Quantised graphs need a finite mask, so they get one. ConfigError for frames that the model does not take.
     """
     if not request.calibrates:
-        if request.frames is not None or request.first_step:
-            raise ConfigError("frames: a graph of floats is not calibrated; remove it, or give --precision")
         return Calibration(rewrites=request.rewrites)
     report("calibration frames", 0, 1)
     frames, source = calibration_frames(request.folder, program, request.frames, report)

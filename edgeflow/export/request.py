@@ -9,6 +9,7 @@ from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
 from edgeflow.artifacts.precision import Precision
+from edgeflow.errors import ConfigError
 from edgeflow.static_graphs.shapes import ExportShapes
 
 
@@ -26,6 +27,12 @@ class ExportRequest:
     rewrites: tuple[str, ...] = ()
     frames: Path | None = None
     first_step: bool = False
+
+    def __post_init__(self) -> None:
+        """ConfigError for options of a calibration where there is none."""
+        for name, given in (("frames", self.frames is not None), ("first-step", self.first_step)):
+            if given and not self.calibrates:
+                raise ConfigError(f"{name}: a graph of floats is not calibrated; remove it, or give --precision")
 
     def precision(self, stage: StageName) -> Precision:
         """The precision of a stage; floats where nothing is given."""

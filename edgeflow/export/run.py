@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
+from importlib import import_module
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
 from edgeflow.artifacts.precision import Precision
@@ -56,7 +56,7 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
             weights=(weights.entry,),
             rewrites=_rewrites(made, calibration.constant),
             preprocessing=program.preprocessing,
-            versions={name: version(name) for name in LIBRARIES},
+            versions={name: str(import_module(name).__version__) for name in LIBRARIES},
         )
         write_manifest(draft, manifest)
     return ExportOutcome(manifest=manifest, graphs=tuple(exported), remarks=calibration.remarks)

@@ -125,8 +125,9 @@ class SharedWeights:
         """Make what was written so far readable."""
         self._file.flush()
 
-    def move(self, model: ir.Model) -> None:
-        """The large constants of a graph become references to this file."""
+    def move(self, model: ir.Model) -> int:
+        """The large constants of a graph become references to this file; their bytes."""
+        moved = 0
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is None or tensor.nbytes <= INLINE_BYTES:
@@ -140,6 +141,8 @@ class SharedWeights:
                 name=tensor.name or "",
                 base_dir=self.folder,
             )
+            moved += tensor.nbytes
+        return moved
 
     def __enter__(self) -> SharedWeights:
         return self
@@ -169,7 +172,7 @@ class SharedWeights:
 
 def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: SharedWeights, file: str) -> Graph:
     """Write a graph and check it; its entry in the manifest."""
-    weights.move(model)
+    moved = weights.move(model)
     weights.flush()
     ir.save(model, folder / file)
     return Graph(
@@ -181,6 +184,7 @@ def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: Sha
         rows=stage.rows,
         past=stage.past,
         batch=stage.batch,
+        weight_bytes=moved,
         operators=dict(sorted(Counter(node.op_type for node in model.graph).items())),
     )
 

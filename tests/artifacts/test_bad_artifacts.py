@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx_ir")
 
 from edgeflow.artifacts.manifest import MANIFEST
-from edgeflow.artifacts.sessions import Runtime, available_providers
+from edgeflow.artifacts.sessions import Runtime, available_providers, check_started
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.errors import CheckpointError, ConfigError, DependencyError, StartError
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -73,6 +73,8 @@ def test_a_device_in_the_place_of_weights(folder: Path):
     (folder / "weights.data").unlink()
     (folder / "weights.data").symlink_to("/dev/zero")
     edited(folder, "weights", 0, "size", value=0)
+    for index in range(len(json.loads((folder / MANIFEST).read_text())["graphs"])):
+        edited(folder, "graphs", index, "weight_bytes", value=0)
     assert "weights.data is not a file: copy the folder again" in told(folder)
 
 
@@ -97,6 +99,7 @@ def test_weights_of_another_model(folder: Path):
         (("graphs", 1, "inputs", 0, "shape"), [1, -3], "served: a whole number from 0 on"),
         (("graphs", 1, "inputs", 0, "shape"), [1, 0], "has shape [1, 0]; served: 1 to"),
         (("graphs", 3, "batch"), 60000, "batch is 60000; served: 1 to 1024"),
+        (("graphs", 0, "weight_bytes"), 10**4000, "graphs[0] states more bytes of weights than the"),
         (("graphs",), [], "graphs has 0 entries; served: 1 to 64"),
         (("kv", "positions"), 1 << 30, "positions has 1073741824; served: 1 to 65536"),
         (("kv", "positions"), 9, "has 9 positions"),
@@ -139,6 +142,13 @@ def test_a_provider_that_is_not_there(folder: Path):
         load(folder, placement)
     possible = ", ".join(available_providers())
     assert caught.value.text == f"artifact.providers: NoSuchProvider is not there; possible: {possible}"
+
+
+def test_a_provider_that_did_not_start():
+    check_started(["A", "CPU"], ["A", "CPU"])
+    check_started(["CPU"], ["CPU"])
+    with pytest.raises(ConfigError, match="A did not start, and onnxruntime would compute by CPU"):
+        check_started(["A", "CPU"], ["CPU"])
 
 
 def test_other_steps_than_exported(folder: Path):

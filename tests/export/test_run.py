@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgeflow.artifacts.files import file_digest
+from edgeflow.artifacts.files import file_digest, loaded_bytes
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
 from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.export.allowed import ALLOWED
@@ -96,6 +96,23 @@ def test_weights_lie_once_in_one_file(artifact):
     assert any(len(stages) > 1 for stages in places.values())  # the rotations, at least
 
 
+def test_memory_is_forecast_with_the_weights_of_each_graph(artifact):
+    """The library copies what it multiplies by, for each graph."""
+    folder, outcome = artifact
+    named = 0
+    for graph in outcome.manifest.graphs:
+        tensors = onnx.load(folder / graph.file, load_external_data=False).graph.initializer
+        external = [each for each in tensors if each.data_location == onnx.TensorProto.EXTERNAL]
+        lengths = [int(entry.value) for each in external for entry in each.external_data if entry.key == "length"]
+        assert graph.weight_bytes == sum(lengths) > 0
+        named += graph.weight_bytes
+    slots = outcome.manifest.kv
+    copied = (
+        2 * 4 * 2 * slots.layers * slots.positions * slots.kv_heads * slots.head_dim
+    )  # of the step, whose batch is 2
+    assert loaded_bytes(folder, outcome.manifest) > named + copied > (folder / WEIGHTS).stat().st_size
+
+
 def test_the_manifest_says_what_is_there(artifact, checkpoint: Path):
     folder, outcome = artifact
     manifest = read_manifest(folder)
@@ -167,6 +184,15 @@ def test_shapes_beyond_the_model_are_refused(checkpoint: Path, tmp_path: Path):
     openvla = write_openvla(tmp_path / "openvla")
     with pytest.raises(ConfigError, match="text: a bucket of 3000 tokens; the model has 2048 positions"):
         program_of(openvla, ExportShapes(text=(3000,)))
+
+
+@pytest.mark.parametrize(
+    ("option", "name"), [({"frames": Path("frames.npz")}, "frames"), ({"first_step": True}, "first")]
+)
+def test_options_of_a_calibration_that_is_not_made_are_refused_at_once(tmp_path: Path, option: dict, name: str):
+    with pytest.raises(ConfigError, match=f"{name}.*: a graph of floats is not calibrated"):
+        request_for(tmp_path, tmp_path / "out", **option)
+    request_for(tmp_path, tmp_path / "out", rewrites=("finite-mask",), **option)
 
 
 def test_a_family_without_static_graphs_is_named_with_those_that_have(tmp_path: Path):

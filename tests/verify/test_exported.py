@@ -54,6 +54,13 @@ def test_a_flow_policy_agrees_in_both_modes(tmp_path: Path):
     assert all(each.ok and each.tolerance <= 1e-4 for _, each in results)
 
 
+@pytest.mark.oracle("smolvla-tiny")
+def test_prompts_longer_than_every_bucket_are_told(tmp_path: Path):
+    folder = exported(FLOW, tmp_path / "artifact", ExportShapes(text=(4,)))
+    with pytest.raises(ConfigError, match=r"was exported for prompts of 4 tokens; the recordings have up to .*--text"):
+        verified(FLOW, folder)
+
+
 @pytest.mark.oracle("qwen2-tiny")
 def test_a_chat_model_agrees_in_every_way(chat: Path):
     results = verified(CHAT, chat)

@@ -134,8 +134,9 @@ def chat_bytes(config: ServiceConfig) -> int:
     if is_artifact(path):
         exported = read_exported_chat(path)
         check_exported_chat(chat, exported, device)
+        choose_graphs(config.graphs, device, torch.float32)
         return (
-            exported.stored_bytes
+            exported.loaded_bytes
             + memory_need(chat, exported.text, None, torch.float32, device, replays=False).total_bytes
         )
     check_kv(CONFIGURED[chat.kv], device, section="chat.")

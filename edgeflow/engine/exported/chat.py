@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from edgeflow.artifacts.files import open_artifact, stored_bytes
+from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.artifacts.token_form import TokenForm
@@ -39,9 +39,9 @@ class ExportedChat:
         return replace(self.published.text, max_position_embeddings=self.manifest.kv.positions)
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes of weights and graphs."""
-        return stored_bytes(self.folder, self.manifest)
+    def loaded_bytes(self) -> int:
+        """Memory of the graphs."""
+        return loaded_bytes(self.folder, self.manifest)
 
     def load(self, runtime: Runtime, *, text: bool = True) -> ChatModel:
         """Load graphs, and tokenizer and chat template if `text`; CheckpointError says what is wrong with them."""

@@ -72,7 +72,7 @@ def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
 
 
 def random_frames(program: ModelProgram, count: int, seed: int = 0) -> list[Any]:
-    """Frames of random pixels in [-1, 1], a text of random tokens as long as the largest bucket, and a zero state; of
+    """Frames of random pixels in [-1, 1], a text of random tokens as long as the largest bucket, and a normal state; of
     a chat model, texts of two chunks."""
     generator = torch.Generator().manual_seed(seed)
     return [_random(program, generator) for _ in range(count)]
@@ -90,7 +90,7 @@ def _random(program: ModelProgram, generator: torch.Generator) -> Any:
         return FlowFrame(
             pixel_values=pixels,
             prompt_ids=tuple(ids),
-            state=torch.zeros(export.state),
+            state=torch.randn(export.state, generator=generator),
             noise=torch.randn(sizes.candidates, sizes.horizon, sizes.dims, generator=generator),
         )
     return PreparedFrame(pixels[0], tuple(ids[: program.kv.positions // 2]))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.files import open_artifact, stored_bytes
+from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.artifacts.tensors import Array, zeros
@@ -135,7 +135,7 @@ class StaticOpenVLACheckpoint:
         text, stages, stored = (
             self._config.text,
             self._config.action_width,
-            stored_bytes(self._directory, self._manifest),
+            loaded_bytes(self._directory, self._manifest),
         )
         kv = KVShape(
             layers=text.num_hidden_layers,

@@ -40,7 +40,7 @@ def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
             text=text,
             positions=policy.image_tokens + text[-1] + policy.K,
             chunks=False,
-            batches=shapes.batches or (1, policy.K - 1),
+            batches=shapes.batches or tuple(sorted({1, max(policy.K - 1, 1)})),
         )
     )
     return replace(program, preprocessing=_preprocessing(directory, policy))

@@ -78,6 +78,7 @@ def test_frames_that_do_not_fit_and_no_frames_are_refused():
 def test_random_frames_fit_and_frames_are_taken_from_all_of_a_recording():
     program = program_of()
     frames = random_frames(program, 2)
+    assert all(frame.state.abs().max() > 0 for frame in frames)  # of nothing but zeros, the scale would be 1
     recorded = record_stage_inputs(program, frames, "first")
     assert all(len(recorded[stage_key(stage)]) for stage in program.stages)
     assert not torch.equal(frames[0].pixel_values, frames[1].pixel_values)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgeflow.artifacts.files import stored_bytes
+from edgeflow.artifacts.files import loaded_bytes
 from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
@@ -49,7 +49,7 @@ class StaticFlow:
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
         architecture = self._architecture
-        stored = stored_bytes(self._directory, self._opened.manifest)
+        stored = loaded_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
         found = footprint(
             weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype

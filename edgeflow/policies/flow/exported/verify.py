@@ -30,7 +30,8 @@ def verify_exported(
     modes: Sequence[Mode],
     tolerances: Tolerances,
 ) -> Results:
-    """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it."""
+    """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it,
+    or where a prompt is longer than every bucket."""
     artifact_of(directory, artifact)
     opened = open_flow(artifact, architecture)
     recordings = read_recordings(directory, architecture.flow, architecture.margin)
@@ -39,6 +40,12 @@ def verify_exported(
         raise ConfigError(
             f"artifact: {artifact} was exported for {opened.steps} steps; the recordings have "
             f"{', '.join(str(each.steps) for each in recordings)}"
+        )
+    longest = max(len(frame.prompt_ids) for each in fitting for frame in each.frames)
+    if longest > opened.manifest.text:
+        raise ConfigError(
+            f"artifact: {artifact} was exported for prompts of {opened.manifest.text} tokens; the recordings have up "
+            f"to {longest}: export it with --text {longest}"
         )
     graphs = load_graphs(artifact, opened, Runtime(threads=torch.get_num_threads()))
     runner, results = Runner(StaticNetwork(graphs), opened.sizes), []
