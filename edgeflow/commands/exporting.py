@@ -12,8 +12,11 @@ from edgeflow.commands.options import Json, OptionalInt, OptionalPath
 
 PRECISION_HELP = "Weights and activations: float32, int16, w8a16 (8-bit weights, 16-bit activations) or w8a8."
 REWRITE_HELP = "Substitute operators: erf-gelu, rope-concat or finite-mask; may be given several times."
-TEXT_HELP = "Tokens of a prompt, a bucket each; of a chat model, rows of a chunk. Default: the checkpoint's own limit."
-BATCH_HELP = "Sequences of a step, a graph each. Default: one, and all of a pipelined robot."
+TEXT_HELP = (
+    "Tokens of a prompt, a bucket each; of a chat model, rows of a chunk. Default: the limit of the "
+    "checkpoint where it states one, otherwise 64."
+)
+BATCH_HELP = "Sequences of a step, a graph each. Default: one, and all of a pipelined robot; one of a chat model."
 FRAMES_HELP = "File of recorded frames to calibrate on (edgeflow quantize --keep-frames writes one)."
 
 PrecisionName = Literal["float32", "int16", "w8a16", "w8a8"]
