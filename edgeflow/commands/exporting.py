@@ -56,7 +56,8 @@ def export(
     """Export a model as static ONNX graphs: towers, prefill and one step, with explicit KV inputs and outputs.
 
     Shapes are fixed, operators are standard ones of opset 21. Policies: OpenVLA, SmolVLA, π0 and π0.5; chat models:
-    Llama, Qwen2, Qwen2.5 and Qwen3. `edgeflow serve --model FOLDER` serves the result by ONNX Runtime.
+    Llama, Qwen2, Qwen2.5 and Qwen3. `edgeflow serve --model FOLDER` serves a policy's by ONNX Runtime,
+    `chat.model` of a configuration those of a chat model.
     """
     from edgeflow.export.command import export_command, request_of
     from edgeflow.static_graphs.shapes import ExportShapes
