@@ -12,8 +12,11 @@ from edgeflow.commands.options import Json, OptionalInt, OptionalPath
 
 PRECISION_HELP = "Weights and activations: float32, int16, w8a16 (8-bit weights, 16-bit activations) or w8a8."
 REWRITE_HELP = "Substitute operators: erf-gelu, rope-concat or finite-mask; may be given several times."
-TEXT_HELP = "Tokens of a prompt, a bucket each; of a chat model, rows of a chunk. Default: the checkpoint's own limit."
-BATCH_HELP = "Sequences of a step, a graph each. Default: one, and all of a pipelined robot."
+TEXT_HELP = (
+    "Tokens of a prompt, a bucket each; of a chat model, rows of a chunk. Default: the limit of the "
+    "checkpoint where it states one, otherwise 64."
+)
+BATCH_HELP = "Sequences of a step, a graph each. Default: one, and all of a pipelined robot; one of a chat model."
 FRAMES_HELP = "File of recorded frames to calibrate on (edgeflow quantize --keep-frames writes one)."
 
 PrecisionName = Literal["float32", "int16", "w8a16", "w8a8"]
@@ -53,7 +56,8 @@ def export(
     """Export a model as static ONNX graphs: towers, prefill and one step, with explicit KV inputs and outputs.
 
     Shapes are fixed, operators are standard ones of opset 21. Policies: OpenVLA, SmolVLA, π0 and π0.5; chat models:
-    Llama, Qwen2, Qwen2.5 and Qwen3. `edgeflow serve --model FOLDER` serves the result by ONNX Runtime.
+    Llama, Qwen2, Qwen2.5 and Qwen3. `edgeflow serve --model FOLDER` serves a policy's by ONNX Runtime,
+    `chat.model` of a configuration those of a chat model.
     """
     from edgeflow.export.command import export_command, request_of
     from edgeflow.static_graphs.shapes import ExportShapes

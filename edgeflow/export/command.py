@@ -15,6 +15,7 @@ from edgeflow.console import reporting, table_console
 from edgeflow.export.request import ExportOutcome, ExportRequest
 from edgeflow.export.run import export
 from edgeflow.model_paths import resolve_model
+from edgeflow.static_graphs.chat import CHAT_FAMILIES
 from edgeflow.static_graphs.shapes import ExportShapes
 
 MB = 1e6
@@ -76,4 +77,11 @@ def _show(model: str, out: Path, outcome: ExportOutcome) -> None:
         print(f"{rewrite.name}: {rewrite.sites} sites{constant}")
     for line in outcome.remarks:
         print(line)
-    print(f"written: {out}; serve it with `edgeflow serve --model {out}`")
+    print(f"written: {out}; {how_served(manifest.family, out)}")
+
+
+def how_served(family: str, out: Path) -> str:
+    """The way to serve an artifact: a policy by an option, a chat model by the configuration."""
+    if family in CHAT_FAMILIES:
+        return f"serve it as chat.model of a configuration: {out}"
+    return f"serve it with `edgeflow serve --model {out}`"

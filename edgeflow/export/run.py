@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
+from typing import Any
+
+import onnx
+import onnxruntime
+import onnxscript
+import torch
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
 from edgeflow.artifacts.precision import Precision
@@ -30,7 +35,7 @@ from edgeflow.static_graphs.graph_files import (
 from edgeflow.static_graphs.rewrites import rewritten
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram
 
-LIBRARIES = ("torch", "onnx", "onnxscript", "onnxruntime")
+LIBRARIES: tuple[Any, ...] = (torch, onnx, onnxscript, onnxruntime)
 
 
 def export(request: ExportRequest, report: Report) -> ExportOutcome:
@@ -56,7 +61,7 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
             weights=(weights.entry,),
             rewrites=_rewrites(made, calibration.constant),
             preprocessing=program.preprocessing,
-            versions={name: str(import_module(name).__version__) for name in LIBRARIES},
+            versions={each.__name__: str(each.__version__) for each in LIBRARIES},
         )
         write_manifest(draft, manifest)
     return ExportOutcome(manifest=manifest, graphs=tuple(exported), remarks=calibration.remarks)

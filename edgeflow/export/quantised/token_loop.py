@@ -17,7 +17,11 @@ PIXELS = "pixel_values"
 
 
 class TokenLoop:
-    """The stages of one bucket and one batch. text: tokens of the bucket."""
+    """The stages of one bucket and one batch. text: tokens of the bucket.
+
+    All steps of an answer have the same arrays for its slot: later rows enter them in place, where the masks of earlier
+    inputs hide them. Copies of a slot for each token would not fit in memory.
+    """
 
     def __init__(self, export: TokenExport, program: ModelProgram, text: int, batch: int) -> None:
         self._text, self._fixed = text, export.fixed_rows
@@ -39,7 +43,8 @@ class TokenLoop:
         for _ in range(tokens - 1):
             ids = np.array([[each[-1]] for each in found])
             logits, *rows = run(self.step, {"ids": ids, **self._places(lengths), **past})
-            past = {name: _entered(past[name], new, lengths) for name, new in zip(past, rows, strict=True)}
+            for slots, new in zip(past.values(), rows, strict=True):
+                slots[np.arange(len(slots)), lengths] = new[:, 0]
             lengths = lengths + 1
             for each, row in zip(found, logits, strict=True):
                 each.append(int(row.argmax()))
@@ -89,10 +94,3 @@ class TokenLoop:
         seen = np.arange(self._past + 1) < lengths[:, None]
         seen[:, -1] = True
         return {"position": lengths[:, None], "seen": seen[:, None]}
-
-
-def _entered(past: Array, new: Array, lengths: Array) -> Array:
-    """Keys or values [B, T, KH, D] with a row more in each slot."""
-    found = past.copy()
-    found[np.arange(len(past)), lengths] = new[:, 0]
-    return found

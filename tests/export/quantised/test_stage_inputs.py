@@ -112,6 +112,25 @@ def test_tokens_are_the_same_in_chunks_in_a_whole_bucket_and_by_the_decoder():
     assert found[0] == found[1] == [by_decoder(whole, frame.prompt_ids) for frame in frames]
 
 
+def test_inputs_of_all_steps_share_their_slots_and_give_the_same_again():
+    export = token_export(chunks=True, text=(CHUNK,))
+    program = token_program(export)
+    loop, recorded = TokenLoop(export, program, CHUNK, 2), []
+
+    def run(stage, inputs):
+        found = run_torch(stage, inputs)
+        recorded.append((stage, inputs, found))
+        return found
+
+    loop.run(random_frames(program, 2), run, TOKENS)
+    steps = [each for each in recorded if each[0].stage is StageName.STEP]
+    assert len(steps) == TOKENS - 1
+    assert all(np.shares_memory(each["key.0"], steps[0][1]["key.0"]) for _, each, _ in steps)
+    for stage, inputs, found in recorded:
+        for first, again in zip(found, run_torch(stage, inputs), strict=True):
+            assert np.abs(first - again).max() <= TOLERANCE
+
+
 @torch.inference_mode()
 def by_decoder(export: TokenExport, prompt: tuple[int, ...]) -> list[int]:
     """The greedy answer, computed anew for every token by one prefill of all rows so far."""
