@@ -16,6 +16,9 @@ from edgeflow.kernels.static.store import StaticKV
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram, kv_names, pairs
 
+IDS = 8
+"""The different tokens of example texts; every vocabulary has so many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowExport:
@@ -85,7 +88,7 @@ class _Stages:
 
         inputs = {
             "pixel_values": torch.zeros(export.cameras, 3, export.side, export.side),
-            "prompt_ids": torch.zeros(bucket.text, dtype=torch.long),
+            "prompt_ids": torch.arange(bucket.text) % IDS,
             "state": torch.zeros(1, export.state),
         }
         return StageProgram(stage=StageName.TOWERS, run=run, inputs=inputs, outputs=("hidden",), rows=bucket.rows)
@@ -138,7 +141,7 @@ class _Stages:
         mask = masks.step(bucket.cameras, bucket.text)
         inputs = {
             "x": torch.zeros(batch, sizes.horizon, sizes.dims),
-            "times": torch.zeros(batch, sizes.horizon, dtype=torch.long),
+            "times": _each(torch.arange(sizes.horizon) % len(self._times), batch),
         }
         if sizes.state:
             inputs["state"] = torch.zeros(batch, sizes.state)

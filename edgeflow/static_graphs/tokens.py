@@ -84,7 +84,7 @@ class _Stages:
         return StageProgram(
             stage=StageName.TOWERS,
             run=run,
-            inputs={**export.images, "ids": torch.zeros(1, text, dtype=torch.long)},
+            inputs={**export.images, "ids": (torch.arange(text) % self._config.vocab_size)[None]},
             outputs=("hidden",),
             rows=export.fixed_rows + text,
         )
@@ -122,7 +122,7 @@ class _Stages:
             return [decoder.logits(rows, "decode"), *self._written(kv, batch)]
 
         inputs = {
-            "ids": torch.zeros(batch, 1, dtype=torch.long),
+            "ids": (torch.arange(batch) % self._config.vocab_size)[:, None],
             "position": torch.zeros(batch, 1, dtype=torch.long),
             "seen": torch.ones(batch, 1, past + 1, dtype=torch.bool),
         }
