@@ -37,7 +37,8 @@ from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.sample_frames import sample_observations
-from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
+from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import INSTRUCTION, LoadOptions, Placement
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.model_paths import resolve_model

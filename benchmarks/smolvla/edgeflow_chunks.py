@@ -17,7 +17,7 @@ from benchmarks.smolvla.random_smolvla import CAMERAS, NUMBERS, STATE, TOKENS, s
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.engine.table import operator_table
 from edgeflow.policies.flow.policy import DenoisingPolicy

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
-from edgeflow.engine.flow.policy import FlowNetwork, RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.engine.table import operator_table
 from edgeflow.gpu_suite.subjects.random_flow import FlowShape

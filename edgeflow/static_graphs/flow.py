@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
-from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.kernels.static.layout import StaticLayout
 from edgeflow.kernels.static.store import StaticKV
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout

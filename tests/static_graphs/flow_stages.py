@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.static_graphs.flow import FlowExport, flow_program
 from edgeflow.static_graphs.stages import ModelProgram, StageProgram

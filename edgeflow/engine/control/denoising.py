@@ -14,8 +14,9 @@ from torch import Tensor
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.continuing import guidance_of
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.guidance import Previous
-from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy
+from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.flow.program import FlowProgram, Steps
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.engine.flow.state import FlowState, lines_of

@@ -21,7 +21,7 @@ from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.stages import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces
-from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.models.grouped import CROSS

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from edgeflow.engine.flow.frames import FlowSizes, Guidance
 from edgeflow.engine.flow.guidance import Previous, RTCSettings, schedule_weights
-from edgeflow.engine.flow.policy import FlowSizes, Guidance
 from edgeflow.errors import InvalidArgument
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span, uploaded
 from edgeflow.kernels.kv.sees import Sees

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes, RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.flow.stages import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.models.grouped import GroupedDecoder

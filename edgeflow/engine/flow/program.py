@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import gain
-from edgeflow.engine.flow.policy import FlowSizes
 from edgeflow.engine.flow.stages import PlacedPass, PrefixInputs, StepInputs
 from edgeflow.engine.flow.state import FlowState
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

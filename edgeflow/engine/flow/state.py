@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 
 
 class FlowState:

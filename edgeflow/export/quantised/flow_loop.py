@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.errors import ConfigError
 from edgeflow.export.quantised.stage_runs import Arrays, Run, StageKey, padded, stage_key
 from edgeflow.static_graphs.flow import FlowExport

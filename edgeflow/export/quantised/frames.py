@@ -10,7 +10,7 @@ import torch
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.console import Report
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.policy import LoadOptions, Placement, Policy, PreparedFrame
 from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -17,7 +17,8 @@ import torch
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy
+from edgeflow.engine.flow.frames import FlowFrame
+from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import Placement
 from edgeflow.gpu_suite.order import LEFT_OUT, Found
 from edgeflow.gpu_suite.setting import Setting

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.models.checkpoint import Weights

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.policy import Footprint
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.quantization import quantised_bytes

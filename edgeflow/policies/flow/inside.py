@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.layout import FlowLayouts
-from edgeflow.engine.flow.policy import FlowFrame, FlowNetwork, FlowSizes, RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.policies.flow.recorded import Recording

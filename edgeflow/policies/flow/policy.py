@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes
 from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
 from edgeflow.errors import CheckpointError, InvalidArgument

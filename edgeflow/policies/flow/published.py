@@ -9,8 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.engine.flow.policy import FlowNetwork, FlowSizes
+from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.flow.stages import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowFrame, FlowPolicy, FlowSizes
+from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.plan import FrameRef

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.images import Margin
 from edgeflow.policies.flow.published import PrefixedNetwork

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.continuing import guidance_of
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, Guidance
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.policies.flow.recorded import (

@@ -68,7 +68,10 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 
 def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
     from edgeflow.policies.openvla.verify import verify
+    from edgeflow.policies.openvla.verify_exported import verify_exported
 
+    if asked.artifact is not None:
+        return verify_exported(directory, asked.artifact, asked)
     return verify(directory, asked)
 
 

@@ -68,10 +68,6 @@ class _Case:
 
 def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
-    if asked.artifact is not None:
-        from edgeflow.policies.openvla.verify_exported import verify_exported
-
-        return verify_exported(directory, asked.artifact, asked)
     if asked.weights != "float":
         return _weights_cost(directory, asked.weights, asked.device)
     if asked.kv != "model":

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.packed import PackedNetwork
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights

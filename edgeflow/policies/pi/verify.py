@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.policies.family import Verification
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.policies.flow.recorded import STATE as STATE_GIVEN

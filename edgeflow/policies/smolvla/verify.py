@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.policies.family import Verification
 from edgeflow.policies.flow.recorded import TOKENS, Recording, retokenised
 from edgeflow.policies.flow.subject import Results, Tolerances, Values

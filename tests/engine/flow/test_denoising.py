@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.flow.frames import FlowFrame, Guidance
 from edgeflow.engine.flow.layout import FlowLayouts
-from edgeflow.engine.flow.policy import FlowFrame, Guidance
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT

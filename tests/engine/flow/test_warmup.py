@@ -12,8 +12,8 @@ from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowFrame
 from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.packed import PackedStages
-from edgeflow.engine.flow.policy import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights

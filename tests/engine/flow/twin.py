@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.policy import FlowFrame
+from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.models.grouped import CROSS
 from tests.engine.flow.tiny_flow import PATCHES, Shape
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.models.grouped import JOINT
 from edgeflow.static_graphs.flow import FlowExport, flow_program

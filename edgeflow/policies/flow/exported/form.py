@@ -13,7 +13,7 @@ from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
 from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
 from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.buckets import Bucket
-from edgeflow.engine.flow.policy import FlowSizes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.errors import CheckpointError
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.published import FlowArchitecture
