@@ -68,10 +68,7 @@ def bind_linear_stage(table: OperatorTable, context: OperatorKey, weight: Weight
 
 def plain_linears(table: OperatorTable | None, weight: Weight) -> bool:
     """True where a table keeps weights of vision towers on a CPU as they lie, as graphs that are traced need them."""
-    if table is None or weight.device.type != "cpu":
-        return False
-    key = OperatorKey(op_name="linear", model_name="vit", stage="prefill")
-    return table.choose(key, Hardware.of(weight.device), weight.dtype).implementation.impl_id == "gemm"
+    return table is not None and weight.device.type == "cpu" and table.forces("linear", "gemm")
 
 
 def choices_by_rows(table: OperatorTable, context: OperatorKey, weight: Weight, hardware: Hardware) -> list[Choice]:

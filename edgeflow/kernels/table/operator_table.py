@@ -24,6 +24,8 @@ from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT
 
 Params = dict[str, Any]
+FORCED = "forced"
+"""The origin of the entries of `OperatorTable.forcing`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +161,14 @@ class OperatorTable:
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which each operator named has one entry: that implementation, everywhere."""
         others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
-        forced = [Entry(OperatorKey(op_name=name), impl_id, origin="forced") for name, impl_id in impl_ids.items()]
+        forced = [Entry(OperatorKey(op_name=name), impl_id, origin=FORCED) for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
+
+    def forces(self, op_name: str, impl_id: str) -> bool:
+        """True where the one entry of an operator is this implementation, everywhere."""
+        return [entry for entry in self._entries if entry.key.op_name == op_name] == [
+            Entry(OperatorKey(op_name=op_name), impl_id, origin=FORCED)
+        ]
 
     def _with(self, entries: Iterable[Entry], conversions: frozenset[str] | None = None) -> OperatorTable:
         kept = self._conversions if conversions is None else conversions

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.stages import StagedNetwork
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
@@ -90,3 +93,10 @@ class PrefixEmbedding:
             for part, row in zip(parts, self.state(state.float()).to(dtype), strict=True):
                 part.append(row[None])
         return [torch.cat(part) for part in parts]
+
+
+class PrefixedNetwork(FlowNetwork, StagedNetwork, Protocol):
+    """The networks of a family; its texts are read from the table of the prefix."""
+
+    @property
+    def prefix(self) -> PrefixEmbedding: ...

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.flow.stages import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
 from edgeflow.policies.flow.config import FlowConfig
-from edgeflow.policies.flow.embeddings import PrefixEmbedding
+from edgeflow.policies.flow.embeddings import PrefixedNetwork
 from edgeflow.policies.flow.footprint import Shapes, StackNumbers, VisionNumbers, WeightNumbers, footprint
 from edgeflow.policies.flow.images import Margin
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, FlowParts
@@ -28,13 +27,6 @@ from edgeflow.policies.lerobot.features import STATE
 CPU = torch.device("cpu")
 DEFAULT_HORIZON = 10
 """Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
-
-
-class PrefixedNetwork(FlowNetwork, StagedNetwork, Protocol):
-    """The networks of a family; its texts are read from the table of the prefix."""
-
-    @property
-    def prefix(self) -> PrefixEmbedding: ...
 
 
 Network = TypeVar("Network", bound=PrefixedNetwork)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.policies.flow.embeddings import PrefixedNetwork
 from edgeflow.policies.flow.images import Margin
-from edgeflow.policies.flow.published import PrefixedNetwork
 from edgeflow.policies.flow.recorded import Recording
 from edgeflow.recorded.comparison import CheckResult, compare
 
