@@ -104,7 +104,9 @@ def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
 
 
 def _feed(stage: StageProgram) -> Feed:
-    return {name: value.numpy() for name, value in stage.inputs.items()}
+    """The example inputs, all rows at the first flow time."""
+    inputs = stage.inputs
+    return {name: (value * 0 if name == "times" else value).numpy() for name, value in inputs.items()}
 
 
 def _file(stage: StageProgram) -> str:
