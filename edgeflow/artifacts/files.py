@@ -15,9 +15,9 @@ MOST_GRAPHS = 64
 MOST_TENSORS = 4096
 """Inputs and outputs of a graph."""
 MOST_GRAPH_BYTES = 512 << 20
-"""Of a graph's file, whose weights are in another one."""
+"""The largest file of a graph; its weights are in another file."""
 MOST_NUMBERS = 1 << 30
-"""Of a tensor."""
+"""The largest tensor."""
 MOST_BATCH = 1024
 BLOCK = 1 << 20
 ITEM_BYTES = {"float32": 4, "int64": 8, "bool": 1}

@@ -27,7 +27,7 @@ FRAMES, RECORDED = 32, 128
 EMBEDDED = (EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY)
 RANDOM = "random frames"
 IDS = 32
-"""Of tokens; every vocabulary has so many."""
+"""Token ids that random texts draw from; every vocabulary has so many."""
 
 
 def calibration_frames(

@@ -20,7 +20,7 @@ from edgeflow.static_graphs.tokens import TokenExport
 Steps = Literal["all", "first"]
 StageInputs = Mapping[StageKey, list[Arrays]]
 MOST_TOKENS = 32
-"""Of an answer, in a model without a fixed number of them."""
+"""The longest recorded answer of a model whose answers have no fixed length."""
 Item = TypeVar("Item")
 
 
