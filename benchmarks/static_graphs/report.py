@@ -15,6 +15,7 @@ from benchmarks.static_graphs.cells import JOURNEY, JOURNEY_PREFILL, JOURNEY_STE
 from edgeflow.gpu_suite.subjects.floors import Ceilings, Work
 
 ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
+ROOM = 5  # above the highest bar, for the legend
 FIGURES = ("mean", "median", "min", "max", "cpu_median")
 STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": "prefill and a step of every frame"}
 
@@ -118,6 +119,7 @@ def picture(path: Path, rows: Sequence[Row], rates: Rates) -> None:
         axes.set_title(
             f"{STAGES[stage]}, median ms, by rows of " + ("prefix" if stage == "prefill" else "prefix/suffix")
         )
-        axes.legend(fontsize=8)
+        axes.set_ylim(top=axes.get_ylim()[1] * ROOM)
+        axes.legend(fontsize=8, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)

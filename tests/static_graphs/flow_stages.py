@@ -23,7 +23,8 @@ def policy_of(shape: Shape) -> TinyFlowPolicy:
     return TinyFlowPolicy(shape, table=static_table())
 
 
-def program_of(policy: TinyFlowPolicy) -> ModelProgram:
+def program_of(policy: TinyFlowPolicy, *batches: int) -> ModelProgram:
+    """batches: by default the candidates of one frame."""
     return flow_program(
         FlowExport(
             network=policy.network,
@@ -33,7 +34,7 @@ def program_of(policy: TinyFlowPolicy) -> ModelProgram:
             state=STATE,
             image_rows=PATCHES,
             text=TEXT,
-            batches=(policy.sizes.candidates,),
+            batches=batches or (policy.sizes.candidates,),
         )
     )
 

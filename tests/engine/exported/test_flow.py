@@ -19,7 +19,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from tests.engine.exported.static_policy import StaticFlowPolicy
-from tests.engine.flow.test_denoising import assert_right, continuing
+from tests.engine.flow.checks import assert_right, check_arrivals, check_robots
 from tests.engine.flow.tiny_flow import SHAPES, random_frames
 from tests.engine.flow.twin import Twin
 
@@ -46,22 +46,13 @@ def make_engine(policy: StaticFlowPolicy, sessions: int = 1) -> FlowEngine:
     seed=st.integers(0, 3),
 )
 def test_any_arrival_pattern(policy, gaps: list[int], depth: int, shift: Shift, seed: int):
-    frames = continuing(random_frames(policy.shape, len(gaps), seed), seed)
-    limits = limits_for(policy.sizes.steps + 1, shift=shift)
-    run = OfflineRun(make_engine(policy), Scheduler(limits), [Mode.DEPTH], depth)
-    results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
-    assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+    check_arrivals(make_engine(policy), policy, gaps, depth, shift, seed)
 
 
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
 def test_robots_share_passes(policy, shift: Shift, budget: int):
-    modes = [Mode.PIPELINED, Mode.SERIAL, Mode.DEPTH]
-    streams = [continuing(random_frames(policy.shape, 6 - session, session), session) for session in range(3)]
-    limits = limits_for(policy.sizes.steps + 1, sessions=3, shift=shift, row_budget=budget)
-    run = OfflineRun(make_engine(policy, 3), Scheduler(limits), modes, depth=2)
-    for frames, results in zip(streams, run.decode(streams), strict=True):
-        assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+    check_robots(make_engine(policy, 3), policy, shift, budget)
 
 
 @pytest.mark.parametrize("shift", Shift)

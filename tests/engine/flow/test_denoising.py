@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -13,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
-from edgeflow.engine.flow.frames import FlowFrame, Guidance
+from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.layout import FlowLayouts
 from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -22,10 +20,9 @@ from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
+from tests.engine.flow.checks import assert_right, check_arrivals, check_robots, continuing
 from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames
 from tests.engine.flow.twin import Twin
-
-TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -43,37 +40,6 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
     return engine
 
 
-def continuing(frames: Sequence[FlowFrame], seed: int) -> list[FlowFrame]:
-    """The frames; some of them are guided, some have clean rows."""
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for index, frame in enumerate(frames):
-        _, horizon, dims = frame.noise.shape
-        target = torch.randn(horizon, dims, generator=generator)
-        weights = torch.rand(horizon, generator=generator)
-        guided = Guidance(target=target, weights=weights, most=4.0)
-        clean = Guidance(target=target, weights=torch.zeros(horizon), most=0.0, clean=2, delay=2)
-        found.append(replace(frame, guidance=(None, guided, clean)[index % 3]))
-    return found
-
-
-def assert_right(
-    run: OfflineRun,
-    results: Sequence[Decoded],
-    frames: Sequence[FlowFrame],
-    twin: Twin,
-    tolerance: float = TOLERANCE,
-) -> None:
-    assert len(results) == len(frames)
-    for result, frame in zip(results, frames, strict=True):
-        wanted = twin.steps(frame)
-        kept = run.answers.steps[result.sampled.frame]
-        found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
-        assert result.sampled.finite
-        for one, other in zip(found, wanted, strict=True):
-            assert (one.double() - other).abs().max() <= tolerance * max(1.0, other.abs().max())
-
-
 @pytest.mark.parametrize("shift", Shift)
 def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
     frames = continuing(random_frames(policy.shape, 4), seed=1)
@@ -89,22 +55,13 @@ def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
     seed=st.integers(0, 3),
 )
 def test_any_arrival_pattern(policy, gaps: list[int], depth: int, shift: Shift, seed: int):
-    frames = continuing(random_frames(policy.shape, len(gaps), seed), seed)
-    limits = limits_for(policy.sizes.steps + 1, shift=shift)
-    run = OfflineRun(make_engine(policy), Scheduler(limits), [Mode.DEPTH], depth)
-    results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
-    assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+    check_arrivals(make_engine(policy), policy, gaps, depth, shift, seed)
 
 
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
 def test_robots_share_passes(policy, shift: Shift, budget: int):
-    modes = [Mode.PIPELINED, Mode.SERIAL, Mode.DEPTH]
-    streams = [continuing(random_frames(policy.shape, 7 - session, session), session) for session in range(3)]
-    limits = limits_for(policy.sizes.steps + 1, sessions=3, shift=shift, row_budget=budget)
-    run = OfflineRun(make_engine(policy, 3), Scheduler(limits), modes, depth=2)
-    for frames, results in zip(streams, run.decode(streams), strict=True):
-        assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+    check_robots(make_engine(policy, 3), policy, shift, budget)
 
 
 def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):

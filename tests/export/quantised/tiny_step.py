@@ -11,31 +11,18 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
 from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.models.grouped import JOINT
-from edgeflow.static_graphs.flow import FlowExport, flow_program
 from edgeflow.static_graphs.stages import ModelProgram
-from tests.engine.flow.tiny_flow import INPUTS, PATCHES, SIDE, STATE, Shape, TinyFlowPolicy
+from tests.engine.flow.tiny_flow import STATE, Shape
+from tests.static_graphs import flow_stages as stages
 
 SHAPE = Shape(sizes=FlowSizes(steps=4, horizon=5, dims=3, lead=1, causal=True, state=STATE), kinds=(JOINT,))
-TEXT = (4, 8)
+TEXT = stages.TEXT
 BATCHES = (1, 2)
 
 
 def program_of(shape: Shape = SHAPE) -> ModelProgram:
-    policy = TinyFlowPolicy(shape, table=static_table())
-    return flow_program(
-        FlowExport(
-            network=policy.network,
-            sizes=policy.sizes,
-            cameras=len(INPUTS.cameras),
-            side=SIDE,
-            state=STATE,
-            image_rows=PATCHES,
-            text=TEXT,
-            batches=BATCHES,
-        )
-    )
+    return stages.program_of(stages.policy_of(shape), *BATCHES)
 
 
 def quiet(_step: str, _done: int, _count: int) -> None:
