@@ -70,9 +70,9 @@ def healthy(findings: list[Finding]) -> bool:
 
 def _python() -> list[Finding]:
     version = platform.python_version()
-    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+    if (3, 10) <= sys.version_info[:2] <= (3, 14):
         return [Finding("Python", Verdict.OK, f"{version} at {sys.executable}")]
-    return [Finding("Python", Verdict.MISSING, version, "use Python 3.10, 3.11 or 3.12")]
+    return [Finding("Python", Verdict.MISSING, version, "use Python 3.10 to 3.14")]
 
 
 def _machine() -> list[Finding]:
