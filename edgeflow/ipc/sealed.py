@@ -5,6 +5,7 @@ A sealed memory file can neither change nor shrink, so its reader may map it and
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -36,23 +37,43 @@ class Sealed:
         self.descriptor = descriptor
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor now."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
 
 
 def seal_written(size: int, write: Callable[[memoryview], None]) -> Sealed:
     """Sealed memory of `size` bytes that `write` fills in place; it keeps no reference to them.
 
-    OSError without memory or descriptors.
+    OSError without memory or descriptors. After an error of `write` the descriptor is closed at once, and the memory
+    freed at the latest with the error's traceback, whose frames may hold views of it.
     """
     made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    if size:
-        os.posix_fallocate(made.descriptor, 0, size)  # now: a lack of memory would be a signal when it is written
-        mapped = mmap.mmap(made.descriptor, size)
+    try:
+        if size:
+            os.posix_fallocate(made.descriptor, 0, size)  # now: a lack of memory would be a signal when it is written
+            _fill(mmap.mmap(made.descriptor, size), write)
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _fill(mapped: mmap.mmap, write: Callable[[memoryview], None]) -> None:
+    """Write, then unmap: memory that is mapped for writing cannot be sealed."""
+    try:
         with memoryview(mapped) as memory:
             write(memory)
-        mapped.close()  # memory that is mapped for writing cannot be sealed
-    fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
-    return made
+    except BaseException:
+        with contextlib.suppress(BufferError):  # views that the traceback holds
+            mapped.close()
+        raise
+    mapped.close()
 
 
 def unseal(fd: int, most: int) -> memoryview:

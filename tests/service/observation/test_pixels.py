@@ -60,6 +60,12 @@ def test_decoding_into_sealed_memory_takes_no_other_memory():
     assert bytes(unseal(made.descriptor, frame_bytes(OPENED))) == b"".join(decode_frame(frame(), OPENED))
 
 
+def test_a_broken_image_is_named_also_when_it_is_decoded_into_sealed_memory():
+    broken = frame(JPEG[: len(JPEG) // 2], *IMAGES[1:])
+    with pytest.raises(InvalidArgument, match=r"frame\.images\[0\]\.data"):
+        seal_written(frame_bytes(OPENED), lambda memory: decode_frame_into(memory, broken, OPENED))
+
+
 def test_a_checksum_is_of_all_images_also_of_those_that_are_not_decoded():
     with pytest.raises(DataLoss) as caught:
         decode_frame(frame(JPEG, b"another", RAW, crc=crc32c(IMAGES)), OPENED)
