@@ -1,4 +1,4 @@
-"""The tests that take too long for `make test`, in parts.
+"""The tests that take too long for `make test`, in parts of at most an hour.
 
 scripts/nightly --list
 scripts/nightly --part limits --part stress --out build/nightly
@@ -81,10 +81,9 @@ PARTS = (
     Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
     Part("cases", 10, (Step("cases", (*PYTEST, "-m", "night"), result=False),)),
     Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
-    Part(
-        "machines",
-        100,
-        tuple(Step(suite, ("scripts/fresh-machine", suite), result=False) for suite in ("bookworm", "trixie", "forky")),
+    *(
+        Part(suite, 40, (Step(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
+        for suite in ("bookworm", "trixie", "forky")
     ),
     Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
     Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),
