@@ -176,8 +176,6 @@ class Service:
         config = self._config
         self._preflight()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
-        for text in config.warnings:
-            self._log.event("warning", text=text)
         warnings = self._settle()
         self.metrics.open()
         self.metrics.watch_log(self._log)
