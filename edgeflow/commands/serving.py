@@ -118,8 +118,6 @@ def serve(
         log = EventLog(MonotonicClock(), output.lines)
         try:
             settings = load_config(config, overrides)
-            for text in settings.warnings:
-                log.event("warning", text=text)
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
                 code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
         except EdgeflowError as error:

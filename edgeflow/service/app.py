@@ -174,6 +174,8 @@ class Service:
 
     async def _start(self) -> None:
         config = self._config
+        for text in config.warnings:
+            self._log.event("warning", text=text)
         self._preflight()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._settle()
