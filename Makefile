@@ -1,9 +1,13 @@
-# make setup   create .venv and install everything a CPU machine needs
-# make demo    a robot moves: serial, pipelined and speculative, in at most 4 minutes
-# make test    the whole test suite
+# make setup   create .venv and install everything a CPU machine needs (2 minutes)
+# make demo    a robot moves: serial, pipelined and speculative (3 minutes)
+# make test    the whole test suite (20 minutes on 2 cores)
 # make check   lint, types, stubs
-.PHONY: setup demo test check
+# make help    this list; PYTHON=/path/to/python3.13 chooses the Python of .venv
+.PHONY: help setup demo test check
 PYTHON ?= python3
+
+help:
+	@sed -n 's/^# //p' Makefile
 
 setup: .venv/ready
 

@@ -6,15 +6,17 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
+
+from edgeflow.errors import DependencyError, EdgeflowError, StartError, how_to_install
 
 if importlib.util.find_spec("typer") is None:
-    print(
-        "edgeflow: the command line needs more than the robot-side SDK: pip install 'edgeflow[server]'", file=sys.stderr
-    )
+    print(f"edgeflow: the command line needs more than the robot-side SDK; {how_to_install('server')}", file=sys.stderr)
     sys.exit(2)
 
 import typer
 
+from edgeflow import __version__
 from edgeflow.commands import (
     chatting,
     checking,
@@ -27,7 +29,6 @@ from edgeflow.commands import (
     training,
 )
 from edgeflow.console import open_standard_streams
-from edgeflow.errors import DependencyError, EdgeflowError, StartError
 from edgeflow.loadtest.options import loadtest
 from edgeflow.openmp import limit_spinning
 
@@ -65,6 +66,21 @@ app.command()(checking.doctor)
 config_app.command("schema")(settings.config_schema)
 config_app.command("check")(settings.config_check)
 token_app.command("new")(settings.token_new)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"edgeflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+from edgeflow.errors import how_to_install
+
 EXTRAS = {
     "server": ("fastapi", "grpcio", "llguidance", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors",
                "simplejpeg", "tokenizers", "torch", "typer", "uvicorn"),
@@ -91,7 +93,7 @@ def _packages() -> list[Finding]:
         if missing:
             found = f"missing: {', '.join(missing)}"
             verdict = Verdict.OPTIONAL if extra in OPTIONAL_EXTRAS else Verdict.MISSING
-        advice = CUDA_ADVICE if extra == "cuda" else f"pip install -c constraints/cpu.txt 'edgeflow[{extra}]'"
+        advice = CUDA_ADVICE if extra == "cuda" else how_to_install(extra)
         findings.append(Finding(f"extra [{extra}]", verdict, found, advice if missing else ""))
     return findings
 
@@ -220,7 +222,7 @@ def _onnxruntime() -> list[Finding]:
     try:
         import onnxruntime
     except ImportError:
-        advice = "pip install 'edgeflow[onnx]'   (exports models as graphs, and serves them)"
+        advice = f"{how_to_install('onnx')}   (exports models as graphs, and serves them)"
         return [Finding(ONNXRUNTIME, Verdict.OPTIONAL, "not installed", advice)]
     providers = ", ".join(onnxruntime.get_available_providers())
     return [Finding(ONNXRUNTIME, Verdict.OK, f"{onnxruntime.__version__}, providers: {providers}")]

@@ -166,3 +166,8 @@ class Stopped(EdgeflowError):
 
 class WorkerError(EdgeflowError):
     """The worker process failed or violated the protocol."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra: from a clone, since no package index has edgeflow under this name."""
+    return f"in a clone of edgeflow: pip install '.[{extra}]'"

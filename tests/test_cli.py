@@ -96,6 +96,12 @@ def test_a_checked_configuration_is_printed_with_its_defaults(tmp_path):
     assert (values["mode"], values["shift"]) == ("serial", "rotate")
 
 
+def failure(served: subprocess.CompletedProcess[str]) -> str:
+    """The text of the one line about it, in a log that is JSON only."""
+    (told,) = [line["text"] for line in map(json.loads, served.stderr.splitlines()) if line["event"] == "failed"]
+    return told
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "words"),
     [
@@ -136,8 +142,7 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
     result = run("serve", *ports, *arguments, cwd=tmp_path)
     assert computed_s() - before_s < START_LIMIT_S
     assert result.returncode == 2
-    (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]  # but for the log
-    assert told.startswith("edgeflow: ")
+    told = failure(result)
     for word in words:
         assert word in told
 
@@ -149,8 +154,7 @@ def test_a_busy_port_is_told(flag: str):
         ports = {"--grpc-port": "0", "--http-port": "0", "--health-port": "0", flag: port}
         result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
-    (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]  # but for the log
-    assert port in told
+    assert port in failure(result)
 
 
 def test_verify_needs_a_bundle(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from edgeflow.artifacts.files import compare_tensors
 from edgeflow.artifacts.manifest import Graph, TensorSpec
 from edgeflow.artifacts.tensors import Array
-from edgeflow.errors import CheckpointError, ConfigError, DependencyError, WorkerError
+from edgeflow.errors import CheckpointError, ConfigError, DependencyError, WorkerError, how_to_install
 
 CPU_PROVIDER = "CPUExecutionProvider"
 ERRORS = 3
@@ -82,7 +82,7 @@ def onnxruntime() -> Any:
         import onnxruntime as library
     except ImportError:
         raise DependencyError(
-            "an exported artifact is run by onnxruntime, which is not installed: pip install 'edgeflow[onnx]'"
+            f"an exported artifact is run by onnxruntime, which is not installed; {how_to_install('onnx')}"
         ) from None
     library.disable_telemetry_events()
     return library

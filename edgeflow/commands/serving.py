@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
+from edgeflow.clock import MonotonicClock
 from edgeflow.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
@@ -30,10 +31,12 @@ from edgeflow.commands.options import (
     TokenFile,
 )
 from edgeflow.console import JsonPrinter, ServicePrinter
+from edgeflow.errors import EdgeflowError, StartError
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
+    from edgeflow.service.observe.log import EventLog, LogAnnouncer
 
 
 def serve(
@@ -85,6 +88,7 @@ def serve(
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.config import load_config
     from edgeflow.service.host.output import Output
+    from edgeflow.service.observe.log import EventLog
     from edgeflow.service.run import run_service
 
     overrides = {
@@ -111,18 +115,27 @@ def serve(
         "insecure": insecure or None,
     }
     with Output() as output:
-        settings = load_config(config, overrides)
-        for text in settings.warnings:
-            output.lines.write(f"edgeflow: warning: {text}\n")
-        with closing(_announcer(output, as_json=as_json)) as announcer:
-            code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
+        log = EventLog(MonotonicClock(), output.lines)
+        try:
+            settings = load_config(config, overrides)
+            with closing(_announcer(output, log, as_json=as_json)) as announcer:
+                code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
+        except EdgeflowError as error:
+            if output.lines.isatty():
+                raise
+            log.event("failed", text=" ".join(error.text.split()))
+            code = 2 if isinstance(error, StartError) else 1
     raise typer.Exit(code)
 
 
-def _announcer(output: Output, *, as_json: bool) -> JsonPrinter | ServicePrinter:
-    """Announces without waiting for a reader: as lines of JSON on standard output, or for people on standard error."""
+def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter | ServicePrinter | LogAnnouncer:
+    """Announces without waiting for a reader: as JSON on standard output, or for people or in the log on the other."""
+    from edgeflow.service.observe.log import LogAnnouncer
+
     if as_json:
         return JsonPrinter(output.results())
+    if not output.lines.isatty():
+        return LogAnnouncer(log)
     return ServicePrinter(Console(file=cast("IO[str]", output.lines)))
 
 

@@ -174,10 +174,10 @@ class Service:
 
     async def _start(self) -> None:
         config = self._config
-        self._preflight()
-        self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         for text in config.warnings:
             self._log.event("warning", text=text)
+        self._preflight()
+        self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._settle()
         self.metrics.open()
         self.metrics.watch_log(self._log)

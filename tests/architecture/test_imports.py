@@ -27,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "config_drafts": {"config_base"},
     "config_sections": LEAVES | {"config_base", "config_drafts", "model_paths"},
     "config": LEAVES | {"config_base", "config_sections", "model_paths"},
-    "doctor": set(),
+    "doctor": LEAVES,
     "console": set(),
     "openmp": set(),
     "outputs": LEAVES,
@@ -109,6 +109,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
     | {"accelerator", "engine/chat", "export", "gate_training", "quantize", "static_graphs", "tuning", "verify"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
+    "__main__": {"cli"},
 }
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
@@ -200,7 +201,7 @@ def folder_of(parts: Sequence[str], layers: Sequence[str]) -> str:
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in sources()}), ids=lambda path: path.name)
 def test_a_folder_can_be_seen_at_a_glance(folder: Path):
-    assert len(list(folder.glob("*.py"))) <= MOST_MODULES
+    assert len([path for path in folder.glob("*.py") if not path.name.startswith("__")]) <= MOST_MODULES
 
 
 def test_subpackages_are_namespaces():

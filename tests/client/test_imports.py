@@ -1,4 +1,4 @@
-"""A plain `pip install edgeflow` is all that a robot needs."""
+"""An installation without extras is all that a robot needs."""
 
 import importlib.metadata
 import subprocess
@@ -47,4 +47,4 @@ def test_the_command_says_what_it_needs_beyond_the_sdk():
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 2
     (told,) = result.stderr.splitlines()
-    assert told.startswith("edgeflow: ") and "pip install 'edgeflow[server]'" in told
+    assert told.startswith("edgeflow: ") and "pip install '.[server]'" in told

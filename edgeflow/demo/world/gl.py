@@ -7,7 +7,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from edgeflow.errors import DependencyError
+from edgeflow.errors import DependencyError, how_to_install
 
 _HOW_TO_INSTALL = (
     "headless rendering needs an OpenGL library: run `apt-get install libegl1 libgl1 libgl1-mesa-dri` "
@@ -41,7 +41,7 @@ def load_mujoco() -> ModuleType:
     try:
         import mujoco
     except ImportError as error:
-        raise DependencyError("the demo needs MuJoCo: `pip install 'edgeflow[demo]'`") from error
+        raise DependencyError(f"the demo needs MuJoCo; {how_to_install('demo')}") from error
     except (AttributeError, RuntimeError) as error:
         raise DependencyError(_HOW_TO_INSTALL) from error
     return mujoco  # type: ignore[no-any-return]

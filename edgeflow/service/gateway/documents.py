@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.endpoint import OPENAPI, TITLE, Endpoint
+from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, PAGE_PARTS, TITLE, Endpoint
 from edgeflow.service.http.schema import (
     ACT_BODY,
     ACT_FAILURES,
@@ -91,8 +92,21 @@ def document(endpoints: list[Endpoint]) -> dict[str, Any]:
 
 
 def page() -> bytes:
-    """The page that shows the document."""
-    return bytes(get_swagger_ui_html(openapi_url=OPENAPI, title=f"{TITLE} - Swagger UI").body)
+    """The page that shows the document; its parts come from this service, since a robot's network has no internet."""
+    script, style, icon = (f"{DOCS}/{name}" for name in PAGE_PARTS)
+    shown = get_swagger_ui_html(
+        openapi_url=OPENAPI,
+        title=f"{TITLE} - Swagger UI",
+        swagger_js_url=script,
+        swagger_css_url=style,
+        swagger_favicon_url=icon,
+    )
+    return bytes(shown.body)
+
+
+def page_part(name: str) -> bytes:
+    """A file that the page loads, one of PAGE_PARTS."""
+    return resources.files("fastapi_offline").joinpath("static", name).read_bytes()
 
 
 def _handler(endpoint: Endpoint) -> Any:

@@ -10,6 +10,12 @@ from starlette.responses import Response
 
 TITLE = "edgeflow"
 DOCS, OPENAPI = "/docs", "/openapi.json"
+PAGE_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+"""Script, style and icon of the page at DOCS, with their media types."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
-from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, Endpoint
+from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, PAGE_PARTS, Endpoint
 from edgeflow.service.gateway.pace import Pace
 from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.answers import CALLER
@@ -154,7 +154,15 @@ def _documents(endpoints: list[Endpoint]) -> list[Endpoint]:
         """Show the OpenAPI document."""
         return HTMLResponse(await asyncio.to_thread(shown))
 
-    return [Endpoint("GET", OPENAPI, openapi), Endpoint("GET", DOCS, docs)]
+    async def part(request: Request) -> Response:
+        """Send a file that the page loads."""
+        from edgeflow.service.gateway import documents
+
+        name = request.url.path.rpartition("/")[2]
+        return Response(await asyncio.to_thread(documents.page_part, name), media_type=PAGE_PARTS[name])
+
+    parts = [Endpoint("GET", f"{DOCS}/{name}", part) for name in PAGE_PARTS]
+    return [Endpoint("GET", OPENAPI, openapi), Endpoint("GET", DOCS, docs), *parts]
 
 
 async def _unless_gone(request: Request, answering: Coroutine[Any, Any, ActDone]) -> ActDone:

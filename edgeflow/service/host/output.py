@@ -10,7 +10,7 @@ import threading
 import time
 from types import TracebackType
 
-from edgeflow.service.observe.log import CLOSE_S, LineWriter
+from edgeflow.service.observe.log import CLOSE_S, MOST_TEXT, LineWriter, event_line
 
 STDOUT, STDERR = 1, 2
 CHUNK_BYTES = 4096
@@ -20,8 +20,9 @@ class Output:
     """A context in which descriptor 2 is a pipe that a thread drains to where standard error went before.
 
     The interpreter, its libraries in C and the children write to descriptor 2; log and announcements to `lines`, which
-    writes to the same place. Where that is full, closed or not read, text is lost and everybody goes on. At the end
-    descriptor 2 is restored, or leads nowhere if a write would fail or wait.
+    writes to the same place. Unless that is a terminal, each line from descriptor 2 becomes an event `stderr`: a file
+    of the log holds JSON only. Where that place is full, closed or not read, text is lost and everybody goes on. At the
+    end descriptor 2 is restored, or leads nowhere if a write would fail or wait.
     """
 
     def __init__(self) -> None:
@@ -64,8 +65,23 @@ class Output:
 
     def _drain(self, reader: int) -> None:
         with contextlib.closing(os.fdopen(reader, "rb", buffering=0)) as pipe:
+            if self.lines.isatty():
+                while data := pipe.read(CHUNK_BYTES):
+                    self.lines.pass_on(data)
+                return
+            rest = b""
             while data := pipe.read(CHUNK_BYTES):
-                self.lines.pass_on(data)
+                *whole, rest = (rest + data).split(b"\n")
+                for line in whole:
+                    self._wrap(line)
+                if len(rest) > MOST_TEXT:
+                    self._wrap(rest)
+                    rest = b""
+            self._wrap(rest)
+
+    def _wrap(self, line: bytes) -> None:
+        if text := line.decode(errors="backslashreplace").strip()[:MOST_TEXT]:
+            self.lines.write(f"{event_line(time.time(), 'stderr', {'text': text})}\n")
 
 
 def _flush() -> None:

@@ -27,6 +27,9 @@ ROLES: dict[str, frozenset[Role]] = {
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
     "/docs": OBSERVE,
+    "/docs/swagger-ui-bundle.js": OBSERVE,
+    "/docs/swagger-ui.css": OBSERVE,
+    "/docs/favicon.png": OBSERVE,
     "/openapi.json": OBSERVE,
 }
 

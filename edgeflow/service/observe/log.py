@@ -1,6 +1,7 @@
-"""The event log: one JSON object per line, without frames, instructions, credentials, payloads or exception texts.
+"""The event log, without frames, instructions, credentials, payloads or exception texts.
 
-No caller ever waits for it or sees its errors: lines go through a bounded queue, and a thread writes them.
+A file or a pipe gets one JSON object per line and nothing else, a terminal readable lines with level and ISO time.
+No caller ever waits for the log or sees its errors: lines go through a bounded queue, and a thread writes them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime, timezone
+from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -23,6 +27,13 @@ KEPT_LINES = 1000  # that wait for a slow descriptor; further ones are lost
 CLOSE_S = 0.2
 RETRY_S = 1.0  # between attempts to report lost lines, when nothing else is written
 CLEAR_LINE = "\r\x1b[K"  # a progress bar may be there
+MOST_TEXT = 4000  # characters of a line that somebody else wrote to standard error
+PROGRESS = ("step", "done", "total")  # of a start: they change too often for a line each
+ERRORS = frozenset({"failed", "fault", "incident", "task_ended", "worker_failed", "child_failed", "chat_failed"})
+WARNINGS = frozenset(
+    {"warning", "stderr", "log_lost", "worker_lost", "child_lost", "standby_lost", "standby_failed", "loop_stalled"}
+    | {"loop_lost", "auth_failed", "tokens_kept", "certificate_kept", "prefix_not_kept"}
+)
 
 
 class Sink(Protocol):
@@ -102,8 +113,8 @@ class LineWriter:
         lost = self.lost
         if lost == self._reported:
             return True
-        line = {"time": round(self._wall(), 3), "event": "log_lost", "lines": lost - self._reported}
-        if not self._put(f"{json.dumps(line)}\n".encode()):
+        line = event_line(self._wall(), "log_lost", {"lines": lost - self._reported}, readable=self.isatty())
+        if not self._put(f"{line}\n".encode()):
             return False
         self._reported = lost
         return True
@@ -136,7 +147,8 @@ class EventLog:
     def __init__(self, clock: Clock, sink: Sink, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._sink = sink
-        self._before = CLEAR_LINE if sink.isatty() else ""
+        self._readable = sink.isatty()
+        self._before = CLEAR_LINE if self._readable else ""
         self._wall = wall
         self._windows: dict[str, tuple[int, int, int]] = {}
         self._failed = 0
@@ -173,10 +185,51 @@ class EventLog:
             self._windows[name] = (started, written, muted + 1)
             return
         self._windows[name] = (started, written + 1, 0)
-        line: dict[str, Any] = {"time": round(self._wall(), 3), "event": name, **values}
         if muted:
-            line["muted"] = muted
-        self._sink.write(f"{self._before}{json.dumps(line, default=str)}\n")
+            values["muted"] = muted
+        self._sink.write(f"{self._before}{event_line(self._wall(), name, values, readable=self._readable)}\n")
+
+
+class LogAnnouncer:
+    """Writes every new phase of the service to its log: what a terminal shows as text, for files and pipes."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._phase: str | None = None
+
+    def __call__(self, status: Any) -> None:
+        told = {
+            name: value for name, value in asdict(status).items() if value and name not in ("step", "done", "total")
+        }
+        if told["phase"] != self._phase:
+            self._phase = told["phase"]
+            self._log.event("phase", **told)
+
+    def close(self) -> None:
+        """Do nothing: the log is closed by its owner."""
+
+
+def level_of(event: str) -> str:
+    """info, warning or error."""
+    return "error" if event in ERRORS else "warning" if event in WARNINGS else "info"
+
+
+def event_line(time_s: float, name: str, values: dict[str, Any], *, readable: bool = False) -> str:
+    """A line of the log, without its end: JSON, or words for a terminal. time_s: seconds since 1970."""
+    if not readable:
+        line = {"time": round(time_s, 3), "level": level_of(name), "event": name, **values}
+        return json.dumps(line, default=str)
+    when = datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="milliseconds")
+    words = [f"{key}={_plain(value)}" for key, value in values.items()]
+    return " ".join((when, f"{level_of(name):7}", name, *words))
+
+
+def _plain(value: Any) -> str:
+    """A value as JSON, short words without quotes: nothing that a terminal would obey, and no line's end."""
+    text = value.value if isinstance(value, Enum) else value
+    if isinstance(text, str) and text.isascii() and text.isprintable() and text and not set(text) & set(' "=\\'):
+        return text
+    return json.dumps(value, default=str)
 
 
 def stack_of(error: BaseException) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 
 import httpx
 import msgpack
@@ -172,6 +173,11 @@ async def test_pages_of_documentation_only_on_loopback(checkpoint):
     async with client(checkpoint) as (http, _):
         paths = (await http.get("/openapi.json")).json()["paths"]
         assert "requestBody" in paths["/v1/act"]["post"]
+        page = await http.get("/docs")
+        assert not re.search(r"https?://", page.text), "a robot's network has no internet"
+        for part in re.findall(r"""(?:src|href)="([^"]+)""", page.text):
+            found = await http.get(part)
+            assert found.status_code == 200 and len(found.content) > 1000, part
     async with client(checkpoint, http__host="0.0.0.0", insecure=True) as (http, served):
         assert (await http.get("/openapi.json")).status_code == 404
         assert any("http.host" in event["text"] for event in served.events("warning"))

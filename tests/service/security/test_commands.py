@@ -51,9 +51,10 @@ PORTS = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--model"
 
 def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):
     result = run("serve", *PORTS, "--grpc-host", "0.0.0.0", "--insecure", cwd=tmp_path)
-    first, second = result.stderr.splitlines()
-    assert first == "edgeflow: warning: grpc.host 0.0.0.0 is reachable from other machines without TLS or tokens"
-    assert result.returncode == 2 and second.startswith("edgeflow: model:")
+    first, second = map(json.loads, result.stderr.splitlines())
+    assert (first["event"], first["level"]) == ("warning", "warning")
+    assert first["text"] == "grpc.host 0.0.0.0 is reachable from other machines without TLS or tokens"
+    assert result.returncode == 2 and second["text"].startswith("model:")
 
 
 @pytest.mark.parametrize(
@@ -69,5 +70,5 @@ def test_a_start_that_cannot_be_safe_is_one_line(tmp_path: Path, options: tuple[
     authority.issue("other")
     (tmp_path / "public.json").write_text("[]")
     result = run("serve", *PORTS, *options, cwd=tmp_path)
-    (told,) = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+    (told,) = [line["text"] for line in map(json.loads, result.stderr.splitlines()) if line["event"] == "failed"]
     assert (result.returncode, words in told) == (2, True), told

@@ -11,7 +11,8 @@ import pytest
 from edgeflow.clock import ManualClock
 from edgeflow.errors import OutOfRange
 from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.log import EventLog, LogAnnouncer
+from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.frames.outbox import Outbox
 from edgeflow.service.sessions.gate import within_limits
@@ -130,8 +131,35 @@ def test_the_log_is_json_limited_and_counts_what_it_left_out():
     clock.advance_ns(SECOND)
     log.event("hold", reason="silent")
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert len(lines) == 11 and lines[0] == {"time": 1.0, "event": "hold", "reason": "silent"}
+    assert len(lines) == 11 and lines[0] == {"time": 1.0, "level": "info", "event": "hold", "reason": "silent"}
     assert lines[-1]["muted"] == 5
+
+
+def test_a_terminal_gets_the_log_in_words():
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    log = EventLog(ManualClock(), stream, wall=lambda: 1.5)
+    log.event("worker_lost", cause="hung", text="a \x1b[31mred\nline", state=Phase.READY)
+    assert stream.getvalue().removeprefix("\r\x1b[K") == (
+        '1970-01-01T00:00:01.500+00:00 warning worker_lost cause=hung text="a \\u001b[31mred\\nline" state=ready\n'
+    )
+
+
+def test_a_file_gets_every_phase_once():
+    stream = io.StringIO()
+    announce = LogAnnouncer(EventLog(ManualClock(), stream, wall=lambda: 1.0))
+    for status in (
+        ServiceStatus(phase=Phase.WARMING, step="a", done=1, total=2),
+        ServiceStatus(phase=Phase.WARMING, step="b", done=2, total=2),
+        ServiceStatus(phase=Phase.READY, grpc_port=5, forecasts=(("serial", 7.5, 134.0),)),
+    ):
+        announce(status)
+    told = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["phase"] for line in told] == ["warming", "ready"] and "step" not in told[0]
+    assert (told[1]["grpc_port"], told[1]["forecasts"]) == (5, [["serial", 7.5, 134.0]])
 
 
 def test_an_incident_tells_where_but_not_what():

@@ -1,0 +1,5 @@
+"""`python -m edgeflow`: the command line."""
+
+from edgeflow.cli import main
+
+main()
