@@ -76,7 +76,11 @@ def main() -> None:
     if shares:
         print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, self time by operator:")
         print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) | {"bound": cell.bound} for cell in cells]}
+    report = {
+        **machine_facts(),
+        "threads": arguments.threads,
+        "cells": [asdict(cell) | {"bound": cell.bound} for cell in cells],
+    }
     report |= {"profile": shares}
     keep(arguments.json, report)
     if arguments.png:

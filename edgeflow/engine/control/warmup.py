@@ -40,8 +40,8 @@ Progress = Callable[[str, int, int], None]
 def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool = False) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone.
 
-    rounds: rows, keys or values are rounded to 8 or 4 bits on the way, whatever the dtype. A float32 sum that differs in
-    its last bits, as it may between passes of different shapes, then gives another number.
+    rounds: rows, keys or values are rounded to 8 or 4 bits on the way, whatever the dtype. There float32 sums that
+    differ in their last bits, as those of passes of different shapes may, give other numbers.
     """
     with uncounted(engine.policy):
         _warm_up(engine, shift, progress, rounds=rounds)
@@ -86,7 +86,7 @@ def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, ro
 def _rounding(
     engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], *, rounds: bool
 ) -> Deviations | None:
-    """How far rounding moves the logits of these frames; None where nothing is rounded, so that tokens must be equal."""
+    """How far rounding moves the logits of these frames; None where nothing is rounded: tokens must be equal."""
     dtype = EIGHT_BITS if rounds else engine.kv.dtype
     return None if dtype == torch.float32 else deviations(right, decode_serially(engine, nudged(frames, dtype)))
 
@@ -102,7 +102,8 @@ def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations |
 def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool) -> None:
     """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums.
 
-    In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are moved by one level.
+    In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are
+    moved by one level.
     """
     observations = list(sample_observations(engine.policy.inputs, min(BATCH, engine.sessions), INSTRUCTION, SIDE))
     frames = [engine.policy.prepare(each) for each in observations]

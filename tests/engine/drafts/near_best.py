@@ -3,8 +3,7 @@
 A float32 sum differs in its last bits between a row alone and one among others, on some processors more than on others.
 A number between two steps is then rounded to the other one, and a near tie of two logits may fall the other way. So
 such an answer is compared token by token with the logits of its own text: each token is the best one, or as near to it
-as rounding may bring another. Two logits may each be off, so a share is twice what was seen of one when all float32
-products were moved by up to 4e-6 of a row's largest number, 1,200 rows of a random model: 0.02, 0.03, 0.06 and 0.1.
+as rounding may bring another (NEAR_TIES of edgeflow/recorded/comparison.py).
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 
-NEAR = {INT8: 0.04, FP8: 0.06, INT4: 0.12}
-"""How far from the best a token may be, as a share of the standard deviation of its logits, by the format of KV."""
 NEAR_OF_ROUNDED_ROWS = 0.2
-"""The same where rows are rounded to 8 bits, which happens before every product."""
+"""A near tie where rows are rounded to 8 bits, in standard deviations: found as NEAR_TIES were."""
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Answers with drafts over every format of keys and values, and over quantised weights, are as good as those without."""
+"""Answers with drafts over every format of keys and values, and over quantised weights, are as good as without."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from edgeflow.errors import WorkerError
 from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
 from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.recorded.comparison import NEAR_TIES
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import YARN
 from tests.engine.drafts.drafters import CPU, Knowing, answer, eagle, eagle_head, engine_of, taught
-from tests.engine.drafts.near_best import NEAR, NEAR_OF_ROUNDED_ROWS, agreed, behind
+from tests.engine.drafts.near_best import NEAR_OF_ROUNDED_ROWS, agreed, behind
 from tests.engine.drafts.talkative import talkative, write_talkative
 from tests.quantised import quantised_copies
 
@@ -69,7 +70,7 @@ def test_eight_bits(model: ChatModel, kv_format: KVFormat, tmp_path: Path):
     check(
         model,
         [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(eagle_head(tmp_path, model))],
-        NEAR[kv_format],
+        NEAR_TIES[kv_format.name],
         kv_format,
     )
 
@@ -77,13 +78,13 @@ def test_eight_bits(model: ChatModel, kv_format: KVFormat, tmp_path: Path):
 def test_four_bits(model: ChatModel, tmp_path: Path):
     """Chains across the boundaries of groups; trees would move single places."""
     head = eagle_head(tmp_path, model)
-    check(model, [*forms(DraftForm.CHAIN), Lookup(), eagle(head, tree=False)], NEAR[INT4], INT4)
+    check(model, [*forms(DraftForm.CHAIN), Lookup(), eagle(head, tree=False)], NEAR_TIES[INT4.name], INT4)
     for tree in (Knowing(), eagle(head)):
         with pytest.raises(ValueError, match="int4 KV moves several places at a time: draft chains, not trees"):
             engine_of(model, tree, kv_format=INT4)
     with pytest.raises(ValueError, match="int4 KV verifies at most 32 rows at a time, not 33: make fewer drafts"):
         engine_of(model, Lookup(drafts=32), kv_format=INT4)
-    check(model, [Knowing(form=DraftForm.CHAIN, rows=32, sure=0.9, fixed=True)], NEAR[INT4], INT4)
+    check(model, [Knowing(form=DraftForm.CHAIN, rows=32, sure=0.9, fixed=True)], NEAR_TIES[INT4.name], INT4)
 
 
 def test_latent_rows(latent: ChatModel, tmp_path: Path):
