@@ -26,7 +26,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     """An engine with the limits that its scheduler must keep.
 
@@ -93,9 +93,14 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         ) from error
     _check_speculation(config, engine)
     limits = limits_of(config, policy, sessions, options.row_budget)
-    known_by = fingerprint(path, config.policy.settings)
-    rounds = config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE
-    return BuiltEngine(engine, limits, device_name(device), known_by, memory, rounds)
+    return BuiltEngine(
+        engine=engine,
+        limits=limits,
+        device_name=device_name(device),
+        model_fingerprint=fingerprint(path, config.policy.settings),
+        memory=memory,
+        rounds=config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE,
+    )
 
 
 def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:
