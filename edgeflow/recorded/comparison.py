@@ -96,8 +96,8 @@ KV_BOUNDS = {
 
 NEAR_TIES = {"int8": 0.02, "fp8": 0.03, "int4": 0.06}
 """A distance of two logits, in standard deviations, that numbers of a KV format a step up or down may close: the most
-that a logit moved in 1,200 rows of a random model, when all float32 products were moved by up to 4e-6 of a row's largest
-number, and at least twice the most when they were moved by an eighth of that."""
+that a logit moved in 1,200 rows of a random model when all float32 products were moved by up to 4e-6 of a row's
+largest number, and at least twice the most when they were moved by an eighth of that."""
 
 
 def mismatches_but_ties(found: Sequence[int], wanted: Sequence[int], logits: Sequence[Tensor], kv: str) -> int:

@@ -1,5 +1,5 @@
-"""A row computed alone and among others: in float32 nearly the same logits, where numbers are rounded near ties may fall
-the other way, and no more than that."""
+"""A row computed alone and among others: in float32 the logits are nearly the same, and where numbers are rounded on the
+way a near tie may fall the other way, but no more than that."""
 
 from __future__ import annotations
 
