@@ -1,5 +1,5 @@
-"""A row computed alone and among others: in float32 the logits are nearly the same, and where numbers are rounded on the
-way a near tie may fall the other way, but no more than that."""
+"""The logits of a row computed alone and among others: nearly the same in float32; where numbers are rounded on
+the way, a near tie may fall the other way, and no more than that."""
 
 from __future__ import annotations
 
