@@ -8,7 +8,8 @@
 
 The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
 round by round, and stand beside the bound that the pass times allow. Of each part of the scheme the gain over the naive
-pipe is told, and whether it is inside the scatter of the rounds. Every system's tokens are compared with serial decoding's.
+pipe is told, and whether it is inside the scatter of the rounds. Every system's tokens are compared with
+serial decoding's.
 
     .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
 """
