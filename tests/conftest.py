@@ -6,13 +6,14 @@ import gc
 from collections.abc import Generator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.oracles import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - hooks
 
-# Speed is measured in benchmarks; a deadline here would only tell how busy the machine is.
-settings.register_profile("edgeflow", deadline=None, max_examples=50)
-settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
+# Speed is measured in benchmarks; a deadline, or a limit on drawing examples, would only tell how busy the machine is.
+BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("edgeflow", max_examples=50, **BUSY)
+settings.register_profile("nightly", max_examples=2_000, print_blob=True, **BUSY)
 settings.load_profile("edgeflow")
 
 
