@@ -7,9 +7,9 @@
 5. pipelined, rotate shift
 
 The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
-round by round, and stand beside the bound that the pass times allow. Of each part of the scheme the gain over the naive
-pipe is told, and whether it is inside the scatter of the rounds. Every system's tokens are compared with
-serial decoding's.
+round by round, and stand beside the bound that the pass times allow. The gain of each part of the scheme over the naive
+pipe follows, and whether it is inside the scatter of the rounds. Every system's tokens are compared with serial
+decoding's.
 
     .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
 """
@@ -194,7 +194,7 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
 
 
 def gains_of(rounds: list[dict[str, tuple]]) -> list[Gain]:
-    """What the ablation shows: each way to pipeline over the naive pipe, and one shift over the other."""
+    """The ablation: each way to pipeline over the naive pipe, and one shift over the other."""
     naive, copy, rotate = "naive pipe", "pipelined, copy", "pipelined, rotate"
     gains = []
     for system, over in ((copy, naive), (rotate, naive), (rotate, copy)):
