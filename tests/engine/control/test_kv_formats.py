@@ -209,6 +209,7 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     config = load_config(None, {"model": str(checkpoint), "device": "cpu", "max_sessions": 2, "policy.kv": kv})
     built = build_engine(config)
     assert built.engine.kv.format is CONFIGURED[kv]
+    assert built.rounds == (kv != "model"), "what the warm-up allows"
     family = next(each for each in FAMILIES if each.name == "openvla")
     published = family.load(checkpoint, config.policy.settings, LoadOptions())
     footprint = published.footprint(torch.float32)
