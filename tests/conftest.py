@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.oracles import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - hooks
+
+# torch.compile and transformers import Triton when they are first used. Its library crashes the process where a policy
+# has run before, so it is loaded first, whichever files a process gets.
+with suppress(ImportError):
+    import triton  # noqa: F401
 
 # Speed is measured in benchmarks; a deadline, or a limit on drawing examples, would only tell how busy the machine is.
 BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
