@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Generator
+from contextlib import suppress
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.oracles import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - hooks
 
-# Speed is measured in benchmarks; a deadline here would only tell how busy the machine is.
-settings.register_profile("edgeflow", deadline=None, max_examples=50)
-settings.register_profile("nightly", deadline=None, max_examples=2_000, print_blob=True)
+# torch.compile and transformers import Triton when they are first used. Its library crashes the process where a policy
+# has run before, so it is loaded first, whichever files a process gets.
+with suppress(ImportError):
+    import triton  # noqa: F401
+
+# Speed is measured in benchmarks; a deadline, or a limit on drawing examples, would only tell how busy the machine is.
+BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("edgeflow", max_examples=50, **BUSY)
+settings.register_profile("nightly", max_examples=2_000, print_blob=True, **BUSY)
 settings.load_profile("edgeflow")
 
 

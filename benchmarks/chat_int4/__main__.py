@@ -61,7 +61,9 @@ def main() -> None:
         peaks = {name: system.peak_bytes() for name, system in systems.items()}
     rows = system_rows(rounds, BITS, peaks)
     found = bars(rounds, INT4, INT8, HALVES, [name for name in systems if name in (LLAMA, OPENVINO)])
-    found.append(Bar("GB/s that a copy reads and writes", copy_bytes_per_s() / 1e9))
+    copied = copy_bytes_per_s()
+    found.append(Bar("GB/s that a copy reads and writes", copied / 1e9))
+    found += [Bar(f"ms a token that this allows, {name}", 1e3 * BITS[name].token_bytes / copied) for name in systems]
     _print(rows, found, arguments)
     asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
     told = [asdict(bar) | {"met": bar.met} for bar in found]  # null where a bar was not measured

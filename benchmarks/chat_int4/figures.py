@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.chat.figures import Bar, Round, parameters, token_s
+from benchmarks.chat.figures import Bar, Round, parameters, peer_bars, token_s
 from benchmarks.chat.systems import SHAPE
 
 LEAST_GAIN = 1.25
@@ -74,10 +74,4 @@ def bars(rounds: Sequence[Round], int4: str, int8: str, halves: str, peers: Sequ
         Bar("decode: our 8 bits' time / our 4 bits'", gain, least=LEAST_GAIN),
         Bar("first token: our 4 bits' time / our bfloat16's", first, most=MOST_FIRST_TOKEN),
     ]
-    slower, faster = (
-        median(pick(token_s(each[name]) for name in peers) / token_s(each[int4]) for each in rounds) if peers else None
-        for pick in (max, min)
-    )
-    found.append(Bar("decode, 4 bits: the slower peer's time / ours", slower, least=1.0))
-    found.append(Bar("the faster peer's time / ours", faster))
-    return found
+    return found + peer_bars("4 bits", rounds, [token_s(each[int4]) for each in rounds], peers)

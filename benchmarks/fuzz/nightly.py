@@ -35,6 +35,8 @@ PROPERTIES = (
     "tests/ipc/test_foreign_bytes.py",
     "tests/models/test_chat.py",  # with every wrong value of every name
 )
+NUMBERS = ("tests/engine", "tests/models", "tests/policies")
+"""The tests whose float32 sums depend on the processor."""
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
 CHAOS = (*PYTHON, "benchmarks.chaos")
@@ -84,6 +86,14 @@ PARTS = (
     *(
         Part(suite, 40, (Step(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
         for suite in ("bookworm", "trixie", "forky")
+    ),
+    Part(
+        "processors",
+        30,
+        tuple(
+            Step(f"vectors-{name}", ("env", f"ATEN_CPU_CAPABILITY={name}", *PYTEST, *NUMBERS), result=False)
+            for name in ("avx2", "default")
+        ),
     ),
     Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
     Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),

@@ -7,7 +7,9 @@
 5. pipelined, rotate shift
 
 The systems take turns (A B C D E A B C D E …), so that a machine that slows down slows all of them; ratios are taken
-round by round. Every system's tokens are compared with serial decoding's.
+round by round, and stand beside the bound that the pass times allow. The gain of each part of the scheme over the naive
+pipe follows, and whether it is inside the scatter of the rounds. Every system's tokens are compared with serial
+decoding's.
 
     .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
 """
@@ -43,7 +45,6 @@ from edgeflow.worker.calibrate import calibrate
 
 CPU = torch.device("cpu")
 INSTRUCTION = "grasp the red handle"
-STAGES = 7  # action tokens of the policies measured here
 Tokens = list[tuple[int, ...]]
 System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
@@ -62,6 +63,23 @@ class Row:
     tokens_equal: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How much faster one system is than another, round by round. clear: in every round it was the faster one."""
+
+    system: str
+    over: str
+    median: float
+    least: float
+    most: float
+    clear: bool
+
+    @property
+    def line(self) -> str:
+        said = "faster in every round" if self.clear else "inside the scatter: not faster in every round"
+        return f"{self.system} / {self.over}: {self.median:.2f} ({self.least:.2f} .. {self.most:.2f}), {said}"
+
+
 def main() -> None:
     """Measure and print; exit code 1 when tokens differ."""
     arguments = _arguments()
@@ -76,9 +94,17 @@ def main() -> None:
     rounds = _measure(systems, frames, arguments.rounds)
     rows = _rows(systems, rounds)
     times = _pass_times(policy, frames)
-    _print(rows, arguments, policy.image_tokens + len(ids), times)
+    gains, bound = gains_of(rounds), bound_of(times)
+    _print(rows, arguments, policy.image_tokens + len(ids), bound)
+    for gain in gains:
+        print(gain.line)
+    print(
+        f"passes: prefill {times.prefill_ns / 1e6:.2f} ms, decode {times.decode_ns / 1e6:.2f} ms,"
+        f" packed {times.packed_ns / 1e6:.2f} ms: bound of the ratio {bound:.2f}"
+    )
     asked = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-    found = {"pass_times": asdict(times), "rows": [asdict(row) for row in rows]}
+    found = {"pass_times": asdict(times), "bound": bound, "rows": [asdict(row) for row in rows]}
+    found |= {"gains": [asdict(gain) for gain in gains]}
     facts = {**machine_facts(), "instructions": torch.backends.cpu.get_cpu_capability()}
     keep(arguments.json, {**facts, **asked, **found})
     raise SystemExit(0 if all(row.tokens_equal for row in rows) else 1)
@@ -167,15 +193,32 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
     return rows
 
 
+def gains_of(rounds: list[dict[str, tuple]]) -> list[Gain]:
+    """The ablation: each way to pipeline over the naive pipe, and one shift over the other."""
+    naive, copy, rotate = "naive pipe", "pipelined, copy", "pipelined, rotate"
+    gains = []
+    for system, over in ((copy, naive), (rotate, naive), (rotate, copy)):
+        ratios = np.array([outcome[system][0] / outcome[over][0] for outcome in rounds])
+        found = [float(value) for value in (np.median(ratios), ratios.min(), ratios.max())]
+        gains.append(Gain(system, over, *found, clear=bool(ratios.min() > 1)))
+    return gains
+
+
+def bound_of(times: PassTimes) -> float:
+    """The ratio to serial that the pass times allow: (prefill + (K-1) decode) / packed."""
+    return (times.prefill_ns + (times.stages - 1) * times.decode_ns) / times.packed_ns
+
+
 def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
     """Median times of a prefill, a decode-only pass and a full packed pass, which bound the ratio."""
     capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
     return calibrate(PolicyEngine(policy, policy.K, capacity), instruction=INSTRUCTION)
 
 
-def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: PassTimes) -> None:
+def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, bound: float) -> None:
     title = f"{arguments.model}: {arguments.threads} threads, prefill of {prefill} rows, {arguments.frames} frames"
-    table = Table("system", "FPS", "±", "ratio to serial", "min .. max", "full pipeline", "tokens", title=title)
+    columns = ("system", "FPS", "±", "ratio to serial", "min .. max", "bound", "full pipeline", "tokens")
+    table = Table(*columns, title=title)
     for row in rows:
         table.add_row(
             row.system,
@@ -183,15 +226,11 @@ def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, times: 
             f"{row.fps_std:.1f}",
             f"{row.ratio_median:.2f}",
             f"{row.ratio_min:.2f} .. {row.ratio_max:.2f}",
+            f"{bound:.2f}" if "pipe" in row.system else "",
             f"{row.full:.0%}",
             "equal" if row.tokens_equal else "[red]DIFFER[/]",
         )
     table_console().print(table)
-    serial_ns = times.prefill_ns + (STAGES - 1) * times.decode_ns
-    print(
-        f"passes: prefill {times.prefill_ns / 1e6:.2f} ms, decode {times.decode_ns / 1e6:.2f} ms,"
-        f" packed {times.packed_ns / 1e6:.2f} ms: bound of the ratio {serial_ns / times.packed_ns:.2f}"
-    )
 
 
 if __name__ == "__main__":

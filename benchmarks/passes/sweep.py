@@ -1,7 +1,8 @@
 """Serial against pipelined over action lengths and prefill lengths, as in ActionFlow's Figure 5.
 
-It uses the embedded policy's sizes and weights; K is set here, and the prompts are random tokens, so the output means
-nothing but must be equal in both modes. The two modes alternate; the ratio is the median over rounds.
+It uses the embedded policy's sizes and weights; its statistics are replaced by ones of K numbers, and the prompts are
+random tokens, so the output means nothing but must be equal in both modes. The two modes alternate; the ratio is the
+median over rounds, and stands beside the bound that the pass times allow.
 
     .venv/bin/python -m benchmarks.passes.sweep --json FILE --png PNG
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +27,10 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model
+from edgeflow.models.checkpoint import Weights
+from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 
@@ -58,20 +62,25 @@ def main() -> None:
     """Measure and print; exit code 1 when tokens differ."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    policy = OpenVLAPolicy.load(resolve_model(arguments.model), torch.float32, CPU)
+    path = resolve_model(arguments.model)
     cells = []
     with progress_bar(table_console()) as progress:
         task = progress.add_task("sweep", total=len(arguments.k) * len(arguments.prompts))
         for stages in arguments.k:
+            policy = policy_with(path, stages)
             for prompt in arguments.prompts:
-                cells.append(_cell(policy, stages, prompt, arguments))
+                cells.append(_cell(policy, prompt, arguments))
                 _advance(progress, task, cells[-1])
     _print(cells, arguments)
-    shares = _profile(policy, arguments.k[-1], arguments.prompts[0]) if arguments.profile else {}
+    shares = _profile(policy, arguments.prompts[0]) if arguments.profile else {}
     if shares:
         print(f"a full pass of K = {arguments.k[-1]}, {arguments.prompts[0]} text tokens, self time by operator:")
         print("  " + ", ".join(f"{name} {share:.0%}" for name, share in shares.items()))
-    report = {**machine_facts(), "threads": arguments.threads, "cells": [asdict(cell) for cell in cells]}
+    report = {
+        **machine_facts(),
+        "threads": arguments.threads,
+        "cells": [asdict(cell) | {"bound": cell.bound} for cell in cells],
+    }
     report |= {"profile": shares}
     keep(arguments.json, report)
     if arguments.png:
@@ -92,8 +101,16 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple[PolicyEngine, list[PreparedFrame]]:
-    policy.K = stages
+def policy_with(path: Path, stages: int) -> OpenVLAPolicy:
+    """The policy of a checkpoint, with actions of so many numbers: an answer has as many tokens."""
+    numbers = ActionStatistics(q01=(-1.0,) * stages, q99=(1.0,) * stages, mask=(True,) * stages)
+    config = replace(load_config(path), statistics={"sweep": numbers}, action_block={})
+    weights = Weights(path, torch.float32, CPU)
+    return OpenVLAPolicy(config, weights, Prompter(path, vicuna=config.vicuna_prompt))
+
+
+def _bench(policy: OpenVLAPolicy, prompt: int, count: int) -> tuple[PolicyEngine, list[PreparedFrame]]:
+    stages = policy.K
     generator = np.random.default_rng(stages * 1000 + prompt)
     images = generator.integers(0, 256, (count, 96, 96, 3), np.uint8)
     ids = [1, *generator.integers(3, policy.config.text.vocab_size // 2, prompt - 1).tolist()]
@@ -101,11 +118,12 @@ def _bench(policy: OpenVLAPolicy, stages: int, prompt: int, count: int) -> tuple
     return PolicyEngine(policy, stages, policy.image_tokens + prompt + stages), frames
 
 
-def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float]:
+def _profile(policy: OpenVLAPolicy, prompt: int) -> dict[str, float]:
     """Shares of the time of full passes by operator, largest first."""
     from torch.profiler import ProfilerActivity, profile
 
-    engine, frames = _bench(policy, stages, prompt, 3 * stages)
+    stages = policy.K
+    engine, frames = _bench(policy, prompt, 3 * stages)
     run = OfflineRun(engine, Scheduler(limits_for(stages)), [Mode.PIPELINED])
 
     def feed(first: int, last: int) -> None:
@@ -124,13 +142,13 @@ def _profile(policy: OpenVLAPolicy, stages: int, prompt: int) -> dict[str, float
     return {event.key: event.self_cpu_time_total / total for event in largest}
 
 
-def _cell(policy: OpenVLAPolicy, stages: int, prompt: int, arguments: argparse.Namespace) -> Cell:
-    engine, frames = _bench(policy, stages, prompt, 2 * stages + arguments.frames)
+def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> Cell:
+    engine, frames = _bench(policy, prompt, 2 * policy.K + arguments.frames)
     rounds = [{mode: _run(engine, frames, mode) for mode in MODES} for _ in range(arguments.rounds + 1)][1:]
     serial = [each[Mode.SERIAL] for each in rounds]
     pipelined = [each[Mode.PIPELINED] for each in rounds]
     return Cell(
-        action_tokens=stages,
+        action_tokens=policy.K,
         prefill_rows=policy.image_tokens + prompt,
         serial_fps=median(run.fps for run in serial),
         pipelined_fps=median(run.fps for run in pipelined),

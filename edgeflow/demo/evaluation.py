@@ -181,7 +181,7 @@ def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
     """An engine for one session, warmed up. kv: as `policy.kv`; ConfigError where the family has no such setting."""
     settings = {} if kv == "model" else {"kv": kv}
     built = build_engine(ServiceConfig(model=model, max_sessions=1, policy=PolicyConfig.model_validate(settings)))
-    warm_up(built.engine, built.limits.shift, lambda *_: None)
+    warm_up(built.engine, built.limits.shift, lambda *_: None, rounds=built.rounds)
     return built
 
 

@@ -122,7 +122,7 @@ def verify_kv(
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
         for case, wanted, (tokens, _) in zip(cases, alone, run(asked), strict=True):
-            off = mismatches_but_ties(tokens, *wanted)
+            off = mismatches_but_ties(tokens, *wanted, kv_format.name)
             results.append((name, CheckResult(case.name, "tokens, against alone", off, 0)))
     return results
 

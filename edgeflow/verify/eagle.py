@@ -103,7 +103,7 @@ class EagleWays:
         kinds: dict[str, DraftKind] = {"trees": self._trees, "chains": self._chains, "look-up": Lookup()}
         for name, kind in kinds.items():
             tokens, _ = self._answer(case, kind, WHOLE, INT8)
-            yield CheckResult(case.name, f"tokens, {name}", mismatches_but_ties(tokens, wanted, logits), 0)
+            yield CheckResult(case.name, f"tokens, {name}", mismatches_but_ties(tokens, wanted, logits, INT8.name), 0)
 
     def alone(self, case: EagleCase, chunk: int) -> EagleRun:
         """Run a case with trees. chunk: rows of the prompt in a pass."""

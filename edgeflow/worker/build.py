@@ -16,6 +16,7 @@ from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describ
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.models.checkpoint import fingerprint
@@ -25,15 +26,19 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine with the limits that its scheduler must keep. memory: one line about its slots, for a person."""
+    """An engine with the limits that its scheduler must keep.
+
+    memory: one line about its slots, for a person. rounds: as of `warm_up`.
+    """
 
     engine: PassEngine
     limits: SchedulerLimits
     device_name: str
     model_fingerprint: str
     memory: str
+    rounds: bool
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
@@ -88,8 +93,14 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         ) from error
     _check_speculation(config, engine)
     limits = limits_of(config, policy, sessions, options.row_budget)
-    known_by = fingerprint(path, config.policy.settings)
-    return BuiltEngine(engine, limits, device_name(device), known_by, memory)
+    return BuiltEngine(
+        engine=engine,
+        limits=limits,
+        device_name=device_name(device),
+        model_fingerprint=fingerprint(path, config.policy.settings),
+        memory=memory,
+        rounds=config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE,
+    )
 
 
 def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:

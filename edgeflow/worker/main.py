@@ -61,7 +61,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
 
     progress("warm-up", 1, 2)
     told = record_passes(built.engine, progress, required=config.graphs == "on")
-    warm_up(built.engine, built.limits.shift, progress)
+    warm_up(built.engine, built.limits.shift, progress, rounds=built.rounds)
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
     pacer = Pacer(profile.times_of(program_of(built.engine)), clock) if profile else None

@@ -28,12 +28,24 @@ def test_without_peers_their_bar_is_told_as_not_measured():
     assert [bar.met for bar in figures.peer_ratios([], [])] == [None, None]
 
 
-@pytest.mark.parametrize(("peer_s", "verdict"), [(2.0, "met"), (0.5, "MISSED")])
-def test_with_peers_the_slower_one_is_the_bar(peer_s: float, verdict: str):
-    found = bars([round_with(a=peer_s, b=0.25)], "4", "8", "16", ["a", "b"])
-    assert (found[2].value, found[2].row[3], found[3].value) == (peer_s, verdict, 0.25)
+@pytest.mark.parametrize(("peer_s", "verdict"), [(2.0, "met"), (0.875, "MISSED")])
+def test_with_peers_the_faster_one_is_the_bar(peer_s: float, verdict: str):
+    found = bars([round_with(a=peer_s, b=2.5)], "4", "8", "16", ["a", "b"])
+    assert (found[2].value, found[2].row[3]) == (peer_s, verdict)
+    assert (found[3].value, found[3].met, found[3].row[2:]) == (2.5, None, ("", ""))
     assert [bar.name for bar in found] == [bar.name for bar in bars([round_with()], "4", "8", "16", [])]
+
+
+def test_the_bar_of_decoding_is_of_like_precision():
+    """Eight bits beside bfloat16 are told, and are no bar."""
+    times = {"edgeflow bfloat16": 1.0, "edgeflow bfloat16, int8 weights": 0.5, "edgeflow float32": 2.0}
+    theirs = {"transformers bfloat16": 2.1, "transformers float32": 4.0}
+    halves, best, first = figures.main_bars([{name: timed(each) for name, each in (times | theirs).items()}])
+    assert (halves.value, halves.row[3]) == (2.1, "MISSED")
+    assert (best.value, best.met) == (4.2, None)
+    assert first.value == 1.0
 
 
 def test_a_figure_without_a_limit_has_no_verdict():
     assert Bar("x", 2.0).row == ("x", "2", "", "") and Bar("x", None).row == ("x", "not measured", "", "")
+    assert Bar("x", 2.0).met is None

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from edgeflow.config import load_config
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode, Observation
+from edgeflow.worker.build import build_engine
 from tests import tiny_checkpoint
 from tests.policies.flow import tiny
 from tests.policies.flow.served import RATE, observation
@@ -61,3 +64,11 @@ def test_answers_are_those_of_the_same_numbers_in_floats(copies: tuple[Path, Pat
     four, floats = (answers(each, seen, mode) for each in copies)
     # A scale that is off by 2 % gives more than 1e-3; sums in another order about 1e-6.
     assert max(share_of(*pair) for pair in zip(four, floats, strict=True)) < 2e-5
+
+
+def test_the_warm_up_of_rounded_rows_allows_rounding(copies: tuple[Path, Path]):
+    settings = RATE if family_of(copies[0]).name != "openvla" else {}
+    given = {"device": "cpu", "dtype": "float32", "max_sessions": 1, "max_prompt_tokens": 64, "policy": settings}
+    four, floats = (build_engine(load_config(None, {"model": str(each), **given})) for each in copies)
+    assert (four.rounds, floats.rounds) == (True, False)
+    warm_up(four.engine, four.limits.shift, lambda *_: None, rounds=four.rounds)

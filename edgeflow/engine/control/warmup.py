@@ -1,5 +1,4 @@
-"""Checks before readiness: every way of sharing passes gives the finite tokens of serial decoding, up to rounding in
-16 bits.
+"""Checks before readiness: every way of sharing passes gives the finite tokens of serial decoding, up to rounding.
 
 Where passes are replayed, every shape that sessions can need is recorded first.
 """
@@ -32,29 +31,35 @@ FRAMES = 3  # beyond the fill
 BATCH = 2
 SIDE = 64  # pixels of a camera of any size
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
+EIGHT_BITS = torch.bfloat16
+"""A dtype whose rounding is as coarse as that of a row in 8 bits: a 256th, a 254th of the largest number there."""
 
 Progress = Callable[[str, int, int], None]
 
 
-def warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
-    """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone."""
+def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool = False) -> None:
+    """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone.
+
+    rounds: rows, keys or values are rounded to 8 or 4 bits on the way, whatever the dtype. There float32 sums that
+    differ in their last bits, as those of passes of different shapes may, give other numbers.
+    """
     with uncounted(engine.policy):
-        _warm_up(engine, shift, progress)
+        _warm_up(engine, shift, progress, rounds=rounds)
 
 
-def _warm_up(engine: PassEngine, shift: Shift, progress: Progress) -> None:
+def _warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
     if isinstance(engine, PolicyEngine):
-        _warm_up_modes(engine, shift, progress)
+        _warm_up_modes(engine, shift, progress, rounds=rounds)
     elif isinstance(engine, FlowEngine):
-        _warm_up_steps(engine, shift, progress)
+        _warm_up_steps(engine, shift, progress, rounds=rounds)
     elif isinstance(engine, OnePassEngine):
-        _warm_up_batches(engine, progress)
+        _warm_up_batches(engine, progress, rounds=rounds)
     else:
         raise TypeError(f"there is no warm-up for {type(engine).__name__}")
 
 
-def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> None:
-    """In float32 tokens must be equal. In 16 bits logits may differ by as much as rounding does (agreement.py)."""
+def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
+    """In float32 tokens must be equal. Else logits may differ by as much as rounding does (agreement.py)."""
     observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
     frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
     drafts = any(engine.policy.program(key).drafts for key in engine.policy.unnorm_keys)
@@ -63,7 +68,7 @@ def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> No
     progress(Mode.SERIAL.value, 0, steps + 1)
     engine.keep_logits = True
     right = decode_serially(engine, frames)
-    allowed = _rounding(engine, frames, right)
+    allowed = _rounding(engine, frames, right, rounds=rounds)
     for step, mode in enumerate(shared, start=1):
         progress(mode.value, step, steps + 1)
         scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
@@ -78,9 +83,11 @@ def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress) -> No
     progress("timing", steps, steps + 1)
 
 
-def _rounding(engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded]) -> Deviations | None:
-    """How far rounding moves the logits of these frames; None in float32, where tokens must be equal."""
-    dtype = engine.kv.dtype
+def _rounding(
+    engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], *, rounds: bool
+) -> Deviations | None:
+    """How far rounding moves the logits of these frames; None where nothing is rounded: tokens must be equal."""
+    dtype = EIGHT_BITS if rounds else engine.kv.dtype
     return None if dtype == torch.float32 else deviations(right, decode_serially(engine, nudged(frames, dtype)))
 
 
@@ -92,10 +99,11 @@ def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations |
     return f"{wrong} of {len(found)} frames" if wrong else ""
 
 
-def _warm_up_batches(engine: OnePassEngine, progress: Progress) -> None:
+def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool) -> None:
     """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums.
 
-    In 16 bits, actions may differ by a few times what frames do whose pixels are moved by one level.
+    In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are
+    moved by one level.
     """
     observations = list(sample_observations(engine.policy.inputs, min(BATCH, engine.sessions), INSTRUCTION, SIDE))
     frames = [engine.policy.prepare(each) for each in observations]
@@ -108,10 +116,11 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress) -> None:
         moved = [engine.policy.prepare(each) for each in brightened(observations)]
         return np.concatenate([_chunks(engine, [frame]) for frame in moved])
 
-    _judge(alone, together, brighter if engine.policy.dtype != torch.float32 else None, "in a batch")
+    coarse = rounds or engine.policy.dtype != torch.float32
+    _judge(alone, together, brighter if coarse else None, "in a batch")
 
 
-def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress) -> None:
+def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
     """Frames whose steps share passes: actions as of each alone, up to the rounding of sums.
 
     One of them continues a chunk, where the policy can.
@@ -133,7 +142,8 @@ def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress) -> None
     def brighter() -> NDArray[np.float64]:
         return chunks(Mode.SERIAL, brightened(observations))
 
-    _judge(alone, together, brighter if engine.policy.dtype != torch.float32 else None, Mode.PIPELINED.value)
+    coarse = rounds or engine.policy.dtype != torch.float32
+    _judge(alone, together, brighter if coarse else None, Mode.PIPELINED.value)
 
 
 def _judge(

@@ -114,7 +114,10 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[
             decoded = decode(cases, policy, mode, table, kv_format=kv_format, shift=shift)
             for case, serial, decodings in zip(cases, alone, decoded, strict=True):
                 ids = serial.sampled.token_ids
-                off = max(mismatches_but_ties(each.sampled.token_ids, ids, serial.logits) for each in decodings)
+                off = max(
+                    mismatches_but_ties(each.sampled.token_ids, ids, serial.logits, kv_format.name)
+                    for each in decodings
+                )
                 results.append((f"{mode.value}, {shift.value}", CheckResult(case.name, SERIALLY, off, 0)))
     return results
 

@@ -19,11 +19,13 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.kv.formats import INT8
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.recorded.comparison import NEAR_TIES
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CPU, engine_of
 from tests.engine.chat.test_graphs import Replays, eager_passes, shapes_of
 from tests.engine.chat.tiny_drafts import KINDS, ON_THE_DEVICE, TREE, kind_of
+from tests.engine.drafts.near_best import behind
 from tests.engine.recorded import record
 
 CAPACITY, CHUNK, COUNT = 160, 12, 16
@@ -192,7 +194,9 @@ def test_over_eight_bits(tmp_path: Path, likely: list[int], kind: str):
     engine = drafting(device, kind, likely, kv_format=INT8)
     for text in TEXTS:
         expected = answered(engine_of(model, 1, CAPACITY, INT8), text, PARAMS["greedy"])
-        assert answered(engine, text, PARAMS["greedy"]).tokens == expected.tokens
+        found = answered(engine, text, PARAMS["greedy"])
+        assert len(found.tokens) == len(expected.tokens)
+        assert behind(model, model.text_prompt(text), found.tokens, INT8) < NEAR_TIES[INT8.name]
     assert eager_passes(engine) == 0
 
 

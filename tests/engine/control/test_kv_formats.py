@@ -78,12 +78,12 @@ def replayable(checkpoint: Path) -> dict[KVFormat, tuple[OpenVLAPolicy, Operator
     return found
 
 
-def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded]) -> None:
+def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded], kv_format: KVFormat) -> None:
     """Of the same frames, those that were overtaken left out."""
     for each in found:
         wanted = right[each.sampled.frame.seq - 1]
         assert each.sampled.finite
-        assert not mismatches_but_ties(each.sampled.token_ids, wanted.sampled.token_ids, wanted.logits)
+        assert not mismatches_but_ties(each.sampled.token_ids, wanted.sampled.token_ids, wanted.logits, kv_format.name)
 
 
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
@@ -107,7 +107,7 @@ def test_tokens_are_those_of_serial_decoding(
     results = OfflineRun(engine, Scheduler(limits), modes, depth=3).decode(streams)
     for frames, found in zip(streams, results, strict=True):
         assert found and found[-1].sampled.frame.seq == len(frames)
-        assert_alike(found, serial(policy, frames, kv_format))
+        assert_alike(found, serial(policy, frames, kv_format), kv_format)
 
 
 @settings(max_examples=10, deadline=None)
@@ -125,7 +125,7 @@ def test_any_arrival_pattern(
     frames = alike(policy, len(gaps), 2, each)
     run = OfflineRun(make_engine(policy, kv_format), Scheduler(limits_for(policy.K, shift=shift)), [mode])
     found = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
-    assert_alike(found, serial(policy, frames, kv_format))
+    assert_alike(found, serial(policy, frames, kv_format), kv_format)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_for
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))
     results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
     for frames, found in zip(streams, results, strict=True):
-        assert_alike(found, serial(policy, frames, kv_format))
+        assert_alike(found, serial(policy, frames, kv_format), kv_format)
     assert 0 < len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
 
@@ -166,7 +166,7 @@ def test_drafts_of_thirty_two_tokens_in_four_bits(serial: SerialTwin, tmp_path_f
     policy = OpenVLAPolicy.load(path, torch.float32, CPU)
     frames = alike(policy, 6, seed=1)
     run = OfflineRun(make_engine(policy, INT4), Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
-    assert_alike(run.decode([frames])[0], serial(policy, frames, INT4))
+    assert_alike(run.decode([frames])[0], serial(policy, frames, INT4), INT4)
 
 
 def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
@@ -209,6 +209,7 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     config = load_config(None, {"model": str(checkpoint), "device": "cpu", "max_sessions": 2, "policy.kv": kv})
     built = build_engine(config)
     assert built.engine.kv.format is CONFIGURED[kv]
+    assert built.rounds == (kv != "model"), "what the warm-up allows"
     family = next(each for each in FAMILIES if each.name == "openvla")
     published = family.load(checkpoint, config.policy.settings, LoadOptions())
     footprint = published.footprint(torch.float32)

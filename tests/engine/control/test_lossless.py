@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.kernels.kv.formats import INT8
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -84,20 +83,6 @@ def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, 
     results = OfflineRun(make_engine(policy, len(modes)), Scheduler(limits), modes, depth=3).decode(streams)
     for frames, result in zip(streams, results, strict=True):
         assert_equal(result, serial(policy, frames))
-
-
-@pytest.mark.parametrize("shift", Shift)
-def test_any_kv_format_serves_control(policy, shift: Shift):
-    """Keys and values in 8 bits change logits, and change them alike in every mode."""
-    frames = make_frames(policy, 12, seed=4)
-    engines = [PolicyEngine(policy, policy.K, 128, kv_format=INT8, keep_logits=True) for _ in range(2)]
-    right = decode_serially(engines[0], frames)
-    found = OfflineRun(engines[1], Scheduler(limits_for(policy.K, shift=shift)), [Mode.PIPELINED]).decode([frames])[0]
-    assert [each.sampled for each in found] == [each.sampled for each in right]
-    assert engines[0].kv.nbytes < make_engine(policy, 1).kv.nbytes / 2
-    exact = decode_serially(make_engine(policy, 1), frames)
-    off = [(one.logits[1] - other.logits[1]).abs().max() for one, other in zip(right, exact, strict=True)]
-    assert min(off) > 10 * LOGITS_TOLERANCE, "these are not the numbers of float KV"
 
 
 @pytest.mark.parametrize("attention", [naive_gather, slots_in_place])

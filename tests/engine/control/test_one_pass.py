@@ -201,10 +201,11 @@ def test_made_up_observations_are_what_the_policy_needs():
     assert first.state == {"joints": (0.0,) * 3, "gripper": (0.0,)}
 
 
-def test_in_16_bits_a_batch_may_move_actions_as_pixels_do():
+def test_in_16_bits_and_with_rounded_rows_a_batch_may_move_actions_as_pixels_do():
     policy = SmallPolicy(rounds=3e-3)
     with pytest.raises(WorkerError, match="other actions in a batch than alone"):
         warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+    warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None, rounds=True)
     policy.dtype = torch.bfloat16
     warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
 

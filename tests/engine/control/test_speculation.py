@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.agreement import deviations, nudged
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.warmup import EIGHT_BITS
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -226,13 +228,16 @@ def test_guesses_that_are_not_finite_are_told(policy):
 
 
 def test_weights_of_eight_bits_meet_all_rows_alike(serial: SerialTwin, checkpoint):
+    """As nearly as rows of 8 bits are alike in passes of other shapes, where float32 sums differ in their last bits."""
     table = built_in_table().converting("fp8")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
     frames = alike(policy, 9, seed=2)
     exact = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
     right = answers(serial(policy, frames))
-    run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.K)), [Mode.SPECULATIVE])
-    assert_exact(run.decode([frames])[0], right)
+    (found,) = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.K)), [Mode.SPECULATIVE]).decode([frames])
+    rounding = deviations(list(right.values()), serial(policy, nudged(frames, EIGHT_BITS)))
+    same = [right[each.sampled.frame] for each in found]
+    assert found and not deviations(same, found).objection(rounding, torch.float32)
     floats = answers(serial(exact, frames))
     assert any(
         (torch.stack(right[ref].logits[:1]) - torch.stack(floats[ref].logits[:1])).abs().max() > 10 * LOGITS_TOLERANCE

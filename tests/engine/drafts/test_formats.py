@@ -1,4 +1,4 @@
-"""Answers with drafts over every format of keys and values, and over quantised weights, are those without."""
+"""Answers with drafts over every format of keys and values, and over quantised weights, are as good as without."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import WorkerError
 from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
 from edgeflow.kernels.kv.int4 import INT4
-from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.recorded.comparison import NEAR_TIES
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import YARN
 from tests.engine.drafts.drafters import CPU, Knowing, answer, eagle, eagle_head, engine_of, taught
+from tests.engine.drafts.near_best import NEAR_OF_ROUNDED_ROWS, agreed, behind
 from tests.engine.drafts.talkative import talkative, write_talkative
 from tests.quantised import quantised_copies
 
@@ -39,20 +40,28 @@ def forms(form: DraftForm) -> list[Knowing]:
     return [Knowing(form=form, rows=rows, sure=0.9, seed=rows, fixed=fixed) for rows, fixed in ((9, True), (30, False))]
 
 
-def check(model: ChatModel, kinds: list[DraftKind], kv_format: KVFormat | None = None) -> None:
-    """The answers of each kind, one after the other in one slot, in chunks of several sizes."""
+def check(model: ChatModel, kinds: list[DraftKind], near: float, kv_format: KVFormat | None = None) -> None:
+    """The answers of each kind, one after the other in one slot, in chunks of several sizes.
+
+    near: how far from the best a token may be (near_best.py); 0 where nothing is rounded, so that tokens are the same.
+    """
     prompts = [model.text_prompt(text) for text in TEXTS]
     wanted = [answer(engine_of(model, kv_format=kv_format), prompt, PARAMS).tokens for prompt in prompts]
     assert len(set(wanted[0])) > COUNT / 4
     for kind in kinds:
-        engine, accepted = engine_of(model, kind, kv_format=kv_format), 0
+        engine, accepted, same = engine_of(model, kind, kv_format=kv_format), 0, 0
         for prompt, tokens, chunk in zip(prompts, wanted, (64, 7), strict=True):
             if isinstance(kind, Knowing):
                 taught(kind, prompt, tokens)
             found = answer(engine, prompt, PARAMS, chunk)
-            assert found.tokens == tokens, (kind, chunk)
+            assert len(found.tokens) == COUNT
+            if near:
+                assert behind(model, prompt, found.tokens, kv_format) < near, (kind, chunk)
+            else:
+                assert found.tokens == tokens, (kind, chunk)
             accepted += found.plan.drafts.counts.accepted
-        assert accepted > COUNT / 2 or not isinstance(kind, Knowing)
+            same += agreed(found.tokens, tokens)
+        assert accepted > same / 4 or not isinstance(kind, Knowing)
 
 
 @pytest.mark.parametrize("kv_format", [INT8, FP8], ids=lambda each: each.name)
@@ -61,6 +70,7 @@ def test_eight_bits(model: ChatModel, kv_format: KVFormat, tmp_path: Path):
     check(
         model,
         [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(eagle_head(tmp_path, model))],
+        NEAR_TIES[kv_format.name],
         kv_format,
     )
 
@@ -68,25 +78,27 @@ def test_eight_bits(model: ChatModel, kv_format: KVFormat, tmp_path: Path):
 def test_four_bits(model: ChatModel, tmp_path: Path):
     """Chains across the boundaries of groups; trees would move single places."""
     head = eagle_head(tmp_path, model)
-    check(model, [*forms(DraftForm.CHAIN), Lookup(), eagle(head, tree=False)], INT4)
+    check(model, [*forms(DraftForm.CHAIN), Lookup(), eagle(head, tree=False)], NEAR_TIES[INT4.name], INT4)
     for tree in (Knowing(), eagle(head)):
         with pytest.raises(ValueError, match="int4 KV moves several places at a time: draft chains, not trees"):
             engine_of(model, tree, kv_format=INT4)
     with pytest.raises(ValueError, match="int4 KV verifies at most 32 rows at a time, not 33: make fewer drafts"):
         engine_of(model, Lookup(drafts=32), kv_format=INT4)
-    check(model, [Knowing(form=DraftForm.CHAIN, rows=32, sure=0.9, fixed=True)], INT4)
+    check(model, [Knowing(form=DraftForm.CHAIN, rows=32, sure=0.9, fixed=True)], NEAR_TIES[INT4.name], INT4)
 
 
 def test_latent_rows(latent: ChatModel, tmp_path: Path):
     head = eagle_head(tmp_path, latent)
-    check(latent, [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(head), eagle(head, tree=False)])
+    kinds = [*forms(DraftForm.TREE), *forms(DraftForm.CHAIN), Lookup(), eagle(head), eagle(head, tree=False)]
+    check(latent, kinds, near=0)
 
 
 def test_weights_of_four_bits(tmp_path: Path):
     write_talkative(tmp_path / "source", "qwen2", hidden_size=64, intermediate_size=96, num_attention_heads=4)
     four, _ = quantised_copies(tmp_path / "source", tmp_path, "model.", [])
     model = load_chat_model(four, torch.float32, CPU)
-    check(model, [*forms(DraftForm.TREE), Lookup(), eagle(eagle_head(tmp_path / "head", model))])
+    kinds = [*forms(DraftForm.TREE), Lookup(), eagle(eagle_head(tmp_path / "head", model))]
+    check(model, kinds, NEAR_OF_ROUNDED_ROWS)
 
 
 def test_bfloat16(tmp_path: Path):
@@ -100,18 +112,7 @@ def test_bfloat16(tmp_path: Path):
             taught(kind, prompt, plain)
         found = answer(engine_of(model, kind), prompt, PARAMS).tokens
         assert len(found) == COUNT
-        whole = exact.prompt([*prompt.ids, *found])
-        logits = _logits(exact, list(whole.ids))[len(prompt) - 1 : -1]
-        behind = logits.amax(-1) - logits.gather(1, torch.tensor(found)[:, None])[:, 0]
-        assert behind.max() < 0.15 * logits.std(), "no token is further from the best than bfloat16 takes it"
-
-
-@torch.inference_mode()
-def _logits(model: ChatModel, ids: list[int]) -> torch.Tensor:
-    """Of every row of a text, in one pass."""
-    layout = PackedLayout.of([Span(0, 0, len(ids))], CPU)
-    hidden = model.decoder.forward(model.embed(ids), layout, model.decoder.kv_slots(1, len(ids)))
-    return model.decoder.logits(hidden, "prefill").float()
+        assert behind(exact, prompt, found) < 0.15, "no token is further from the best than bfloat16 takes it"
 
 
 @pytest.mark.parametrize("form", [DraftForm.CHAIN, DraftForm.TREE])

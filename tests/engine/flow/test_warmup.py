@@ -37,12 +37,23 @@ def test_a_policy_is_checked(shift: Shift, dtype: torch.dtype):
     warm_up(engine, shift, lambda *_: None)
 
 
-def test_steps_that_touch_each_other_are_found():
+def moved_in_packs(share: float) -> TinyFlowPolicy:
+    """A policy whose velocities are larger by this share where steps share a pass."""
     policy = TinyFlowPolicy(JOINT_SHAPE)
     network, plain = policy.network, policy.network.velocity
-    network.velocity = lambda hidden: plain(hidden) * (1 + 0.01 * (len(hidden) > policy.sizes.step_rows))
+    network.velocity = lambda hidden: plain(hidden) * (1 + share * (len(hidden) > policy.sizes.step_rows))
+    return policy
+
+
+def test_steps_that_touch_each_other_are_found():
     with pytest.raises(WorkerError, match="other actions pipelined than alone"):
-        warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
+        warm_up(engine_of(moved_in_packs(0.01)), Shift.ROTATE, lambda *_: None)
+
+
+def test_rows_that_are_rounded_may_move_actions_as_pixels_do():
+    with pytest.raises(WorkerError, match="other actions pipelined than alone"):
+        warm_up(engine_of(moved_in_packs(1e-3)), Shift.ROTATE, lambda *_: None)
+    warm_up(engine_of(moved_in_packs(1e-3)), Shift.ROTATE, lambda *_: None, rounds=True)
 
 
 @pytest.mark.parametrize("rtc", [RTCSettings(execution_horizon=4), RTCSettings(trained_max_delay=2)])
