@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
@@ -23,17 +24,21 @@ from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.text.weight_files import find_weights
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
-    """An engine with the limits that its scheduler must keep. memory: one line about its slots, for a person."""
+    """An engine with the limits that its scheduler must keep. memory: one line about its slots, for a person.
+
+    remark: on the files of the checkpoint, for the start; "" = none."""
 
     engine: PassEngine
     limits: SchedulerLimits
     device_name: str
     model_fingerprint: str
     memory: str
+    remark: str = ""
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
@@ -89,7 +94,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     _check_speculation(config, engine)
     limits = limits_of(config, policy, sessions, options.row_budget)
     known_by = fingerprint(path, config.policy.settings)
-    return BuiltEngine(engine, limits, device_name(device), known_by, memory)
+    remark = "" if is_artifact(path) else find_weights(path).remark
+    return BuiltEngine(engine, limits, device_name(device), known_by, memory, remark)
 
 
 def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:

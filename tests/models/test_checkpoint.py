@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, fingerprint, read_tensors
+from edgeflow.models.checkpoint import Weights, fingerprint, read_tensors
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import INDEX_FILE, SINGLE_FILE
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2), "b.weight": torch.zeros(4)}

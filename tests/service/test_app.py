@@ -80,7 +80,7 @@ def lie(path: Path) -> None:
         (lambda path: (path / "config.json").write_text("[]"), "not a JSON object"),
         (lambda path: (path / "tokenizer.json").unlink(), "no tokenizer.json"),
         (lambda path: (path / "preprocessor_config.json").unlink(), "no preprocessor_config.json"),
-        (lambda path: (path / "model.safetensors").unlink(), "no .safetensors file"),
+        (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors"),
         (truncate, "is truncated"),
         (lie, "is truncated"),
         (garble, "not a safetensors file"),
