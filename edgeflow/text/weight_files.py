@@ -32,7 +32,7 @@ def find_weights(directory: Path) -> WeightFiles:
     """
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.is_file():
-        remark = f"{single} is read, and {INDEX_FILE} beside it is not: remove the one that is older"
+        remark = f"{single} is read, and {INDEX_FILE} beside it is not: remove the older one"
         return WeightFiles((single,), remark=remark if index.is_file() else "")
     if not index.is_file():
         raise CheckpointError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are supported")
