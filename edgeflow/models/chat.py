@@ -101,7 +101,7 @@ class ChatModel:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is worth a warning at the start."""
+        """Warnings for the start: remarks on the files, and on a model whose answers nothing ends."""
         return self._remarks if self.stop_ids else (*self._remarks, NO_END)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **options: Any) -> str:

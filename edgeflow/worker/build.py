@@ -27,7 +27,7 @@ from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.text.weight_files import find_weights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     """An engine with the limits that its scheduler must keep. memory: one line about its slots, for a person.
 
@@ -95,7 +95,14 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     limits = limits_of(config, policy, sessions, options.row_budget)
     known_by = fingerprint(path, config.policy.settings)
     remark = "" if is_artifact(path) else find_weights(path).remark
-    return BuiltEngine(engine, limits, device_name(device), known_by, memory, remark)
+    return BuiltEngine(
+        engine=engine,
+        limits=limits,
+        device_name=device_name(device),
+        model_fingerprint=known_by,
+        memory=memory,
+        remark=remark,
+    )
 
 
 def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:
