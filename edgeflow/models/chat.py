@@ -220,12 +220,15 @@ def read_published(path: Path) -> PublishedChat:
 
 
 def read_with_heads(path: Path, reader: str) -> PublishedChat:
-    """As `read_published`, for a reader that only knows keys and values of heads; CheckpointError for latents."""
+    """As `read_published`, for a reader that only knows keys and values of heads, turned by plain cosines and sines;
+    CheckpointError for latents and for YaRN."""
     published = read_published(path)
     if published.text.latent is not None:
         raise CheckpointError(
             f"{path}: {reader} is for models with keys and values of heads; a {published.family} attends over latents"
         )
+    if published.text.rope.turn_factor != 1:
+        raise CheckpointError(f"{path}: {reader} does not support rotary embeddings of type yarn")
     return published
 
 
@@ -237,6 +240,8 @@ def unfit_for_gates(published: PublishedChat) -> str:
     stored = published.text.attention.kv_format
     if stored is not DENSE:
         return f"a {published.family}: its slots are {stored.name}, a gate reads the keys and values of heads"
+    if published.text.rope.turn_factor != 1:
+        return f"a {published.family} with rotary embeddings of type yarn"
     return ""
 
 

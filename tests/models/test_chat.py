@@ -116,8 +116,8 @@ def test_a_whole_file_beside_an_index_is_remarked_on(directory: Path):
         ({"text_config__use_sliding_window": True}, "use_sliding_window True is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method 'gptq' is not supported"),
         (
-            {"text_config__rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            "type 'yarn' is not supported; supported: default, linear",
+            {"text_config__rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "type 'longrope' is not supported; supported: default, linear",
         ),
         ({"text_config__rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "lacks low_freq_factor"),
         ({"text_config__rope_parameters__mrope_section": [1, 2]}, r"mrope_section \[1, 2\] must add up to"),
