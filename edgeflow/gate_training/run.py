@@ -116,7 +116,8 @@ def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateDa
     if unfit:
         raise CheckpointError(f"{folder}: a gate cannot serve {unfit}")
     tokenizer = TextTokenizer(folder, published.text.vocab_size)
-    text = ModelText(tokenizer, ChatTemplate.load(folder), published.generation.stop_ids)
+    ends = published.generation.stop_ids | ({tokenizer.end} if tokenizer.end is not None else set())
+    text = ModelText(tokenizer, ChatTemplate.load(folder), ends)
     bar = progress.add_task("reading", total=None, note="")
     data = GateData(request.data, text, request.rules, lambda count: progress.update(bar, completed=count))
     progress.update(bar, total=len(data.lines) + data.short)

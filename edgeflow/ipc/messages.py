@@ -150,7 +150,7 @@ class WorkerReady:
     sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
     sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
     un-normalisation key, in the order of unnorm_keys. row_budget: most rows of a pass. rtc: answers can continue the
-    chunk being played.
+    chunk being played. warnings: what a person should know of the checkpoints.
     """
 
     model: str
@@ -169,6 +169,7 @@ class WorkerReady:
     memory: str = ""
     bins: bool = False
     rtc: bool = False
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def action_tokens(self) -> int:

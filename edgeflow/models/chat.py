@@ -30,9 +30,16 @@ from edgeflow.models.qwen2_5_vl.vision import VisionTower
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.weight_files import find_weights
 
 # Where checkpoints keep their parts: the decoder's stem and the tower's prefix, by transformers' version.
 STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))
+
+
+NO_END = (
+    "chat.model: no token ends an answer: neither generation_config.json nor config.json has an eos_token_id, and "
+    "tokenizer_config.json names no eos_token; answers end at max_tokens or at a stop text"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,7 @@ class ChatModel:
     """A decoder with its tokenizer, chat template and vision tower: prompts in, rows of the decoder out.
 
     name: the architecture's family. tokenizer, template, vision: None where there is none; prompts are token ids then.
+    remarks: on its files, for the start.
     """
 
     def __init__(
@@ -60,6 +68,7 @@ class ChatModel:
         generation: GenerationConfig,
         vision: Vision | None,
         device: torch.device,
+        remarks: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.decoder = decoder
@@ -68,6 +77,7 @@ class ChatModel:
         self.generation = generation
         self.vision = vision
         self.device = device
+        self._remarks = remarks
 
     @property
     def config(self) -> LlamaConfig:
@@ -82,7 +92,17 @@ class ChatModel:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        return self.generation.stop_ids
+        """The tokens that end an answer: those of the configuration, and the tokenizer's own end of text.
+
+        Models made for chat from others often name the end of a turn in the tokenizer's files alone."""
+        own = self._tokenizer.end if self._tokenizer is not None else None
+        ends = self.generation.stop_ids | ({own} if own is not None else set())
+        return frozenset(each for each in ends if each < self.config.vocab_size)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Warnings for the start: remarks on the files, and on a model whose answers nothing ends."""
+        return self._remarks if self.stop_ids else (*self._remarks, NO_END)
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **options: Any) -> str:
         """Render messages as the text of a prompt; InvalidArgument where the checkpoint has no chat template."""
@@ -200,12 +220,15 @@ def read_published(path: Path) -> PublishedChat:
 
 
 def read_with_heads(path: Path, reader: str) -> PublishedChat:
-    """As `read_published`, for a reader that only knows keys and values of heads; CheckpointError for latents."""
+    """As `read_published`, for a reader that only knows keys and values of heads, turned by plain cosines and sines;
+    CheckpointError for latents and for YaRN."""
     published = read_published(path)
     if published.text.latent is not None:
         raise CheckpointError(
             f"{path}: {reader} is for models with keys and values of heads; a {published.family} attends over latents"
         )
+    if published.text.rope.turn_factor != 1:
+        raise CheckpointError(f"{path}: {reader} does not support rotary embeddings of type yarn")
     return published
 
 
@@ -217,6 +240,8 @@ def unfit_for_gates(published: PublishedChat) -> str:
     stored = published.text.attention.kv_format
     if stored is not DENSE:
         return f"a {published.family}: its slots are {stored.name}, a gate reads the keys and values of heads"
+    if published.text.rope.turn_factor != 1:
+        return f"a {published.family} with rotary embeddings of type yarn"
     return ""
 
 
@@ -245,6 +270,7 @@ def load_chat_model(
         generation=published.generation,
         vision=vision,
         device=device,
+        remarks=tuple(filter(None, [find_weights(path).remark])),
     )
 
 

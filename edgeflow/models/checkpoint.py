@@ -19,10 +19,9 @@ from edgeflow.errors import CheckpointError
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.quantization import PARTS, Quantization
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import find_weights
 
 CONFIG_FILE = "config.json"
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -193,11 +192,6 @@ def fingerprint(path: Path, settings: Mapping[str, Any] = MappingProxyType({})) 
     return digest.hexdigest()
 
 
-def weights_files(directory: Path) -> list[Path]:
-    """The safetensors files that hold a checkpoint's weights, by name; CheckpointError where there are none."""
-    return sorted({path for _, path in _places(directory).values()})
-
-
 def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
     """A reader for each tensor."""
     return {name: partial(_read, file, name, path) for name, (file, path) in _places(directory).items()}
@@ -205,23 +199,11 @@ def _sources(directory: Path) -> dict[str, Callable[[], Tensor]]:
 
 def _places(directory: Path) -> dict[str, tuple[Any, Path]]:
     """The open file of each tensor. All files are opened here, so a truncated one is reported at once."""
-    if not (directory / INDEX_FILE).is_file():
-        path = directory / SINGLE_FILE
-        if not path.is_file():
-            raise CheckpointError(
-                f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}: only safetensors are supported"
-            )
-        file = _open(path)
-        return dict.fromkeys(file.keys(), (file, path))
-    index = read_json(directory / INDEX_FILE).get("weight_map")
-    if not isinstance(index, dict):
-        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map: copy the checkpoint again")
-    shards = {str(shard): directory / Path(str(shard)).name for shard in index.values()}
-    absent = sorted(path.name for path in shards.values() if not path.is_file())
-    if absent:
-        raise CheckpointError(f"{directory} lacks {absent[0]}, named by {INDEX_FILE}: download it again")
-    files = {shard: (_open(path), path) for shard, path in shards.items()}
-    return {name: files[str(shard)] for name, shard in index.items()}
+    found = find_weights(directory)
+    files = {path: (_open(path), path) for path in found.paths}
+    if found.places is None:
+        return {name: each for each in files.values() for name in each[0].keys()}  # noqa: SIM118 - not a mapping
+    return {name: files[path] for name, path in found.places.items()}
 
 
 def _open(path: Path) -> Any:

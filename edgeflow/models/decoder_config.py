@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {"max_position_embeddings": each["max_position_embeddings"]} for name, each in DEEPSEEK.items()},
 }
 FAMILY = "llama"
+ACTIVATIONS = ("silu", "swish")  # two names of one function
 REFUSED = ("mlp_bias", "use_sliding_window")
 
 
@@ -41,14 +42,14 @@ def family_of(values: Mapping[str, Any]) -> str:
 
 def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
     """The configuration. values: entries of the text part; ValueError, KeyError or TypeError if not served."""
-    if values.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"hidden_act {values['hidden_act']!r} is not supported; supported: silu")
+    if values.get("hidden_act", "silu") not in ACTIVATIONS:
+        raise ValueError(f"hidden_act {values['hidden_act']!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
     refused = [*REFUSED, *(["attention_bias"] if not FAMILIES[family].get("attention_bias") else [])]
     for name in refused:
         if values.get(name):
             raise ValueError(f"{name} {values[name]!r} is not supported")
-    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}  # in transformers' order
     given = {name: values[name] for name in OPTIONAL if values.get(name) is not None}
     if "rope_theta" in scaling:
         given["rope_theta"] = scaling["rope_theta"]
@@ -79,6 +80,7 @@ def _rope(scaling: Mapping[str, Any], positions: int) -> Rope:
             low=scaling["low_freq_factor"],
             high=scaling["high_freq_factor"],
             trained=scaling["original_max_position_embeddings"],
+            sections=sections,
             **mscales,
         )
     if kind == "yarn":
@@ -89,6 +91,7 @@ def _rope(scaling: Mapping[str, Any], positions: int) -> Rope:
             low=scaling.get("beta_slow") or 1.0,
             high=scaling.get("beta_fast") or 32.0,
             trained=trained,
+            sections=sections,
             whole=scaling.get("truncate", True),
             magnitude=scaling.get("attention_factor") or 0.0,
             **mscales,

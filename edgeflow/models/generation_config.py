@@ -23,9 +23,11 @@ class GenerationConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], values: Mapping[str, Any]) -> GenerationConfig:
-        """config: config.json, which ends answers where generation_config.json (values) does not say."""
-        ends = values.get("eos_token_id", config.get("eos_token_id"))
-        ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        """config: config.json, which ends answers where generation_config.json (values) does not say; newer ones of
+        models with images do so in text_config."""
+        places = (values, config, config.get("text_config") or {})
+        ends: Any = next((each["eos_token_id"] for each in places if each.get("eos_token_id") is not None), [])
+        ids = ends if isinstance(ends, list) else [ends]
         if not all(type(each) is int and each >= 0 for each in ids):
             raise ValueError(f"eos_token_id must be a token id or a list of them, got {ends!r}")
         given = {name: values[name] for name in (*BOUNDS, "top_k") if values.get(name) is not None}

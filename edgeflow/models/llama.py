@@ -34,7 +34,7 @@ from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.attention.layer import AttentionForm, BindLinear, LayerAttention
 from edgeflow.models.attention.operators import Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.rope import KINDS, PLAIN, Rope
+from edgeflow.models.rope import PLAIN, Rope
 from edgeflow.models.vocabulary import Embedding, read_vocabulary
 
 MAX_SIZE = 1 << 20
@@ -69,9 +69,6 @@ class LlamaConfig:
         if self.latent is not None:
             object.__setattr__(self, "num_key_value_heads", 1)
             object.__setattr__(self, "head_dim", self.latent.width)
-        elif self.rope.kind == "yarn":
-            others = ", ".join(kind for kind in KINDS if kind != "yarn")
-            raise ValueError(f"rotary embedding of type 'yarn' is not supported; supported: {others}")
         if self.rope.kind == "yarn" and self.rope_theta <= 1:
             raise ValueError(f"text_config.rope_theta must be over 1 with yarn, got {self.rope_theta}")
         if not self.head_dim:

@@ -15,6 +15,7 @@ from edgeflow.models.checkpoint import Weights
 
 HEADS = (FLOAT, Int8Weight.format)
 """Formats of a head."""
+HEAD = "lm_head"
 ROWS_AT_ONCE = 8192  # of a matrix that is converted, which takes several times their memory
 
 
@@ -48,6 +49,15 @@ class Int8Embedding:
         return rows.floats()
 
 
+def shares_embedding(weights: Weights, stem: str, *, tied: bool) -> bool:
+    """Whether the head is the embedding: where the configuration ties them, unless the files hold a head that differs.
+
+    transformers takes the head of the files then: training untied it. stem: of the embedding's name.
+    """
+    own = f"{HEAD}.weight"
+    return tied and (own not in weights or torch.equal(weights[own], weights[f"{stem}embed_tokens.weight"]))
+
+
 def read_vocabulary(
     weights: Weights, stem: str, vocab: int, width: int, *, tied: bool, head: str
 ) -> tuple[Embedding, Weight]:
@@ -56,8 +66,8 @@ def read_vocabulary(
     stem: of the embedding's name. head: one of HEADS; a tied head in 8 bits is the embedding too.
     """
     values = weights.take(f"{stem}embed_tokens.weight", vocab, width)
-    if not tied:
-        own = weights.linear("lm_head", vocab, width)
+    if not shares_embedding(weights, stem, tied=tied):
+        own = weights.linear(HEAD, vocab, width)
         return FloatEmbedding(values), own if head == FLOAT else _in_8_bits(own)
     if head == FLOAT:
         return FloatEmbedding(values), FloatWeight(values)

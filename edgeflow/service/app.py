@@ -189,7 +189,7 @@ class Service:
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.modes.items())
-        warnings += self.supervisor.warnings
+        warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             Phase.READY,
             device=ready.device,

@@ -8,16 +8,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.special_tokens import special_tokens
 
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
@@ -26,7 +27,9 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise CheckpointError(f"chat_template has more than {MAX_TEMPLATE_CHARACTERS} characters")
-        sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        sandbox = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        )
         sandbox.filters["tojson"] = _json
         sandbox.globals |= {"raise_exception": _refuse, "strftime_now": _now}
         try:
@@ -44,7 +47,7 @@ class ChatTemplate:
         if source is None:
             older = read_json(directory / "chat_template.json", required=False)
             source = _default(older.get("chat_template") or tokenizer.get("chat_template"))
-        return None if source is None else cls(source, _special_tokens(tokenizer))
+        return None if source is None else cls(source, special_tokens(directory))
 
     def __call__(
         self,
@@ -66,6 +69,16 @@ class ChatTemplate:
             raise InvalidArgument(
                 "the model's chat template does not accept these messages", field="messages"
             ) from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` … `{% endgeneration %}` mark for training what an assistant said: a scope, and no text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
 
 class _Refused(TemplateError):
@@ -109,10 +122,3 @@ def _default(source: Any) -> str | None:
     if source is not None and not isinstance(source, str):
         raise CheckpointError("chat_template must be text or a list of named texts")
     return source
-
-
-def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens by name; each is given as text or as an object with its content."""
-    found = {name: tokenizer.get(name) for name in SPECIAL_TOKENS}
-    texts = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in found.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}

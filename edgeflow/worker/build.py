@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
@@ -24,13 +25,15 @@ from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.text.weight_files import find_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
     """An engine with the limits that its scheduler must keep.
 
-    memory: one line about its slots, for a person. rounds: as of `warm_up`.
+    memory: one line about its slots, for a person. rounds: as of `warm_up`. remark: on the files of the checkpoint, for
+    the start; "" = none.
     """
 
     engine: PassEngine
@@ -39,6 +42,7 @@ class BuiltEngine:
     model_fingerprint: str
     memory: str
     rounds: bool
+    remark: str = ""
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
@@ -93,6 +97,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         ) from error
     _check_speculation(config, engine)
     limits = limits_of(config, policy, sessions, options.row_budget)
+    remark = "" if is_artifact(path) else find_weights(path).remark
     return BuiltEngine(
         engine=engine,
         limits=limits,
@@ -100,6 +105,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         model_fingerprint=fingerprint(path, config.policy.settings),
         memory=memory,
         rounds=config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE,
+        remark=remark,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
-from edgeflow.engine.chat.build import chat_bytes, load_chat
+from edgeflow.engine.chat.build import BuiltChat, chat_bytes, load_chat
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import record_passes, warm_up
@@ -83,7 +83,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     gc.freeze()
     if built.engine.graphs is not None:
         built.engine.graphs.seal()
-    channel.send(_ready(config, built, times, told))
+    channel.send(_ready(config, built, times, told, chat))
     channel.read_forever(worker.inbox.put, worker.inbox.close)
     if link:
         link.serve(worker.inbox, chat.ready() if chat else None)
@@ -92,7 +92,9 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     return 0
 
 
-def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: str) -> WorkerReady:
+def _ready(
+    config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: str, chat: BuiltChat | None
+) -> WorkerReady:
     policy = built.engine.policy
     key = config.unnorm_key or policy.unnorm_keys[0]
     return WorkerReady(
@@ -112,4 +114,5 @@ def _ready(config: ServiceConfig, built: BuiltEngine, times: PassTimes, graphs: 
         memory=built.memory,
         bins=any(built.engine.near),
         rtc=getattr(policy, "rtc", None) is not None,
+        warnings=[*filter(None, [built.remark]), *(chat.engine.model.remarks if chat else ())],
     )

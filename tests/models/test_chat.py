@@ -68,6 +68,40 @@ def test_what_a_model_brings(model: ChatModel):
 
 
 @pytest.mark.parametrize(
+    ("generation", "outer", "inner", "own", "ends"),
+    [
+        (257, 1, 2, "<|im_end|>", {257, END}),
+        ([257, 3], 1, 2, None, {257, 3}),
+        (None, 1, 2, None, {1}),
+        (None, [1, 4], 2, "<|im_end|>", {1, 4, END}),
+        (None, None, 2, None, {2}),
+        (None, None, None, "<|im_end|>", {END}),
+        ([], 1, 2, "<|im_end|>", {END}),
+        (VOCAB, None, None, "<|im_end|>", {END}),
+        (None, None, None, None, set()),
+        (VOCAB, None, None, "<|nothing|>", set()),
+    ],
+)
+@pytest.mark.parametrize("stated", [True, False], ids=["null", "absent"])
+def test_what_ends_an_answer(
+    directory: Path, generation: Any, outer: Any, inner: Any, own: str | None, ends: set[int], stated: bool
+):
+    absent = None if stated else ...
+    change(directory / "generation_config.json", eos_token_id=absent if generation is None else generation)
+    change(directory / "config.json", eos_token_id=outer, text_config__eos_token_id=inner)
+    change(directory / "tokenizer_config.json", eos_token=own)
+    found = load(directory)
+    assert found.stop_ids == ends
+    assert [remark.split(":")[1] for remark in found.remarks] == ([] if ends else [" no token ends an answer"])
+
+
+def test_a_whole_file_beside_an_index_is_remarked_on(directory: Path):
+    (directory / "model.safetensors.index.json").write_text("{}")
+    (remark,) = load(directory).remarks
+    assert remark.startswith(f"{directory / 'model.safetensors'} is read, and model.safetensors.index.json beside it")
+
+
+@pytest.mark.parametrize(
     ("entries", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'; supported: llama, qwen2"),
@@ -77,13 +111,13 @@ def test_what_a_model_brings(model: ChatModel):
         ({"text_config__intermediate_size": 60}, "mlp.gate_proj.weight has shape"),
         ({"text_config__num_hidden_layers": 1 << 30}, "num_hidden_layers must be a whole number"),
         ({"text_config__num_hidden_layers": 4}, "layers.3.self_attn.q_proj.weight is missing"),
-        ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 261, but the model's vocab_size is 100"),
+        ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 255, but the model's vocab_size is 100"),
         ({"text_config__hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"text_config__use_sliding_window": True}, "use_sliding_window True is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method 'gptq' is not supported"),
         (
-            {"text_config__rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
-            "type 'yarn' is not supported; supported: default, linear",
+            {"text_config__rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
+            "type 'longrope' is not supported; supported: default, linear",
         ),
         ({"text_config__rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "lacks low_freq_factor"),
         ({"text_config__rope_parameters__mrope_section": [1, 2]}, r"mrope_section \[1, 2\] must add up to"),

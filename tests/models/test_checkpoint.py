@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.models.checkpoint import INDEX_FILE, SINGLE_FILE, Weights, fingerprint, read_tensors
+from edgeflow.models.checkpoint import Weights, fingerprint, read_tensors
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import INDEX_FILE, SINGLE_FILE, find_weights
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2), "b.weight": torch.zeros(4)}
@@ -87,6 +88,39 @@ def test_a_truncated_shard_is_told_at_once(tmp_path: Path):
     write_shards(tmp_path)
     (tmp_path / "two.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(CheckpointError, match=r"two\.safetensors is truncated"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize("kept", ["both", "index", "broken"])
+def test_a_whole_file_is_read_and_not_the_shards_beside_it(tmp_path: Path, kept: str):
+    """As transformers does; an index often remains of the model that a checkpoint was made of."""
+    write_shards(tmp_path)
+    if kept != "both":
+        (tmp_path / "one.safetensors").unlink()
+        (tmp_path / "two.safetensors").write_bytes(b"cut off")
+    if kept == "broken":
+        (tmp_path / INDEX_FILE).write_text("{")
+    assert find_weights_or_none(tmp_path) == ("" if kept == "both" else None)
+    save_file({"a.weight": torch.full((2, 3), 7.0)}, tmp_path / SINGLE_FILE)
+    weights = open_weights(tmp_path)
+    assert set(weights) == {"a.weight"} and weights["a.weight"].unique().item() == 7
+    files = find_weights(tmp_path)
+    assert files.paths == (tmp_path / SINGLE_FILE,) and files.places is None
+    assert files.remark == f"{tmp_path / SINGLE_FILE} is read, and {INDEX_FILE} beside it is not: remove the older one"
+
+
+def find_weights_or_none(directory: Path) -> str | None:
+    """The remark on a directory; None where it cannot be read."""
+    try:
+        return find_weights(directory).remark
+    except CheckpointError:
+        return None
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": ["a"]}', "{"])
+def test_an_index_without_a_map_is_told(tmp_path: Path, index: str):
+    (tmp_path / INDEX_FILE).write_text(index)
+    with pytest.raises(CheckpointError, match=INDEX_FILE):
         open_weights(tmp_path)
 
 

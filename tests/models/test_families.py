@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied, any head width": ("llama", {"tie_word_embeddings": True, "head_dim": 12}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3}),
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
+    "llama, yarn": ("llama", {"rope_parameters": YARN}),
     "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}}),
     "llama, dynamic, beyond": (
         "llama",

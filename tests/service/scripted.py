@@ -84,6 +84,7 @@ class Script:
     inputs: PolicyInputs = ANY_CAMERA
     schema: ActionSchema = SCHEMA
     rtc: bool = False  # answers can continue chunks
+    warnings: list[str] = field(default_factory=list)
     report: Callable[[SubmitFrame], ChunkReport] = lambda _: ChunkReport()
     valid: bool = True
     passes: int = 3  # of each answer
@@ -170,6 +171,7 @@ class ScriptedWorker:
                     inputs=self._script.inputs,
                     schema=self._script.schema,
                     rtc=self._script.rtc,
+                    warnings=self._script.warnings,
                 )
             )
             while self._handle(self._channel.receive()):

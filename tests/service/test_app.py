@@ -80,12 +80,15 @@ def lie(path: Path) -> None:
         (lambda path: (path / "config.json").write_text("[]"), "not a JSON object"),
         (lambda path: (path / "tokenizer.json").unlink(), "no tokenizer.json"),
         (lambda path: (path / "preprocessor_config.json").unlink(), "no preprocessor_config.json"),
-        (lambda path: (path / "model.safetensors").unlink(), "no .safetensors file"),
+        (lambda path: (path / "model.safetensors").unlink(), "has neither model.safetensors"),
         (truncate, "is truncated"),
         (lie, "is truncated"),
         (garble, "not a safetensors file"),
         (
-            lambda path: (path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "part-2"}}'),
+            lambda path: (
+                (path / "model.safetensors").rename(path / "part-1"),
+                (path / "model.safetensors.index.json").write_text('{"weight_map": {"v": "part-1", "w": "part-2"}}'),
+            ),
             "lacks part-2",
         ),
     ],
@@ -98,6 +101,13 @@ async def test_a_damaged_checkpoint_is_refused_before_a_worker_is_started(tmp_pa
     with pytest.raises(CheckpointError, match=message):
         await _enter(serving(path, script))
     assert not script.workers
+
+
+def test_only_the_weights_that_are_read_are_checked(tmp_path: Path):
+    path = write_fake_checkpoint(tmp_path / "model")
+    (path / "model.safetensors.index.json").write_text('{"weight_map": {"w": "part-2.safetensors"}}')
+    (path / "part-1.safetensors").write_bytes(b"cut off")
+    check_model_directory(path)
 
 
 def test_a_ready_file_of_an_earlier_service_goes_before_anything_can_fail(tmp_path: Path):

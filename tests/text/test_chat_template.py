@@ -43,6 +43,41 @@ def test_equals_transformers(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}",
+        "{% for m in messages %}  {%- generation -%}  {{ m.content }}  {%- endgeneration -%}  \n{% endfor %}",
+        "{% for m in messages %}\n  {% generation %}\n  {{ m.content }}\n  {% endgeneration %}\n{% endfor %}",
+        "{%+ generation +%} {{ messages[0].content }} {%+ endgeneration +%} ",
+        "{% for m in messages %}{% if m.role == 'user' %}{% generation %}{{ loop.index }}{{ m.content }}"
+        "{% endgeneration %}{% else %}{% generation %}{% if loop.last %}!{% endif %}{% endgeneration %}{% endif %}"
+        "{% endfor %}",
+        "{% set a = 1 %}{% generation %}{% set a = 2 %}{{ a }}{% endgeneration %}{{ a }}",
+        "{% set s = namespace(a=1) %}{% generation %}{% set s.a = 2 %}{% endgeneration %}{{ s.a }}",
+        "{% macro say(m) %}{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ say(messages[1]) }}",
+        "{% generation %}{% for m in messages %}{{ m.role }}{% if loop.index > 1 %}{% break %}{% endif %}{% endfor %}"
+        "{% endgeneration %}",
+    ],
+)
+def test_generation_tags_are_as_in_transformers(tmp_path: Path, source: str):
+    from transformers import PreTrainedTokenizerFast
+
+    from tests.chat_checkpoint import tokenizer
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), chat_template=source)
+    wanted = theirs.apply_chat_template(TURNS, tokenize=False)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    ours = ChatTemplate.load(tmp_path)
+    assert ours is not None and ours(TURNS, answer=False) == wanted != ""
+
+
+@pytest.mark.parametrize("source", ["{% generation %}", "{% endgeneration %}", "{% generation %}{% endfor %}"])
+def test_a_generation_tag_that_does_not_end_is_told(source: str):
+    with pytest.raises(CheckpointError, match="chat_template is not a template"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
     ("files", "wanted"),
     [
         ({"chat_template.jinja": "a", "tokenizer_config.json": json.dumps({"chat_template": "b"})}, "a"),

@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.models.checkpoint import CONFIG_FILE, SINGLE_FILE
+from edgeflow.models.checkpoint import CONFIG_FILE
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaDecoder, Taps
+from edgeflow.text.weight_files import SINGLE_FILE
 from edgeflow.verify.eagle_bundle import BASE, FEATURES, HEAD, MASK
 from tests.models.eagle3 import random_head
 from tests.models.eagle3.naive_head import NaiveHead, Path, naive_tree

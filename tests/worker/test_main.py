@@ -26,6 +26,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.published import PublishedOpenVLA
+from edgeflow.text.weight_files import INDEX_FILE
 from edgeflow.types import MAX_HORIZON, ActionSchema, Pace
 from edgeflow.worker.build import build_engine
 from tests.tiny_checkpoint import TinySize, write_checkpoint
@@ -71,11 +72,14 @@ def first_that_is_no_progress(channel: BlockingChannel):
 
 
 def test_it_proves_itself_serves_and_leaves(start, tmp_path):
-    process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")), alias="tiny")
+    path = write_checkpoint(tmp_path / "tiny")
+    (path / INDEX_FILE).write_text("of another model")
+    process, channel = start(model=str(path), alias="tiny")
     ready = first_that_is_no_progress(channel)
     assert isinstance(ready, WorkerReady)
     assert (ready.model, ready.action_tokens) == ("tiny", 7)
     assert ready.pass_times.decode_ns > 0 and ready.pass_times.packed_ns > 0 and ready.kv_bytes > 0
+    assert [INDEX_FILE in each for each in ready.warnings] == [True]
     assert ready.memory.startswith(f"KV: {ready.max_sessions} sessions x 7 slots x 144 positions = ")
     channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
     assert isinstance(channel.receive(), SessionOpened)

@@ -130,7 +130,7 @@ def open_conversation(
     kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
     drafts = choose_drafts(config, model)
     engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
-    return Conversation(engine, params, system, remarks(gate, config, model.config))
+    return Conversation(engine, params, system, [*model.remarks, *remarks(gate, config, model.config)])
 
 
 def _open_exported(
@@ -140,7 +140,8 @@ def _open_exported(
     check_exported_chat(config, exported, device)
     model = exported.load(Runtime(threads=torch.get_num_threads()))
     engine = ChatEngine(model, model.decoder.kv_slots(1, exported.manifest.kv.positions))
-    return Conversation(engine, SamplingParams.recommended(model.generation, config.max_tokens, temperature), system)
+    params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
+    return Conversation(engine, params, system, model.remarks)
 
 
 def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from edgeflow.errors import CheckpointError
-from edgeflow.models.checkpoint import weights_files
+from edgeflow.text.weight_files import find_weights
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 14
@@ -20,7 +20,7 @@ def base_fingerprint(directory: Path) -> str:
     share their first tensors. A file of up to SAMPLES * SAMPLE_BYTES counts whole.
     """
     digest = hashlib.sha256()
-    for file in weights_files(directory):
+    for file in find_weights(directory).paths:
         try:
             size = file.stat().st_size
             digest.update(f"{file.name} {size} ".encode())

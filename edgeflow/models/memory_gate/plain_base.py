@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeflow.models.chat import read_with_heads, stem_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.vocabulary import shares_embedding
 
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines of some positions, each [T, D]."""
@@ -76,7 +77,7 @@ class PlainBase:
         weights = Weights(directory, dtype, device)
         vocab, width, stem = config.vocab_size, config.hidden_size, stem_of(weights)
         embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
-        tied = config.tie_word_embeddings
+        tied = shares_embedding(weights, stem, tied=config.tie_word_embeddings)
         below = (weights.under(f"{stem}layers.{index}.") for index in range(config.num_hidden_layers))
         reach = config.max_position_embeddings
         return cls(

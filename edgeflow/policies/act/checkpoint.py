@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.act.config import ACTConfig, load_config
 from edgeflow.policies.act.processors import load_processors
 from edgeflow.policies.act.settings import ACTSettings, read_settings
 from edgeflow.policies.family import Settings
 from edgeflow.policies.lerobot.processors import Normalisation
-
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+from edgeflow.text.weight_files import find_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +26,5 @@ def read_checkpoint(directory: Path, settings: Settings) -> ACTCheckpoint:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
     config = load_config(directory)
     processors = load_processors(directory, config)
-    if not any((directory / name).is_file() for name in WEIGHTS):
-        raise CheckpointError(f"model: {directory} has no {WEIGHTS[0]}: fetch the checkpoint again")
+    find_weights(directory)
     return ACTCheckpoint(config, processors, read_settings(settings, config))

@@ -8,13 +8,12 @@ from typing import Generic, TypeVar
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.processors import FlowProcessors
 from edgeflow.policies.flow.settings import FlowSettings
 from edgeflow.policies.lerobot.processors import PREPROCESSOR
+from edgeflow.text.weight_files import find_weights
 
 Config = TypeVar("Config")
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +34,5 @@ def check_weights(directory: Path) -> None:
     """CheckpointError for a directory without weights, or for an artifact whose files are not there."""
     if is_artifact(directory):
         open_artifact(directory)
-    elif not any((directory / name).is_file() for name in WEIGHTS):
-        raise CheckpointError(f"model: {directory} has no {WEIGHTS[0]}: fetch the checkpoint again")
+    else:
+        find_weights(directory)

@@ -8,29 +8,23 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.errors import CheckpointError
 from edgeflow.text.tokenizer import TextTokenizer
-
-SPARE = 64
-"""Ids of a tokenizer beyond the embeddings of its model: PaliGemma's has one, <image>."""
 
 
 class TokenizedTexts:
     """The tokenizer of a policy. most: tokens of a text; the rest is cut off. rows: of the embedding."""
 
     def __init__(self, folder: Path, most: int, rows: int) -> None:
-        self._tokenizer = TextTokenizer(folder, rows + SPARE)
+        self._tokenizer = TextTokenizer(folder, rows)
         self._most = most
-        self._rows = rows
         if not self._tokenizer.encode("a", special=True):
             raise CheckpointError(f"{folder} has a tokenizer without tokens: copy the checkpoint again")
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The ids of a text, BOS first where the tokenizer has one; InvalidArgument for ids without an embedding."""
-        ids = self._tokenizer.encode(text, special=True)[: self._most]
-        if max(ids, default=0) >= self._rows:
-            raise InvalidArgument("contains a special token that the model does not embed", field="instruction")
-        return tuple(ids)
+        """The ids of a text, BOS first where the tokenizer has one; InvalidArgument for tokens without an embedding,
+        such as PaliGemma's <image>."""
+        return tuple(self._tokenizer.encode(text, special=True, field="instruction")[: self._most])
 
 
 class Texts(Protocol):

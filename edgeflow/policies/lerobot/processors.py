@@ -19,6 +19,8 @@ PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.
 RENAME, BATCH, DEVICE = "rename_observations_processor", "to_batch_processor", "device_processor"
 NORMALISE, UNNORMALISE = "normalizer_processor", "unnormalizer_processor"
 RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+OLDER_NAMES = {"delta_actions_processor": RELATIVE}
+"""Present names of steps by those of earlier versions of LeRobot."""
 EPS = 1e-8
 
 
@@ -91,13 +93,14 @@ def read_normalisation(
 
 def _known(entry: Fields, served: Sequence[str]) -> str:
     key = "registry_name" if "registry_name" in entry else "class"
-    step = entry.text(key)
+    stated = entry.text(key)
+    step = OLDER_NAMES.get(stated, stated)
     if key == "class" or step not in served:
-        raise CheckpointError(f"{entry.where}: the step {step} is not served; served: {', '.join(served)}")
+        raise CheckpointError(f"{entry.where}: the step {stated} is not served; served: {', '.join(served)}")
     if step == DEVICE:
         entry.object("config").only("float_dtype", "float32")
-    if step in (RELATIVE, ABSOLUTE):
-        entry.object("config").only("enabled", False)
+    if step in (RELATIVE, ABSOLUTE) and entry.object("config").flag("enabled", False):
+        raise CheckpointError(f"{entry.where}: the step {stated} is enabled; served: disabled")
     return step
 
 

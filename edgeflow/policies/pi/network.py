@@ -28,6 +28,8 @@ from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 PREFIX = "model."
 """The prefix of tensor names in all files that LeRobot saves; the published base files have none."""
 BOTH = "paligemma_with_expert."
+OLDER_TOWER = "vision_model."
+"""Where the tower's tensors lie below `vision_tower.` in files of transformers before it dropped this name."""
 EPS = 1e-6
 NAME = "gemma"
 """Its model_name in the operator table."""
@@ -152,9 +154,9 @@ def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> Pre
         patch=vision.patch,
         grid=config.flow.side // vision.patch,
     )
-    tower = SigLIPTower(
-        sizes, floats.under("model.vision_tower.vision_model."), side=config.flow.side, table=placement.table
-    )
+    found = floats.under("model.vision_tower.")
+    below = found.under(OLDER_TOWER) if any(name.startswith(OLDER_TOWER) for name in found) else found
+    tower = SigLIPTower(sizes, below, side=config.flow.side, table=placement.table)
     project = projection(floats, "model.multi_modal_projector.linear", width, vision.width, table=placement.table)
     embedding = "model.language_model.embed_tokens.weight"
     return PrefixEmbedding(

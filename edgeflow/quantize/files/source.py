@@ -11,10 +11,11 @@ import torch
 
 from edgeflow.errors import CheckpointError
 from edgeflow.models.chat import STEMS, PublishedChat, read_with_heads
-from edgeflow.models.checkpoint import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Weights
+from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.quantize.files.grouping import Grouping, grouping
 from edgeflow.quantize.search.decoder import Decoder
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import find_weights
 
 VISION = "visual"
 
@@ -32,15 +33,7 @@ class Source:
     @property
     def files(self) -> tuple[Path, ...]:
         """The safetensors files, in the order of their names."""
-        return weights_files(self.folder)
-
-
-def weights_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint, in the order of their names."""
-    if not (folder / INDEX_FILE).is_file():
-        return (folder / SINGLE_FILE,)
-    shards = set(read_json(folder / INDEX_FILE)["weight_map"].values())
-    return tuple(folder / Path(str(shard)).name for shard in sorted(shards))
+        return find_weights(self.folder).paths
 
 
 def open_chat_source(folder: Path, group: int | None = None) -> Source:

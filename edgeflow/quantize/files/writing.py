@@ -13,12 +13,13 @@ from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.model_paths import HUB_FILES
-from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, INDEX_FILE, write_tensors
+from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, write_tensors
 from edgeflow.models.quantization import BITS, VERSION
 from edgeflow.quantize.files.quantised import Storing, gemm_tensors, in_float16
-from edgeflow.quantize.files.source import Source, weights_files
+from edgeflow.quantize.files.source import Source
 from edgeflow.quantize.search.choices import BlockChoice
 from edgeflow.quantize.search.decoder import padded
+from edgeflow.text.weight_files import INDEX_FILE, find_weights
 
 HALF = "float16"
 
@@ -38,7 +39,7 @@ def write_checkpoint(
         write_tensors(out / path.name, tensors, {"format": "pt"})
         done(number + 1)
     copy_files(source.folder, out)
-    if (source.folder / INDEX_FILE).is_file():
+    if find_weights(source.folder).places is not None:
         size = sum((out / path.name).stat().st_size for path in source.files)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
         _write_json(out / INDEX_FILE, index)
@@ -109,7 +110,7 @@ def copy_files(folder: Path, out: Path) -> None:
 
 def weights_bytes(folder: Path) -> int:
     """Bytes of the safetensors files of a checkpoint."""
-    return sum(path.stat().st_size for path in weights_files(folder))
+    return sum(path.stat().st_size for path in find_weights(folder).paths)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgeflow.model_paths import HUB_FILES
-from edgeflow.models.checkpoint import CONFIG_FILE, INDEX_FILE
+from edgeflow.models.checkpoint import CONFIG_FILE
 from edgeflow.quantize.files.source import Source
+from edgeflow.text.weight_files import INDEX_FILE
 
 
 def copy_rest(source: Source, out: Path) -> None:

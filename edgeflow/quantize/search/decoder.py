@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.vocabulary import shares_embedding
 from edgeflow.quantize.search.block import (
     DOWN,
     GATE,
@@ -64,7 +65,8 @@ class Decoder:
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
         )
-        head = f"{stem}embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        tied = shares_embedding(weights, stem, tied=config.tie_word_embeddings)
+        head = f"{stem}embed_tokens.weight" if tied else "lm_head.weight"
         return cls(weights=weights, config=config, shape=shape, stem=stem, head=head, inner=inner)
 
     def block_prefix(self, index: int) -> str:

@@ -134,7 +134,7 @@ class ChatText:
     def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
         """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time and memory."""
         self._check_fits(text, field)
-        return self.tokenizer.encode(text, special=special)
+        return self.tokenizer.encode(text, special=special, field=field)
 
     def _check_fits(self, text: str, field: str) -> None:
         self._check_length(len(text), field)

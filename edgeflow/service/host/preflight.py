@@ -10,9 +10,9 @@ from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import PolicyConfig
 from edgeflow.errors import CheckpointError
 from edgeflow.policies.registry import family_of
+from edgeflow.text.weight_files import find_weights
 
 MAX_HEADER_BYTES = 100 << 20
-INDEX = "model.safetensors.index.json"
 
 
 def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:
@@ -28,11 +28,7 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
     if is_artifact(path):
         open_artifact(path)
         return
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        raise CheckpointError(f"model: {path} has no .safetensors file: convert the checkpoint to safetensors")
-    _check_shards(path)
-    for file in weights:
+    for file in find_weights(path).paths:
         try:
             _check_length(file)
         except OSError as error:
@@ -47,17 +43,6 @@ def _read_object(file: Path) -> dict[str, object]:
     if not isinstance(value, dict):
         raise CheckpointError(f"model: {file} is not a JSON object: fetch the checkpoint again")
     return value
-
-
-def _check_shards(path: Path) -> None:
-    index = path / INDEX
-    if not index.is_file():
-        return
-    shards = _read_object(index).get("weight_map")
-    names = set(shards.values()) if isinstance(shards, dict) else set()
-    missing = sorted(str(name) for name in names if not (path / str(name)).is_file())
-    if missing:
-        raise CheckpointError(f"model: {path} lacks {missing[0]}, which {INDEX} lists: fetch the checkpoint again")
 
 
 def _check_length(file: Path) -> None:

@@ -252,7 +252,7 @@ class Supervisor:
             ended = await life.reap()
             self._log.event("worker_failed", error=type(error).__name__, text=error.text, ended=ended)
             raise
-        for text in life.warnings:
+        for text in (*life.warnings, *ready.warnings):
             self._log.event("warning", text=text)
         self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12], memory=ready.memory)
         return ready

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
 from edgeflow.clock import ManualClock
 from edgeflow.config_sections import ChatConfig
@@ -257,6 +260,18 @@ def test_a_process_that_is_killed_or_stopped_is_nobodys_schemas_fault(model: Cha
     assert caught.value.reason == "SCHEMA_PROCESS_LOST" and time.monotonic() - began < PATIENCE_S / 2
     assert process.returncode is not None
     assert compiled(grammars, SCHEMA).allowed().any()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_follows_a_schema(chat_directory: Path, tmp_path: Path):
+    shutil.copytree(chat_directory, tmp_path, dirs_exist_ok=True)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    made.add_special_tokens([f"<|{number}|>" for number in range(20)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    padded = load_chat_model(tmp_path, torch.float32, CPU)
+    assert made.get_vocab_size() > padded.config.vocab_size
+    grammars = Grammars(padded.tokenizer, padded.config.vocab_size, padded.stop_ids, CPU)
+    text, finish, _ = answer(padded, grammars, {"enum": ["cup", "arm"]})
+    assert json.loads(text) in ("cup", "arm") and finish == "stop"
 
 
 def test_a_process_that_is_lost_between_two_requests_is_not_missed(model: ChatModel):

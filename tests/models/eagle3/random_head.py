@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from edgeflow.models.checkpoint import CONFIG_FILE, SINGLE_FILE, Weights
+from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.models.eagle3.files import BIN_FILE
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.text.weight_files import SINGLE_FILE
 
 CPU = torch.device("cpu")
 VOCABULARY, DRAFTS = 40, 18

@@ -113,15 +113,18 @@ def _set(**values: Any) -> Callable[[dict[str, Any]], None]:
 
 
 WRITER = "pi05_prepare_state_tokenizer_processor_step"
-TOKENIZER, RELATIVE, NORMALISE = "tokenizer_processor", "relative_actions_processor", "normalizer_processor"
+TOKENIZER, NORMALISE = "tokenizer_processor", "normalizer_processor"
+RELATIVE, OLDER = "relative_actions_processor", "delta_actions_processor"
+ABSOLUTE = "absolute_actions_processor"
 IMAGES = {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 
 
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (BEFORE, _step(RELATIVE, _set(enabled=True)), "enabled is True; served: False"),
-        (AFTER, _step("absolute_actions_processor", _set(enabled=True)), "enabled is True; served: False"),
+        (BEFORE, _step(RELATIVE, _set(enabled=True)), f"the step {RELATIVE} is enabled; served: disabled"),
+        (BEFORE, _step(RELATIVE, _set(enabled=1)), "config.enabled is 1; served: true and false"),
+        (AFTER, _step(ABSOLUTE, _set(enabled=True)), f"the step {ABSOLUTE} is enabled; served: disabled"),
         (BEFORE, _step(TOKENIZER, _set(padding_side="left")), "padding_side is 'left'; served: 'right'"),
         (BEFORE, _step(TOKENIZER, _set(max_length=5000)), "max_length is 5000; served: 1 to 1024"),
         (BEFORE, _step(TOKENIZER, _set(tokenizer_name="/etc")), "put that tokenizer into"),
@@ -142,6 +145,19 @@ def test_pipelines_that_are_not_served(tmp_path: Path, file: str, change: Callab
     change_json(directory / f"{file}.json", change)
     with pytest.raises(CheckpointError, match=re.escape(message)):
         check(directory)
+
+
+@pytest.mark.parametrize("tiny", [PI0, PI05], ids=lambda tiny: tiny.kind)
+@pytest.mark.parametrize("name", [RELATIVE, OLDER])
+def test_the_step_of_relative_actions_has_two_names(tmp_path: Path, tiny: Tiny, name: str):
+    directory = write_checkpoint(tmp_path, tiny)
+    change_json(directory / f"{BEFORE}.json", _step(RELATIVE, lambda step: step.update(registry_name=name)))
+    check(directory)
+    change_json(directory / f"{BEFORE}.json", _step(name, _set(enabled=True)))
+    with pytest.raises(CheckpointError, match=f"the step {name} is enabled; served: disabled"):
+        check(directory)
+    change_json(directory / f"{BEFORE}.json", _step(name, lambda step: step.update(config={})))
+    check(directory)
 
 
 @pytest.mark.parametrize(

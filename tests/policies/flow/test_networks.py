@@ -48,6 +48,19 @@ def test_tensors_without_the_prefix_of_lerobot(tmp_path: Path, kind: str):
     assert torch.equal(*chunks)
 
 
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_a_tower_under_its_newer_name(tmp_path: Path, kind: str):
+    """transformers 5 dropped `vision_model.` from the names of the tower, which LeRobot's files follow."""
+    tiny = Tiny(kind=kind)
+    older, newer = (write_checkpoint(tmp_path / name, tiny) for name in ("older", "newer"))
+    tensors = load_file(newer / "model.safetensors")
+    renamed = {name.replace("vision_tower.vision_model.", "vision_tower."): each for name, each in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    change_tensors(newer / "model.safetensors", renamed)
+    chunks = [answers(policy, [policy.prepare(FRAMES[0])], Mode.SERIAL)[0] for policy in map(loaded, (older, newer))]
+    assert torch.equal(*chunks)
+
+
 def test_the_embedding_counts_where_the_head_is_another(tmp_path: Path):
     """Files saved from tied weights have the head alone; later ones both, and the head is not used then."""
     tiny = Tiny(kind="pi05")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from edgeflow.config import LimitsConfig
 from edgeflow.config_sections import ChatConfig
 from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
+from edgeflow.service.chat.turns import AskingTurn
 from edgeflow.text import encoding, tokenizer
-from tests.chat_checkpoint import write_chat_checkpoint
+from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 
 CAPACITY = 64
 
@@ -45,6 +47,21 @@ def test_a_text_that_may_fit_is_tokenised_once(text: ChatText, encoded: list[int
     with pytest.raises(InvalidArgument, match=f"more tokens than fit; the limit is {CAPACITY}"):
         text.encode("ab c" * CAPACITY + "d")
     assert encoded == [most + 1], "counted, and not tokenised again"
+
+
+def test_a_token_that_the_model_does_not_embed_is_a_request_at_fault(text: ChatText, tmp_path: Path):
+    path = tmp_path / "tokenizer.json"
+    tokens = Tokenizer.from_file(str(path))
+    tokens.add_special_tokens([f"[PAD{number}]" for number in range(VOCAB - tokens.get_vocab_size() + 1)])
+    tokens.save(str(path))
+    padded = ChatText(tmp_path, ChatConfig(capacity=CAPACITY), LimitsConfig())
+    last = max(tokens.get_vocab(), key=lambda each: tokens.get_vocab()[each])
+    assert tokens.token_to_id(last) == VOCAB and padded.encode("ab") == text.encode("ab")
+    with pytest.raises(InvalidArgument) as caught:
+        padded.encode(f"a{last}b")
+    assert caught.value.text == f"prompt: contains the token {last}, which the model does not embed"
+    said = [AskingTurn(role="user", content=f"a{last}b")]
+    assert padded.tokenizer.decode(padded.count(said)).count(last) == 1, "in a chat it is text"
 
 
 def test_what_is_not_unicode_is_refused(text: ChatText):

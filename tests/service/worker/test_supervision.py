@@ -56,6 +56,12 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         assert len(served.script.workers) == 2
 
 
+async def test_what_the_worker_warns_of_is_in_the_log_and_in_the_status(checkpoint):
+    async with serving(checkpoint, Script(warnings=["no token ends an answer"])) as served:
+        assert served.service.status.warnings == ("no token ends an answer",)
+        assert [event["text"] for event in served.events("warning")] == ["no token ends an answer"]
+
+
 async def test_a_configuration_that_is_not_of_the_policy_ends_the_start(checkpoint):
     for names in ({"left": "front"}, {"image": "front", "observation.image": "front"}):
         with pytest.raises(ConfigError, match=r"^cameras: .*'(left|image)'"):
