@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "outputs": LEAVES,
     "rpc": set(),
     "ipc": LEAVES,
-    "text": LEAVES,
+    "text": LEAVES | {"ipc"},
     "artifacts": LEAVES | {"text"},
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
