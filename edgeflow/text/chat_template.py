@@ -19,6 +19,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgeflow.errors import RETRY_AFTER_MS, CheckpointError, InvalidArgument, Unavailable
+from edgeflow.files.regular import read_regular
 from edgeflow.ipc.bounded import LAST_WORDS_S, OUT_OF_MEMORY, BoundedProcess
 from edgeflow.text.checkpoint_json import read_json
 
@@ -158,8 +159,7 @@ def _text_file(path: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        with path.open(encoding="utf-8") as file:
-            return file.read(MAX_TEMPLATE_CHARACTERS + 1)
+        return read_regular(path, 4 * MAX_TEMPLATE_CHARACTERS).decode()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not readable text: copy the checkpoint again") from error
 
