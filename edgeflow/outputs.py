@@ -41,7 +41,21 @@ def writing(out: Path) -> Iterator[None]:
 
 @contextmanager
 def text_file(out: Path) -> Iterator[TextIO]:
-    """A new text file in a folder that is made where needed; a file of that name is replaced."""
+    """A new text file in a folder that is made where needed.
+
+    It takes the place of an earlier file once it is whole; until then, and where writing fails, that one remains.
+    """
+    out = out.resolve()
     make_folder(out.parent)
-    with writing(out), out.open("w", encoding="utf-8") as file:
-        yield file
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"out: {out} is not a regular file: name a file, which is replaced")
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    with writing(out):
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(out)
+        finally:
+            partial.unlink(missing_ok=True)

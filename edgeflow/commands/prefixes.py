@@ -15,6 +15,7 @@ from rich.table import Table
 from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
 from edgeflow.console import table_console
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import read_regular
 
 PATH = "/admin/v1/prefixes"
 CHANGE_S = 600.0  # a long prefix beside busy robots takes its time
@@ -97,8 +98,7 @@ def _call(
 
 def _messages(path: Path) -> Any:
     try:
-        with path.open("rb") as stream:
-            return json.loads(stream.read(MAX_FILE_BYTES))
+        return json.loads(read_regular(path, MAX_FILE_BYTES))
     except OSError as error:
         raise ConfigError(f"file: {path}: {error.strerror}") from None
     except ValueError:

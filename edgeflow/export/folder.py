@@ -36,7 +36,8 @@ def check_out(out: Path, folder: Path) -> None:
 def replacing(out: Path) -> Iterator[Path]:
     """A folder to write an artifact to, which takes the place of an earlier one in `out` when all of it is written.
 
-    Until then the earlier one remains. ConfigError where it cannot be written.
+    Until then the earlier one remains. The change-over removes its manifest first and moves the new one last: where it
+    is cut short, `out` is rejected as a model until the export is run again. ConfigError where it cannot be written.
     """
     draft = out / DRAFT
     with writing(out):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from edgeflow.errors import ConfigError, InvalidArgument
+from edgeflow.files.regular import open_regular
 from edgeflow.gate_training.examples import Example
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.text.chat_template import ChatTemplate
@@ -147,13 +148,13 @@ def _raw_lines(paths: Sequence[Path]) -> Iterator[tuple[Path, int, int, bytes]]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, open; a pipe or a folder is refused, as lines are read again when they are drawn."""
+    """The file, open; a pipe or a folder is rejected, as lines are read again when they are drawn."""
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"data: {path} is not a regular file: give a JSONL file, which is read more than once")
-        return path.open("rb")
+        return open_regular(path)
     except OSError as error:
-        raise ConfigError(f"data: {path} cannot be read: {error.strerror}: give a JSONL file") from error
+        raise ConfigError(
+            f"data: {path} cannot be read: {error.strerror}: give a JSONL file, which is read more than once"
+        ) from error
 
 
 def _value(raw: bytes) -> Any:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import open_regular
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.quantization import PARTS, Quantization
 from edgeflow.text.checkpoint_json import read_json
@@ -208,6 +209,7 @@ def _places(directory: Path) -> dict[str, tuple[Any, Path]]:
 
 def _open(path: Path) -> Any:
     try:
+        open_regular(path).close()
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is truncated or not safetensors: download it again") from error

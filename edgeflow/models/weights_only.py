@@ -7,6 +7,7 @@ archive. Afterwards every value is checked: tensors, str, int, float, bool, None
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 import zipfile
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import open_regular
 
 MOST_BYTES = 16 << 30
 """The most that a file may have, whatever its reader expects."""
@@ -70,11 +72,11 @@ def read_weights_only(path: Path, most_bytes: int) -> Any:
 def _check_sizes(path: Path, most: int) -> bool:
     """Check the size of a file, and of what an archive unpacks to. True for an archive."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
             archive = stream.read(len(_ZIP)) == _ZIP
     except OSError as error:
-        raise CheckpointError(f"{path} is missing or unreadable: copy the file again") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}: copy the file again") from error
     if size > most:
         raise CheckpointError(f"{path} has {size} bytes, expected at most {most}: it belongs to another model")
     if archive:

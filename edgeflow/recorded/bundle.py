@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import open_regular
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.text.checkpoint_json import read_json
 
@@ -175,7 +176,7 @@ def _case(entry: Entry, tensors: Mapping[str, Tensor]) -> RecordedCase:
 def read_image(path: Path) -> NDArray[np.uint8]:
     """An image file as RGB [H, W, 3], opened as the published processor opens it."""
     try:
-        with Image.open(path) as picture:
+        with open_regular(path) as file, Image.open(file) as picture:
             return np.asarray(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise CheckpointError(f"{path}: the image is missing or unreadable: copy the bundle again") from error

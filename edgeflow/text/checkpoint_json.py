@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import read_regular
 
 MAX_JSON_BYTES = 64 << 20
 
@@ -28,6 +29,6 @@ def read_json_value(path: Path) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path} has more than {MAX_JSON_BYTES} bytes: too large for a configuration file")
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path, MAX_JSON_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not readable JSON: copy the checkpoint again") from error

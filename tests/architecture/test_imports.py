@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
-LEAVES = {"types", "trajectory", "errors", "reasons", "clock"}
+LEAVES = {"types", "trajectory", "errors", "reasons", "clock", "files"}
 CONFIG = {"config", "config_drafts", "config_sections"}
 ENGINE = LEAVES | CONFIG | {"artifacts", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "reasons": set(),
     "clock": set(),
+    "files": set(),
     "model_paths": LEAVES,
     "config_base": set(),
     "config_drafts": {"config_base"},
@@ -33,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "outputs": LEAVES,
     "rpc": set(),
     "ipc": LEAVES,
-    "text": LEAVES,
+    "text": LEAVES | {"ipc"},
     "artifacts": LEAVES | {"text"},
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
@@ -128,6 +129,7 @@ NO_TORCH = {
     "trajectory",
     "errors",
     "clock",
+    "files",
     "config",
     "config_base",
     "config_drafts",

@@ -27,7 +27,7 @@ def test_the_sdk_loads_grpc_protobuf_numpy_and_nothing_else():
     assert libraries >= NEEDED
     hidden = {name for name in libraries - NEEDED - OF_GRPC if not name.startswith("_")}
     assert hidden == set()
-    assert rooms == {"client", "rpc", "types", "trajectory", "errors", "reasons", "clock"}
+    assert rooms == {"client", "rpc", "types", "trajectory", "errors", "reasons", "clock", "files"}
 
 
 def test_the_base_dependencies_are_these_three():

@@ -140,8 +140,8 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes):
 
 
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "none.pt"):
-        assert refusal(path) == "FILE is missing or unreadable: copy the file again"
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "none.pt", "No such file or directory")):
+        assert refusal(path) == f"FILE cannot be read: {why}: copy the file again"
 
 
 def test_a_tar_file_is_refused_and_not_unpacked(tmp_path: Path):

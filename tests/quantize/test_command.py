@@ -74,7 +74,7 @@ def test_an_unknown_model_is_refused_with_those_that_are_embedded(tmp_path: Path
     ("arguments", "message"),
     [
         (("--group", 48), "must be one of 32, 64, 128, got 48"),
-        (("--calibration", "absent.txt"), "absent.txt is not a readable UTF-8 text file"),
+        (("--calibration", "absent.txt"), "cannot read absent.txt: No such file"),
         (("--questions", 3), "questions: are for demo-chat, and .* is another chat model"),
         (("--group", 128), "64 are not multiples of a group of 128"),
     ],

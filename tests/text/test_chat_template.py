@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import CheckpointError, InvalidArgument
+from edgeflow.errors import CheckpointError, InvalidArgument, Unavailable
+from edgeflow.text import chat_template
 from edgeflow.text.chat_template import ChatTemplate
 
 TURNS = [
@@ -133,3 +138,67 @@ def test_a_template_may_refuse():
 def test_a_template_computes_text_and_nothing_else(source: str):
     with pytest.raises(InvalidArgument, match="does not accept these messages"):
         ChatTemplate(source, {})(TURNS)
+
+
+MUCH = 10**8
+GROWING = "{% set ns = namespace(x='xx') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}"
+LOOPS = "{% for x in range(99999) %}" * 3 + "{% endfor %}" * 3
+
+
+def most_kib() -> int:
+    """The most memory that this process ever had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{{{{ 'x' * {MUCH} }}}}",
+        f"{{{{ 'x' | center({MUCH}) }}}}",
+        f"{{{{ '%{MUCH}d' % 1 }}}}",
+        f"{{{{ [1] * {MUCH} }}}}",
+        GROWING,
+    ],
+)
+def test_a_template_takes_no_memory_of_the_process_that_loads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+):
+    monkeypatch.setattr(chat_template, "MEMORY_BYTES", 64 << 20)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    before = most_kib()
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    with pytest.raises((InvalidArgument, CheckpointError), match="takes more than 64 MiB of memory"):
+        template(TURNS)
+    assert most_kib() - before < 32 << 10
+
+
+@pytest.mark.parametrize("source", [LOOPS, "{{ 7 ** (17 ** (messages[0].content | length)) }}"])
+def test_a_template_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, source: str):
+    """And the next messages are rendered."""
+    monkeypatch.setattr(chat_template, "RENDER_S", 1)
+    template = ChatTemplate(f"{{% if messages %}}{source}{{% endif %}}end", {})
+    assert template([]) == "end"
+    began = time.monotonic()
+    with pytest.raises(InvalidArgument, match=r"messages: the model's chat template takes .* processor time"):
+        template(TURNS)
+    assert time.monotonic() - began < chat_template.PATIENCE_S
+    assert template([]) == "end"
+
+
+def test_a_process_that_is_stopped_or_lost_is_replaced():
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        assert template(TURNS) == "Be brief."
+        os.kill(template._process.pid, number)
+        try:
+            assert template(TURNS) == "Be brief."
+        except Unavailable as error:  # it was lost while it was asked
+            assert error.field == "messages" and "try again" in error.text
+    assert template(TURNS) == "Be brief."
+
+
+def test_a_template_that_cannot_be_compiled_is_told_when_it_is_started():
+    template = ChatTemplate("{{ messages | nothing }}", {})
+    with pytest.raises(CheckpointError, match="No filter named 'nothing'"):
+        template.start()

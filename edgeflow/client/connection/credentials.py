@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.files.regular import read_regular
 from edgeflow.reasons import Reason
 
 TOKEN_VARIABLE = "EDGEFLOW_TOKEN"
@@ -97,13 +98,9 @@ def _read_optional(name: str, path: Path | None) -> bytes | None:
 
 def _read(name: str, path: Path) -> bytes:
     try:
-        with path.expanduser().open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+        return read_regular(path.expanduser(), MAX_FILE_BYTES)
     except OSError as error:
         raise _unreadable(name, f"cannot read {path}: {error.strerror}") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise _unreadable(name, f"{path} has more than {MAX_FILE_BYTES} bytes")
-    return data
 
 
 def _unreadable(name: str, text: str) -> InvalidArgument:

@@ -8,20 +8,12 @@ schema.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import select
 import signal
-import subprocess
-import sys
-import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
-from pathlib import Path
-from typing import IO, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -31,13 +23,12 @@ from edgeflow.engine.chat.grammar_child import (
     COMPILE,
     COMPILE_S,
     HANDLE,
-    LENGTH,
     MASK,
     MEMORY_BYTES,
-    MEMORY_EXIT,
     following,
 )
 from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
+from edgeflow.ipc.bounded import LAST_WORDS_S, OUT_OF_MEMORY, BoundedProcess
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
@@ -46,9 +37,6 @@ START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 MOST_DRAFTS = 64  # after the tokens of one step, of which there may be one more
-STOPPED_S = 0.5  # between looks at a process that does not answer
-LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
-OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
 
 
 class Grammar:
@@ -133,24 +121,24 @@ class _Process:
 
     def __init__(self, first: bytes) -> None:
         self._first = first
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BoundedProcess | None = None
 
     def ask(self, message: bytes, most_bytes: int) -> bytes:
         """Masks; InvalidArgument where there are none, or none in time; Unavailable if the process is lost.
 
         most_bytes: of the answer; a process that sends more is ended, and lost.
         """
-        if self._process is not None and message[:1] == COMPILE and self._process.poll() is not None:
+        if self._process is not None and message[:1] == COMPILE and not self._process.alive:
             self._end()  # it was lost between two requests: nothing of this one is
         if self._process is None:
-            self._start()
+            self._process = BoundedProcess("edgeflow.engine.chat.grammar_child")
             self._exchange(self._first, START_S, MAX_BYTES)
         return self._exchange(message, PATIENCE_S, most_bytes)
 
     def _exchange(self, message: bytes, limit_s: float, most_bytes: int) -> bytes:
-        process = cast("subprocess.Popen[bytes]", self._process)
+        process = cast("BoundedProcess", self._process)
         try:
-            answer = _Exchange(process, time.monotonic() + limit_s).run(message, most_bytes)
+            answer = process.exchange(message, limit_s, most_bytes)
         except TimeoutError:
             self._end()
             raise _refused(f"takes longer than {limit_s:g} s") from None
@@ -163,80 +151,8 @@ class _Process:
         return answer[1:]
 
     def _end(self, patience_s: float = 0.0) -> int:
-        """Kill it if it does not end within this time; returns its exit code."""
-        process, self._process = cast("subprocess.Popen[bytes]", self._process), None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)  # its end of the pipe closes before it can be waited for
-        self._ended()
-        return process.wait()
-
-    def _start(self) -> None:
-        code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow.engine.chat.grammar_child import main; main()"
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
-        )
-        self._ended = weakref.finalize(self, _end, self._process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError), process:  # what was not written to it yet is lost
-        process.kill()
-
-
-class _Exchange:
-    """One message and its answer, within a deadline.
-
-    TimeoutError after the deadline; ConnectionAbortedError once the process is stopped and will not go on, another
-    ConnectionError once it has gone.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], deadline_s: float) -> None:
-        self._pid = process.pid
-        self._writer = cast("IO[bytes]", process.stdin).fileno()
-        self._reader = cast("IO[bytes]", process.stdout).fileno()
-        self._deadline_s = deadline_s
-        os.set_blocking(self._writer, False)
-
-    def run(self, message: bytes, most_bytes: int) -> bytes:
-        """Write a message and read the answer."""
-        rest = memoryview(LENGTH.pack(len(message)) + message)
-        while rest:
-            self._wait([], [self._writer])
-            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
-        (size,) = LENGTH.unpack(self._read(LENGTH.size))
-        if size > most_bytes:
-            raise ConnectionError
-        return self._read(size)
-
-    def _read(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            self._wait([self._reader], [])
-            part = os.read(self._reader, size - len(data))
-            if not part:
-                raise ConnectionError
-            data += part
-        return bytes(data)
-
-    def _wait(self, readers: list[int], writers: list[int]) -> None:
-        """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""
-        while not any(select.select(readers, writers, [], min(STOPPED_S, self._left_s()))):
-            if self._left_s() == 0:
-                raise TimeoutError
-            if _is_stopped(self._pid):
-                raise ConnectionAbortedError
-
-    def _left_s(self) -> float:
-        return max(self._deadline_s - time.monotonic(), 0.0)
-
-
-def _is_stopped(pid: int) -> bool:
-    """True if a signal has stopped the process (where /proc says so)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
+        process, self._process = cast("BoundedProcess", self._process), None
+        return process.end(patience_s)
 
 
 def _cause(code: int) -> RequestError:

@@ -8,29 +8,23 @@ the tokenizer and schemas. Messages are a length, then bytes; the first one is t
 from __future__ import annotations
 
 import json
-import math
-import os
-import resource
 import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from edgeflow.ipc.bounded_child import end_without_memory, limit_memory, limit_time, receive, send, step_back
+
 COMPILE_S = 5  # processor time of one schema
 MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept
-MEMORY_EXIT = 75  # exit code after a MemoryError
 KEPT = 32  # compiled schemas
 KEPT_ANSWERS = 8  # answers run one at a time, and the ones that ended are not announced here
 MAX_REASON = 200  # characters of the library's own words
-NICENESS = 10
 COMPILE, NEXT = b"C", b"N"  # handle and schema; handle, how many tokens, the tokens, drafts after them
 MASK, REFUSED = b"M", b"R"  # one mask after another, a bit per token, each of as many bytes; why not
-LENGTH = struct.Struct("<I")
 HANDLE = struct.Struct("<I")
 # Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
 BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
@@ -117,14 +111,11 @@ class Compiler:
 
 def main() -> None:
     """Answer questions until standard input ends, or the memory."""
-    try:
-        _serve()
-    except MemoryError:
-        os._exit(MEMORY_EXIT)
+    end_without_memory(_serve)
 
 
 def _serve() -> None:
-    _step_back()
+    step_back()
     stream, out = sys.stdin.buffer, sys.stdout.buffer
     first = receive(stream)
     if first is None:
@@ -136,27 +127,15 @@ def _serve() -> None:
         send(out, REFUSED + b"this model's tokenizer cannot follow a schema")
         return
     send(out, MASK)
-    _limit_memory()
+    limit_memory(MEMORY_BYTES)
     compiler = Compiler(tokenizer)
     while (message := receive(stream)) is not None:
-        _limit_time()
+        limit_time(COMPILE_S)
         try:
             answer = compiler.answer(message)
         except (ValueError, MemoryError) as error:
             answer = REFUSED + (str(error) or "needs too much memory").encode()
         send(out, answer)
-
-
-def send(stream: BinaryIO, message: bytes) -> None:
-    """Write a length, then the bytes."""
-    stream.write(LENGTH.pack(len(message)) + message)
-    stream.flush()
-
-
-def receive(stream: BinaryIO) -> bytes | None:
-    """Read one message; None at the end."""
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 
 
 def _follow(matcher: LLMatcher, tokens: Iterable[int]) -> None:
@@ -196,27 +175,3 @@ def _check(matcher: LLMatcher) -> None:
 def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, _Answer], most: int) -> None:
     while len(kept) > most:
         kept.popitem(last=False)
-
-
-def _step_back() -> None:
-    """Give up the worker's priority, which is for robots."""
-    if hasattr(os, "sched_setscheduler"):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-
-
-def _limit_memory() -> None:
-    """Limit address space to what is used now and MEMORY_BYTES more (where /proc says what is used)."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError:
-        return
-    most = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def _limit_time() -> None:
-    """Limit processor time to what was used so far and COMPILE_S more."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + COMPILE_S, hard))

@@ -22,6 +22,7 @@ from edgeflow.engine.device import choose_device
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError, RequestError
+from edgeflow.files.regular import read_regular
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.text_stream import TextStream
 
@@ -103,16 +104,11 @@ class Conversation:
 def read_text(file: Path, key: str) -> str:
     """The text of a file of at most MAX_TEXT_BYTES; ConfigError about `key` where it is none."""
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_TEXT_BYTES + 1)
-        text = raw.decode()
+        return read_regular(file, MAX_TEXT_BYTES).decode()
     except OSError as error:
         raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{key}: {file} is not UTF-8 text") from error
-    if len(raw) > MAX_TEXT_BYTES:
-        raise ConfigError(f"{key}: {file} has more than {MAX_TEXT_BYTES} bytes")
-    return text
 
 
 def open_conversation(

@@ -20,9 +20,11 @@ from typing import Any
 
 from edgeflow.clock import Clock
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import read_regular
 from edgeflow.scheduler.plan import Pass
 from edgeflow.types import PassTimes, StageProgram
 
+MOST_BYTES = 1 << 20
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
 
@@ -89,7 +91,7 @@ def load_profile(name: str) -> DeviceProfile | None:
         case "rtx5090":
             return _published("rtx5090", 0.1312, 0.0514)
     try:
-        values = json.loads(Path(name).read_text())
+        values = json.loads(read_regular(Path(name), MOST_BYTES))
         prefill_ns, decode_ns, packed_ns = (
             round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")
         )
@@ -99,7 +101,7 @@ def load_profile(name: str) -> DeviceProfile | None:
         return DeviceProfile(str(values["name"]), prefill_ns, decode_ns, packed_ns, rows)
     except OSError as error:
         raise ConfigError(
-            f"profile: {name!r} is not a readable file; use none, orin, rtx5090 or a JSON file"
+            f"profile: cannot read {name!r}: {error.strerror}; use none, orin, rtx5090 or a JSON file"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from edgeflow import __version__
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import read_regular
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
@@ -28,6 +29,7 @@ from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 from edgeflow.kernels.weights import FLOAT
 
 DRIVER_TIMEOUT_S = 10
+MOST_BYTES = 16 << 20
 ANY_MODEL = "--model MODEL"
 
 
@@ -148,7 +150,7 @@ class Overlay(_Strict):
 def read_overlay(path: Path) -> Overlay:
     """ConfigError names the field at fault."""
     try:
-        return Overlay.model_validate_json(path.read_bytes())
+        return Overlay.model_validate_json(read_regular(path, MOST_BYTES))
     except OSError as error:
         raise ConfigError(f"operator overlay {path}: {error.strerror or 'unreadable'}") from None
     except ValidationError as error:

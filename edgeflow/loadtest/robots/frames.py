@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import open_regular
 from edgeflow.types import CameraSpec, ImageFormat
 
 Pixels: TypeAlias = "NDArray[np.uint8]"
@@ -61,7 +62,7 @@ def _recorded(folder: Path, camera: CameraSpec) -> Iterator[Pixels]:
         raise ConfigError(f"frames: {folder} has no {', '.join(sorted(SUFFIXES))} files")
     for path in paths:
         try:
-            with Image.open(path) as image:
+            with open_regular(path) as file, Image.open(file) as image:
                 if image.width * image.height > MAX_RECORDED_PIXELS:
                     raise ConfigError(f"frames: {path} has more than {MAX_RECORDED_PIXELS} pixels")
                 fitted = image.convert("RGB").resize((camera.width, camera.height), Image.Resampling.BILINEAR)

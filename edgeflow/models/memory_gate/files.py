@@ -6,6 +6,7 @@ itself is never changed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -23,10 +24,13 @@ from edgeflow.text.checkpoint_json import read_json
 
 JSON_FILE = "gate.json"
 TENSOR_FILE = "gate.safetensors"
+DIGEST = "gate_sha256"
+"""The entry of gate.json with the digest of the tensors' file. Gates of others have none, and are not compared."""
 FORMAT = "edgeinfinite-gate"
 VERSION = 1
 MLP_ACTIVATION = "relu"
 MAX_SIZE = 1 << 24
+BLOCK = 1 << 20
 MAX_HIDDEN = 1 << 14
 """The widest MLP, h: each row of a pass holds H * h numbers for a moment."""
 PARTS = ("w1", "b1", "w2", "b2", "g")
@@ -133,24 +137,29 @@ class MemoryGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateHeader:
-    """A gate of which no tensor has been read. path: of the file with its tensors. parameters: numbers in them.
-
-    Others as of MemoryGate.
+    """A gate of which no tensor has been read. path: of the file with its tensors. digest: SHA-256 of that file, ""
+    where gate.json states none. parameters: numbers in the tensors. Others as of MemoryGate.
     """
 
     path: Path
+    digest: str
     rules: GateRules
     mlp_hidden: int
     parameters: int
     base_fingerprint: str = ""
 
     def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:
-        """The gate with its tensors; CheckpointError as of `read_layers`. config: of the base."""
+        """The gate with its tensors; CheckpointError as of `read_layers`, and for a file of another digest.
+
+        config: of the base.
+        """
+        layers = read_layers(self.path, config, dtype, device)
+        if self.digest and _digest(self.path) != self.digest:
+            raise CheckpointError(
+                f"{self.path} is not the file that {JSON_FILE} names by {DIGEST}: copy both, or train again"
+            )
         return MemoryGate(
-            rules=self.rules,
-            layers=read_layers(self.path, config, dtype, device),
-            mlp_hidden=self.mlp_hidden,
-            base_fingerprint=self.base_fingerprint,
+            rules=self.rules, layers=layers, mlp_hidden=self.mlp_hidden, base_fingerprint=self.base_fingerprint
         )
 
 
@@ -175,8 +184,17 @@ def gate_header(path: Path, config: LlamaConfig, *, base_fingerprint: str = "") 
     (hidden,) = shapes[_name(0, "b1")][-1:]
     if values.get("mlp_hidden") != hidden:
         raise CheckpointError(f"{path}: mlp_hidden is {values.get('mlp_hidden')!r}, but the tensors have h = {hidden}")
-    parameters = sum(map(math.prod, shapes.values()))
-    return GateHeader(path=file, rules=rules, mlp_hidden=hidden, parameters=parameters, base_fingerprint=stated)
+    digest = values.get(DIGEST, "")
+    if not isinstance(digest, str):
+        raise CheckpointError(f"{path}: {DIGEST} must be a text, got {digest!r}")
+    return GateHeader(
+        path=file,
+        digest=digest,
+        rules=rules,
+        mlp_hidden=hidden,
+        parameters=sum(map(math.prod, shapes.values())),
+        base_fingerprint=stated,
+    )
 
 
 def read_gate(
@@ -201,7 +219,10 @@ def read_layers(path: Path, config: LlamaConfig, dtype: torch.dtype, device: tor
 
 
 def write_gate(folder: Path, gate: MemoryGate) -> None:
-    """Write gate.json and gate.safetensors, the tensors first; each file is whole or as it was before."""
+    """Write gate.json and gate.safetensors, the tensors first; each file is whole or as it was before.
+
+    Between the two the folder holds new tensors under old rules, which the digest shows when they are read.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         _name(index, part): tensor.detach().cpu()
@@ -210,12 +231,22 @@ def write_gate(folder: Path, gate: MemoryGate) -> None:
     }
     write_tensors(folder / TENSOR_FILE, tensors, {"format": "pt"})
     values = {"format": FORMAT, "version": VERSION, "gate_file": TENSOR_FILE, **gate.rules.to_json()}
+    values[DIGEST] = _digest(folder / TENSOR_FILE)
     values |= {"mlp_hidden": gate.mlp_hidden, "mlp_activation": MLP_ACTIVATION}
     if gate.base_fingerprint:
         values["base_fingerprint"] = gate.base_fingerprint
     draft = folder / f"{JSON_FILE}.partial"
     draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     draft.replace(folder / JSON_FILE)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> GateRules:

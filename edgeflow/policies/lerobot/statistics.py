@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import open_regular
 
 Floats = NDArray[np.float32]
 RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
@@ -77,6 +78,7 @@ def read_statistics(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[s
     if not path.is_file():
         raise CheckpointError(f"{path.parent} has no {path.name}: copy the checkpoint again")
     try:
+        open_regular(path).close()
         with safe_open(path, framework="numpy") as file:
             stored = set(file.keys())
             return {name: _read(file, name, shape, path, stored) for name, shape in wanted.items()}

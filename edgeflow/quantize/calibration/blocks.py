@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import read_regular
 from edgeflow.text.tokenizer import TextTokenizer
 
 LENGTH = 512
@@ -70,11 +71,11 @@ def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> 
 
 def _paragraphs(path: Path) -> list[str]:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"calibration: {path} has more than {MAX_FILE_BYTES} bytes: give a part of it")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"calibration: {path} is not a readable UTF-8 text file") from error
+        text = read_regular(path, MAX_FILE_BYTES).decode()
+    except OSError as error:
+        raise ConfigError(f"calibration: cannot read {path}: {error.strerror}: give a text file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"calibration: {path} is not UTF-8 text") from error
     return [part.strip() for part in text.split("\n\n") if part.strip()]
 
 

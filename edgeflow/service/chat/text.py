@@ -47,6 +47,8 @@ class ChatText:
         vocab = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
         self.tokenizer = TextTokenizer(path, int(vocab or 0))
         self._template = ChatTemplate.load(path)
+        if self._template is not None:
+            self._template.start()
         self._slots: dict[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits

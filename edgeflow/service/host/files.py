@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgeflow.errors import ConfigError
+from edgeflow.files.regular import read_regular
 
 MAX_BYTES = 1 << 20
 OTHERS = 0o007
@@ -16,13 +17,10 @@ def read_file(key: str, name: str, *, private: bool = False) -> bytes:
     """Read a file; ConfigError names the configuration key. private: refuse files readable by everybody."""
     path = Path(name).expanduser()
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-            mode = path.stat().st_mode
+        data = read_regular(path, MAX_BYTES)
+        mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{key}: {path} exceeds the limit of {MAX_BYTES} bytes")
     if private and mode & OTHERS:
         raise ConfigError(f"{key}: {path} is open to every user of this machine: run chmod o-rwx {path}")
     return data

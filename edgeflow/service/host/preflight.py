@@ -9,7 +9,9 @@ from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import PolicyConfig
 from edgeflow.errors import CheckpointError
+from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.policies.registry import family_of
+from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
 from edgeflow.text.weight_files import find_weights
 
 MAX_HEADER_BYTES = 100 << 20
@@ -37,7 +39,7 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
 
 def _read_object(file: Path) -> dict[str, object]:
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         raise CheckpointError(f"model: {file} is not readable JSON: fetch the checkpoint again") from None
     if not isinstance(value, dict):
@@ -48,7 +50,7 @@ def _read_object(file: Path) -> dict[str, object]:
 def _check_length(file: Path) -> None:
     """Check a safetensors file: an eight-byte length, a JSON header of that length, and the tensors it lists."""
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         if size < 8 or header_bytes > min(size - 8, MAX_HEADER_BYTES):
             raise _truncated(file, size)

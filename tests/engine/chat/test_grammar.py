@@ -205,7 +205,7 @@ def limited(model: ChatModel, monkeypatch: pytest.MonkeyPatch, **limits: object)
     changes = "".join(f"c.{name} = {value!r}; " for name, value in limits.items())
     code = f"import sys; sys.path[:] = {sys.path!r}; import edgeflow.engine.chat.grammar_child as c; {changes}c.main()"
     command, popen = [sys.executable, "-c", code], subprocess.Popen
-    monkeypatch.setattr(grammar_module.subprocess, "Popen", lambda _, **rest: popen(command, **rest))
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **rest: popen(command, **rest))
     return Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
 
 
@@ -241,7 +241,7 @@ def test_the_cause_is_how_the_process_ended_also_some_time_after_its_pipe(
     imports = f"import sys; sys.path[:] = {sys.path!r}; import edgeflow.engine.chat.grammar_child as c"
     code = f"{imports}; import os, select, signal; os.close(1); select.select([], [], [], 0.3); {dying}"
     command, popen = [sys.executable, "-c", code], subprocess.Popen
-    monkeypatch.setattr(grammar_module.subprocess, "Popen", lambda _, **rest: popen(command, **rest))
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **rest: popen(command, **rest))
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     with pytest.raises(RequestError, match=told):
         compiled(grammars, SCHEMA)
@@ -277,7 +277,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_follows_a_schema(chat_direc
 def test_a_process_that_is_lost_between_two_requests_is_not_missed(model: ChatModel):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     compiled(grammars, SCHEMA)
-    process = grammars._process._process
+    process = grammars._process._process._process
     process.kill()
     process.wait()
     assert compiled(grammars, SCHEMA).allowed().any()
@@ -286,7 +286,7 @@ def test_a_process_that_is_lost_between_two_requests_is_not_missed(model: ChatMo
 def test_the_process_ends_with_its_owner(model: ChatModel):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     compiled(grammars, {"const": 1})
-    process = grammars._process._process
+    process = grammars._process._process._process
     process.stdin.close()
     assert process.wait(60) == 0
 

@@ -92,5 +92,5 @@ def test_a_bad_profile_file_says_what_it_needs(tmp_path, text: str):
 
 
 def test_an_unknown_profile_is_refused():
-    with pytest.raises(ConfigError, match="'orinn' is not a readable file"):
+    with pytest.raises(ConfigError, match="cannot read 'orinn': No such file"):
         load_profile("orinn")

@@ -165,6 +165,8 @@ def test_a_number_that_a_dtype_cannot_hold_is_refused(folder: Path):
     tensors = load_file(folder / "gate.safetensors")
     tensors[f"{NAME}b1"][0, 0] = 1e5
     save_file(tensors, folder / "gate.safetensors")
+    stated = json.loads((folder / "gate.json").read_text())
+    (folder / "gate.json").write_text(json.dumps({**stated, "gate_sha256": ""}))
     assert read(folder).layers[1].b1[0, 0] == 1e5
     with pytest.raises(CheckpointError, match=r"b1 holds a number that is not finite in torch\.float16"):
         read_gate(folder, CONFIG, torch.float16, CPU)
@@ -229,3 +231,20 @@ def test_every_byte_of_a_small_base_counts(tmp_path: Path):
         save_file({"a": values.index_fill(0, torch.tensor(place), 1.0)}, tmp_path / "model.safetensors")
         prints.add(base_fingerprint(tmp_path))
     assert len(prints) == 3
+
+
+def test_tensors_under_the_rules_of_others_are_rejected(tmp_path: Path, folder: Path):
+    """As after a writer that was killed between the two files, and after a byte that changed."""
+    kept = (folder / "gate.json").read_text()
+    write_gate(folder, replace(random_gate(CONFIG, RULES, per_head=True), base_fingerprint="abc"))
+    (folder / "gate.json").write_text(kept)
+    with pytest.raises(
+        CheckpointError, match=r"gate\.safetensors is not the file that gate\.json names by gate_sha256"
+    ):
+        read(folder)
+    older = {name: value for name, value in json.loads(kept).items() if name != "gate_sha256"}
+    (folder / "gate.json").write_text(json.dumps(older))
+    assert read(folder).layers, "a gate of others states no digest"
+    (folder / "gate.json").write_text(json.dumps({**older, "gate_sha256": 5}))
+    with pytest.raises(CheckpointError, match="gate_sha256 must be a text, got 5"):
+        read(folder)

@@ -60,7 +60,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
     file.write_bytes(b"\xff\xfe\x00\x80")
     tokenizer = letters(tmp_path)
     for path in (file, tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="not a readable UTF-8 text file"):
+        with pytest.raises(ConfigError, match="is not UTF-8 text"):
             of_text(path, tokenizer, seed=0)
 
 

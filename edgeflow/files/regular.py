@@ -1,0 +1,29 @@
+"""Reading of regular files alone: a device has no end, and a pipe may never say anything."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read its bytes; OSError for anything else, at once."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "Is not a regular file"
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, kind, str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a regular file; OSError for anything else, and for more bytes than these."""
+    with open_regular(path) as stream:
+        data = stream.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"has more than {most_bytes} bytes", str(path))
+    return data

@@ -1,0 +1,121 @@
+"""Work of unknown cost in a separate process, which is killed when an answer takes too long.
+
+What strangers or a model's files define, such as schemas and chat templates, is computed there: the caller's memory and
+its interpreter are not at risk. The other side is ipc/bounded_child.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import IO, cast
+
+from edgeflow.ipc.bounded_child import LENGTH, MEMORY_EXIT
+
+STOPPED_S = 0.5  # between looks at a process that does not answer
+LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
+OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
+
+
+class BoundedProcess:
+    """A process that runs `main` of a module. It ends with `end`, or when nobody holds this object."""
+
+    def __init__(self, module: str) -> None:
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+        self._ended = weakref.finalize(self, _end, self._process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def exchange(self, message: bytes, limit_s: float, most_bytes: int) -> bytes:
+        """Write a message and read its answer, of at most so many bytes.
+
+        TimeoutError after the limit; ConnectionAbortedError once the process is stopped and will not go on, another
+        OSError once it has gone.
+        """
+        return _Exchange(self._process, time.monotonic() + limit_s).run(message, most_bytes)
+
+    def end(self, patience_s: float = 0.0) -> int:
+        """Kill it if it does not end within this time; returns its exit code."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)  # its end of the pipe closes before it can be waited for
+        self._ended()
+        return self._process.wait()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError), process:  # what was not written to it yet is lost
+        process.kill()
+
+
+class _Exchange:
+    """One message and its answer, within a deadline."""
+
+    def __init__(self, process: subprocess.Popen[bytes], deadline_s: float) -> None:
+        self._pid = process.pid
+        self._writer = cast("IO[bytes]", process.stdin).fileno()
+        self._reader = cast("IO[bytes]", process.stdout).fileno()
+        self._deadline_s = deadline_s
+        os.set_blocking(self._writer, False)
+
+    def run(self, message: bytes, most_bytes: int) -> bytes:
+        rest = memoryview(LENGTH.pack(len(message)) + message)
+        while rest:
+            self._wait(self._writer, select.POLLOUT)
+            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
+        (size,) = LENGTH.unpack(self._read(LENGTH.size))
+        if size > most_bytes:
+            raise ConnectionError
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._wait(self._reader, select.POLLIN)
+            part = os.read(self._reader, size - len(data))
+            if not part:
+                raise ConnectionError
+            data += part
+        return bytes(data)
+
+    def _wait(self, descriptor: int, event: int) -> None:
+        """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""
+        poll = select.poll()
+        poll.register(descriptor, event)
+        while not poll.poll(math.ceil(1000 * min(STOPPED_S, self._left_s()))):
+            if self._left_s() == 0:
+                raise TimeoutError
+            if _is_stopped(self._pid):
+                raise ConnectionAbortedError
+
+    def _left_s(self) -> float:
+        return max(self._deadline_s - time.monotonic(), 0.0)
+
+
+def _is_stopped(pid: int) -> bool:
+    """True if a signal has stopped the process (where /proc says so)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
