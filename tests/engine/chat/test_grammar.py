@@ -125,7 +125,7 @@ def test_an_answer_may_be_cut_by_its_length(model: ChatModel, grammars: Grammars
 def test_a_schema_that_cannot_be_is_refused_with_the_reason(grammars: Grammars, schema: Any):
     with pytest.raises(InvalidArgument) as caught:
         compiled(grammars, schema)
-    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert (caught.value.field, caught.value.reason) == ("schema", "SCHEMA")
     assert 10 < len(caught.value.text) < 250
 
 
@@ -191,7 +191,7 @@ def test_what_compiles_for_too_long_is_killed_and_the_next_schema_is_compiled(
     monkeypatch.setattr(grammar_module, "PATIENCE_S", 0.5)
     with pytest.raises(InvalidArgument, match=r"takes longer than 0\.5 s") as caught:
         compiled(grammars, PRODUCT)
-    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert (caught.value.field, caught.value.reason) == ("schema", "SCHEMA")
     assert process.returncode == -9, "killed, not left to work"
     monkeypatch.undo()
     assert compiled(grammars, {"const": 1}).allowed().any()
