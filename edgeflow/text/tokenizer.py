@@ -13,6 +13,7 @@ from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
 from edgeflow.text.encoding import encode, far_exceeds
 from edgeflow.text.marks import Marks, SpecialTexts
 from edgeflow.text.rendered import RenderedTokenizer
+from edgeflow.text.token_bytes import TokenBytes
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -20,7 +21,8 @@ TOKENIZER_FILE = "tokenizer.json"
 class TextTokenizer:
     """The tokenizer of a checkpoint directory, for any number of threads.
 
-    vocab_size: all ids are below it (the model may have more). special: the texts of its special tokens.
+    vocab_size: all ids are below it (the model may have more). special: the texts of its special tokens. bytes_of: the
+    bytes of a token.
     """
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
@@ -42,6 +44,7 @@ class TextTokenizer:
             )
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.special = SpecialTexts([token.content for token in added if token.special])
+        self.bytes_of = TokenBytes(self._tokenizer)
         self._lock = threading.Lock()
         self._rendered: RenderedTokenizer | None = None
 

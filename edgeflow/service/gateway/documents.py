@@ -11,13 +11,14 @@ from pydantic import BaseModel
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.endpoint import OPENAPI, TITLE, Endpoint
+from edgeflow.service.gateway.endpoint import MODEL, OPENAPI, TITLE, Endpoint
 from edgeflow.service.http.schema import (
     ACT_BODY,
     ACT_FAILURES,
     CHECK_FAILED,
     ActAnswer,
     ErrorAnswer,
+    ModelAnswer,
     ModelsAnswer,
     StateAnswer,
 )
@@ -38,6 +39,7 @@ _WHY = {
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
+NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "unknown model"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}},
     **FAILURES,
@@ -71,6 +73,7 @@ def _described() -> dict[tuple[str, str], dict[str, Any]]:
         ("POST", "/v1/act"): {"response_model": ActAnswer, "responses": ACT_FAILURES, "openapi_extra": ACT_BODY},
         ("GET", "/metrics"): {"response_class": PlainTextResponse},
         ("GET", "/v1/models"): {"response_model": ModelsAnswer},
+        ("GET", MODEL): {"response_model": ModelAnswer, "responses": NO_MODEL},
         ("POST", "/v1/chat/completions"): {"responses": ANSWERS, "openapi_extra": body_of(ChatBody)},
         ("POST", "/v1/completions"): {"responses": ANSWERS, "openapi_extra": body_of(CompletionBody)},
         ("POST", "/tokenize"): {"responses": FAILURES, "openapi_extra": body_of(TokenizeBody)},
@@ -100,6 +103,9 @@ def _handler(endpoint: Endpoint) -> Any:
     if "{slot}" in endpoint.path:
 
         async def handler(slot: str) -> None: ...
+    elif "{name" in endpoint.path:
+
+        async def handler(name: str) -> None: ...  # type: ignore[misc]
     else:
 
         async def handler() -> None: ...  # type: ignore[misc]

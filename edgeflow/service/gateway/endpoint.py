@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 TITLE = "edgeflow"
 DOCS, OPENAPI = "/docs", "/openapi.json"
+MODEL = "/v1/models/{name:path}"  # names have slashes
 
 
 @dataclass(frozen=True, slots=True)
