@@ -129,6 +129,22 @@ def test_a_schema_that_cannot_be_is_refused_with_the_reason(grammars: Grammars, 
     assert 10 < len(caught.value.text) < 250
 
 
+def test_the_alternative_that_cannot_be_is_named(grammars: Grammars):
+    strange = {"$ref": "#/$defs/strange"}
+    schema = {
+        "$defs": {"strange": {"if": {}}},
+        "anyOf": [{"type": "string"}, {"type": "object", "items": strange}, strange],
+    }
+    with pytest.raises(InvalidArgument, match="Unimplemented keys") as caught:
+        grammars.compile(json.dumps(schema)).result(timeout=30)
+    assert caught.value.field in ("schema.1", "schema.2") and caught.value.text.count("schema.") == 1
+    assert grammars.compile('{"type": "string"}').result(timeout=30)
+    for others in ([], [5], 5, [{"if": {}}], {"a": 1}):
+        with pytest.raises(InvalidArgument) as caught:
+            grammars.compile(json.dumps({"anyOf": others, "not": {}})).result(timeout=30)
+        assert caught.value.field.partition(".")[0] == "schema"
+
+
 def test_what_is_no_json_is_refused(grammars: Grammars):
     with pytest.raises(InvalidArgument):
         grammars.compile("{").result(timeout=30)

@@ -118,10 +118,14 @@ async def test_any_tool_can_be_forced_and_an_error_names_the_one_that_cannot(too
             (call,) = answer["choices"][0]["message"]["tool_calls"]
             arguments = json.loads(call["function"]["arguments"])
             assert list(arguments) == ([name] if name else [])
-        for schemas, field in (((strange,), 0), ((colour, strange, secret), 1), (({"type": "string", "required": []},), 0)):
+        for schemas, field in (
+            ((strange,), 0),
+            ((colour, strange, secret), 1),
+            (({"type": "string", "required": []},), 0),
+        ):
             error = (await http.post(CHAT, json={**asked, "tools": tools(*schemas)})).json()["error"]
             assert (error["param"], error["code"]) == (f"tools.{field}.function.parameters", "INVALID_ARGUMENT"), error
-            assert error["message"].count("tools.") == 1 and "schema: " not in error["message"]
+            assert error["message"].startswith(f"{error['param']}: ") and error["message"].count("tools.") == 1
 
 
 async def test_tools_reach_the_template_and_so_do_calls_and_their_results(tool_model: Loaded):
