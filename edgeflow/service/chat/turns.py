@@ -93,7 +93,7 @@ def by_key(key: str, **kinds: type[BaseModel]) -> Discriminator:
     """Chooses the type of an object by the value of its key; the types are tagged with `tag_of`."""
 
     def tag(value: Any) -> str | None:
-        kind = value.get(key) if isinstance(value, dict) else None
+        kind = value.get(key) if isinstance(value, dict) else getattr(value, key, None)  # an object, when it is dumped
         return tag_of(kinds[kind]) if isinstance(kind, str) and kind in kinds else None
 
     message = f"must be one of: {', '.join(kinds)}"
