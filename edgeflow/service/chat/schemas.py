@@ -26,7 +26,7 @@ _REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an answer must follow."""
+    """The schema that an answer must follow, if any."""
 
     text: str = ""
     """A JSON schema; "" for text."""
@@ -164,12 +164,12 @@ def _named(reference: str) -> tuple[str, str]:
 
 
 def _flat(reference: str) -> str:
-    """What follows a tool's own name where its definitions are those of a larger schema."""
+    """The rest of a name, after the tool's own, where its definitions are those of a larger schema."""
     return reference.removeprefix("#").replace("/", ".")
 
 
 def _without_id(schema: Schema) -> Schema:
-    """A schema without an address of its own, from which references would be resolved."""
+    """A schema without its own address, from which references would be resolved."""
     return {key: value for key, value in schema.items() if key not in ("$id", "id")}
 
 
