@@ -64,16 +64,19 @@ class _Sampling(Body):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
+    """0 and -1: off."""
     min_p: Probability | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     n: int = Field(1, ge=1, le=4)
+    """Answers to each prompt."""
     stop: Stop | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
+    """Ignored."""
     slot: str | None = Field(None, max_length=64)
     logit_bias: Annotated[Any, Only({})] = None
 
@@ -96,7 +99,7 @@ class _Sampling(Body):
 
 
 class ChatBody(_Sampling):
-    """The body of POST /v1/chat/completions. metadata, safety_identifier and prompt_cache_*: ignored, like user."""
+    """The body of POST /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -106,10 +109,15 @@ class ChatBody(_Sampling):
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
+    """False: the answer ends with its first call."""
     metadata: Annotated[dict[str, MetadataText], Field(max_length=16)] | None = None
+    """Ignored."""
     prompt_cache_key: str | None = Field(None, max_length=256)
+    """Ignored."""
     prompt_cache_retention: str | None = Field(None, max_length=64)
+    """Ignored."""
     safety_identifier: str | None = Field(None, max_length=256)
+    """Ignored."""
     function_call: Annotated[Any, Only("none", "auto")] = None
     functions: Annotated[Any, Only([])] = None
     modalities: Annotated[Any, Only(["text"])] = None
@@ -161,14 +169,14 @@ def _kind_of_prompt(value: Any) -> str | None:
         return TEXT
     if not isinstance(value, list) or not value:
         return None
-    return {str: LIST, list: ID_LISTS}.get(type(value[0]), IDS)
+    return LIST if isinstance(value[0], str) else ID_LISTS if isinstance(value[0], list) else IDS
 
 
 Prompt = Annotated[
     Annotated[PromptText, Tag(TEXT)]
-    | Annotated[Annotated[list[PromptText], Field(fail_fast=True, max_length=MAX_PROMPTS)], Tag(LIST)]
+    | Annotated[Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)], Tag(LIST)]
     | Annotated[Ids, Tag(IDS)]
-    | Annotated[Annotated[list[Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)], Tag(ID_LISTS)],
+    | Annotated[Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)], Tag(ID_LISTS)],
     Discriminator(
         _kind_of_prompt,
         custom_error_type=KIND,
@@ -178,9 +186,10 @@ Prompt = Annotated[
 
 
 class CompletionBody(_Sampling):
-    """The body of POST /v1/completions. prompt: a text or its token ids, or a list of either."""
+    """The body of POST /v1/completions."""
 
     prompt: Prompt
+    """A text or its token ids, or a list of either; the choices of the first prompt come first."""
     logprobs: int | None = Field(None, ge=0, le=5)
     best_of: Annotated[Any, Only(1)] = None
     echo: Annotated[Any, Only(False)] = None
@@ -189,9 +198,10 @@ class CompletionBody(_Sampling):
     @property
     def prompts(self) -> dict[str, str | list[int]]:
         """Texts and token ids to continue, by their place in the request."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+        if _kind_of_prompt(self.prompt) in (TEXT, IDS):
             return {"prompt": cast("str | list[int]", self.prompt)}
-        return {f"prompt.{index}": cast("str | list[int]", each) for index, each in enumerate(self.prompt)}
+        several = cast("Sequence[str | list[int]]", self.prompt)
+        return {f"prompt.{index}": each for index, each in enumerate(several)}
 
     @property
     def logprobs_wanted(self) -> int:

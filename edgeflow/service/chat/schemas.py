@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from edgeflow.errors import InvalidArgument, RequestError
@@ -70,7 +71,7 @@ def call_schema(tools: Mapping[int, Tool]) -> Wanted:
     for (index, tool), field in zip(tools.items(), fields, strict=True):
         _check(tool.function.parameters, field)
         own = f"#/$defs/t{index}"
-        served = _served(_without_id(tool.function.parameters), lambda reference, own=own: own + _flat(reference))
+        served = _served(_without_id(tool.function.parameters), partial(_moved, own))
         for key in _DEFINITIONS:
             definitions |= {f"t{index}.{key}.{name}": each for name, each in served.pop(key, {}).items()}
         definitions[f"t{index}"] = served
@@ -163,9 +164,9 @@ def _named(reference: str) -> tuple[str, str]:
     return kind, name.replace("~1", "/").replace("~0", "~")
 
 
-def _flat(reference: str) -> str:
-    """The rest of a name, after the tool's own, where its definitions are those of a larger schema."""
-    return reference.removeprefix("#").replace("/", ".")
+def _moved(own: str, reference: str) -> str:
+    """A reference in a schema that has become a definition of a larger one. own: the reference to that definition."""
+    return own + reference.removeprefix("#").replace("/", ".")
 
 
 def _without_id(schema: Schema) -> Schema:

@@ -67,7 +67,7 @@ class Body(OneUnknownKey):
     Lists of objects fail fast.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Only:
@@ -119,7 +119,7 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     null = {"type": "null"}
     if null in schema.get("anyOf", ()):
         return schema
-    outside = {key: schema[key] for key in ("default", "description", "title") if key in schema}
+    outside: dict[str, Any] = {key: schema[key] for key in ("default", "description", "title") if key in schema}
     inside = {key: value for key, value in schema.items() if key not in outside}
     return {"anyOf": [inside, null], **outside}
 
@@ -146,11 +146,12 @@ class ImagePart(Body):
 
 
 class Called(Body):
-    """A called function. arguments: a JSON object as text. parsed_arguments: ignored, as `parsed`."""
+    """A called function. arguments: a JSON object as text."""
 
     name: Name
     arguments: str
     parsed_arguments: Any = None
+    """Ignored; the openai package adds it to calls that it parsed."""
 
     @field_validator("arguments")
     @classmethod
@@ -167,12 +168,13 @@ class Called(Body):
 
 
 class ToolCall(Body):
-    """A tool call in an earlier answer. index: ignored; streams have it."""
+    """A tool call in an earlier answer."""
 
     id: str = Field(max_length=64)
     type: Literal["function"] = "function"
     function: Called
     index: int | None = None
+    """Ignored; calls in a stream have it."""
 
 
 Part: TypeAlias = Annotated[
@@ -198,7 +200,7 @@ class AskingTurn(_Turn):
 
 
 class AnswerTurn(_Turn):
-    """An earlier answer of the model. parsed: ignored; the openai package adds it to what it parsed."""
+    """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -206,6 +208,7 @@ class AnswerTurn(_Turn):
     refusal: str | None = None
     annotations: Annotated[Any, Only([])] = None
     parsed: Any = None
+    """Ignored; the openai package adds it to answers that it parsed."""
 
 
 class ToolTurn(_Turn):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import openai
@@ -131,7 +132,8 @@ async def test_a_model_by_its_name(text_model: Loaded):
         names = await models_of(http, 3)
         assert names == ["demo", "org/small", "org/small:arm"]
         for name in names:
-            assert (await client.models.retrieve(name)).id == name
+            found = await client.models.retrieve(name)
+            assert (found.id, found.object, abs(found.created - time.time()) < 600) == (name, "model", True)
         assert (await http.get("/v1/models/org/small")).json() == (await http.get("/v1/models")).json()["data"][1]
         with pytest.raises(openai.NotFoundError) as caught:
             await client.models.retrieve("org")
