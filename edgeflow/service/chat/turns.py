@@ -128,7 +128,7 @@ class ImageUrl(Body):
     """An image as `data:image/jpeg;base64,…` or png; other URLs are not fetched."""
 
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Literal["auto", "low", "high", "original"] = "auto"
 
 
 class TextPart(Body):
