@@ -84,9 +84,9 @@ class Edge(Answers):
                     field="peer",
                     reason=Reason.NOT_LOOPBACK,
                 )
-            return self._guard.check(shown, ROLES.get(_listed(path), ADMIN), peer)
+            return self._guard.check(shown, ROLES.get(listed(path), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(_listed(path), peer, error)
+            self._guard.refused(listed(path), peer, error)
             raise
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
@@ -115,7 +115,7 @@ class Edge(Answers):
         )
 
 
-def _listed(path: str) -> str:
+def listed(path: str) -> str:
     """The path in ROLES that a path belongs to; "unknown" for another."""
-    listed = MODELS if path.startswith(f"{MODELS}/") else path
-    return listed if listed in ROLES else "unknown"
+    known = MODELS if path.startswith(f"{MODELS}/") else path
+    return known if known in ROLES else "unknown"
