@@ -58,8 +58,6 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         if "$ref" in value:
             return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
-        if "mapping" in value and "propertyName" in value:
-            return {"propertyName": value["propertyName"]}
         return {key: _inlined(inner, definitions) for key, inner in value.items()}
     return [_inlined(inner, definitions) for inner in value] if isinstance(value, list) else value
 
