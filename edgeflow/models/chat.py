@@ -214,7 +214,9 @@ def read_published(path: Path) -> PublishedChat:
         generation = GenerationConfig.of(values, read_json(path / "generation_config.json", required=False))
     except KeyError as error:
         raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the configuration is not supported: {error}") from error
+    except (TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: the configuration has a value of the wrong type: {error}") from error
     return PublishedChat(family, text, vision, generation, Quantization.of(values, f"{path}: "))
 

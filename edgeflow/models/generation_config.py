@@ -39,6 +39,8 @@ class GenerationConfig:
             value = given.get(name, least)
             if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
                 raise ValueError(f"generation_config {name} must be {least} to {most}, got {value!r}")
-        if type(given.get("top_k", 0)) is not int or given.get("top_k", 0) < 0:
-            raise ValueError(f"generation_config top_k must be a whole number, at least 0, got {given['top_k']!r}")
+        if type(given.get("top_k", 0)) is not int or given.get("top_k", 0) < -1:
+            raise ValueError(f"generation_config top_k must be a whole number, at least -1, got {given['top_k']!r}")
+        if given.get("top_k") == -1:  # off, as 0
+            given["top_k"] = 0
         return cls(stop_ids=frozenset(ids), **given)

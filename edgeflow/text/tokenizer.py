@@ -15,6 +15,7 @@ from edgeflow.text.encoding import encode, far_exceeds
 from edgeflow.text.marks import Marks, SpecialTexts
 from edgeflow.text.rendered import RenderedTokenizer
 from edgeflow.text.special_tokens import special_tokens
+from edgeflow.text.token_bytes import TokenBytes
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -23,6 +24,7 @@ class TextTokenizer:
     """The tokenizer of a checkpoint directory, for any number of threads.
 
     special: the texts of its special tokens. end: the id of its eos_token, None where it names none.
+    bytes_of: the bytes of a token.
     """
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
@@ -47,6 +49,7 @@ class TextTokenizer:
         self.special = SpecialTexts([token.content for token in added.values() if token.special])
         end = special_tokens(directory).get("eos_token")
         self.end: int | None = self._tokenizer.token_to_id(end) if end is not None else None
+        self.bytes_of = TokenBytes(self._tokenizer)
         self._lock = threading.Lock()
         self._rendered: RenderedTokenizer | None = None
 

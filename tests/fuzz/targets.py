@@ -76,7 +76,7 @@ def chat(data: bytes) -> None:
         parsed = parse(kind, JSON_TYPE, data[1:])
         json.dumps(parsed.model_dump(mode="json"))
         if isinstance(parsed, ChatBody):
-            assert len(parsed.schema_wanted) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
+            assert len(parsed.schema_wanted.text) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
 
 
 CHAT_BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, PrefixBody)

@@ -112,8 +112,9 @@ def test_a_whole_file_beside_an_index_is_remarked_on(directory: Path):
         ({"text_config__num_hidden_layers": 1 << 30}, "num_hidden_layers must be a whole number"),
         ({"text_config__num_hidden_layers": 4}, "layers.3.self_attn.q_proj.weight is missing"),
         ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 255, but the model's vocab_size is 100"),
-        ({"text_config__hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"text_config__use_sliding_window": True}, "use_sliding_window True is not supported"),
+        ({"text_config__hidden_act": "gelu"}, "the configuration is not supported: hidden_act 'gelu'"),
+        ({"text_config__use_sliding_window": True}, "configuration is not supported: use_sliding_window True"),
+        ({"text_config__rope_parameters": 5}, "the configuration has a value of the wrong type"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.quant_method 'gptq' is not supported"),
         (
             {"text_config__rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
@@ -158,6 +159,7 @@ def test_a_configuration_that_is_not_served_is_told(directory: Path, entries: di
         ("generation_config.json", b'{"eos_token_id": "</s>"}', "eos_token_id must be a token id or a list"),
         ("generation_config.json", b'{"do_sample": true, "temperature": -1}', "temperature must be 0.0 to 2.0"),
         ("generation_config.json", b'{"do_sample": true, "top_k": 1.5}', "top_k must be a whole number"),
+        ("generation_config.json", b'{"do_sample": true, "top_k": -2}', "top_k must be a whole number, at least -1"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(directory: Path, name: str, content: bytes | None, message: str):
@@ -225,6 +227,8 @@ def test_where_the_generation_defaults_come_from(directory: Path):
     found = load(directory).generation
     assert (found.temperature, found.top_p, found.top_k, found.repetition_penalty) == (1.0, 0.8, 20, 1.05)
     assert found.stop_ids == {1, END}
+    (directory / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_k": -1}))
+    assert load(directory).generation.top_k == 0, "off"
     (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 50}))
     change(directory / "config.json", eos_token_id=7)
     found = load(directory).generation

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
@@ -37,6 +38,8 @@ START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 MOST_DRAFTS = 64  # after the tokens of one step, of which there may be one more
+QUICK_S = 1.0  # within which a schema must be refused for its alternatives to be tried
+SCHEMA = "schema"  # the field of errors; the chat front knows which field of the request it was made from
 
 
 class Grammar:
@@ -107,8 +110,34 @@ class Grammars:
         return self._thread.submit(self._ask, following(handle, tokens, chain), 1 + len(chain))
 
     def _compile(self, schema: str, handle: int, wake: Callable[[], None]) -> Grammar:
-        mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode())
+        began_s = time.monotonic()
+        try:
+            mask = self._ask(COMPILE + HANDLE.pack(handle) + schema.encode())
+        except InvalidArgument as error:
+            if time.monotonic() - began_s > QUICK_S:
+                raise
+            raise self._narrowed(schema, handle, began_s + COMPILE_S) or error from None
         return Grammar(self, handle, mask, wake)
+
+    def _narrowed(self, schema: str, handle: int, end_s: float) -> InvalidArgument | None:
+        """The error of the first alternative that is rejected alone; None if none is found in time.
+
+        The alternatives of a forced call are tools, whose fields the chat front knows by their number.
+        """
+        try:
+            values = json.loads(schema)
+            choices = enumerate({"$defs": values.get("$defs", {}), **choice} for choice in values.get("anyOf", ()))
+            for index, choice in choices:
+                if time.monotonic() > end_s:
+                    break
+                try:
+                    self._ask(COMPILE + HANDLE.pack(handle) + json.dumps(choice).encode())
+                except InvalidArgument as error:
+                    why = error.text.removeprefix(f"{SCHEMA}: ")
+                    return InvalidArgument(why, field=f"{SCHEMA}.{index}", reason=error.reason)
+        except (ValueError, TypeError, AttributeError):
+            return None  # no schema at all
+        return None
 
     def _ask(self, message: bytes, masks: int = 1) -> bytes:
         if self._process is None:
@@ -163,11 +192,11 @@ def _cause(code: int) -> RequestError:
         return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
     return Unavailable(
         "the process that handles schemas was lost: try again",
-        field="response_format",
+        field=SCHEMA,
         reason=Reason.SCHEMA_PROCESS_LOST,
         retry_after_ms=RETRY_AFTER_MS,
     )
 
 
 def _refused(why: str) -> InvalidArgument:
-    return InvalidArgument(why, field="response_format", reason=Reason.SCHEMA)
+    return InvalidArgument(why, field=SCHEMA, reason=Reason.SCHEMA)

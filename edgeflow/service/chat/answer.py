@@ -41,16 +41,21 @@ class Piece:
 
 
 def start_message(
-    body: ChatBody | CompletionBody, prompt: PreparedPrompt, ready: ChatReady, config_tokens: tuple[int, int]
+    body: ChatBody | CompletionBody,
+    prompt: PreparedPrompt,
+    schema: str,
+    ready: ChatReady,
+    config_tokens: tuple[int, int],
 ) -> ChatStart:
     """The request for the worker. config_tokens: default and maximum number of answer tokens."""
     usual, most = config_tokens
-    asked = body.length or min(usual, most)
+    field, wanted = body.length
+    asked = wanted or min(usual, most)
     if asked > most:
-        raise InvalidArgument(f"{asked} exceeds the limit of {most}", field="max_tokens", reason=Reason.MAX_TOKENS)
+        raise InvalidArgument(f"{asked} exceeds the limit of {most}", field=field, reason=Reason.MAX_TOKENS)
     if len(prompt.ids) > ready.length:
         text = f"has {len(prompt.ids)} tokens; the limit is {ready.length}, prompt and answer together"
-        raise InvalidArgument(text, field="prompt", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+        raise InvalidArgument(text, field=prompt.field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
     defaults = dict(zip(("temperature", "top_p", "min_p", "repetition_penalty"), ready.sampling, strict=True))
     chosen = {name: value if (value := getattr(body, name)) is not None else defaults[name] for name in defaults}
     return ChatStart(
@@ -65,7 +70,7 @@ def start_message(
         frequency_penalty=body.frequency_penalty,
         seed=-1 if body.seed is None else body.seed,
         logprobs=body.logprobs_wanted,
-        schema=body.schema_wanted,
+        schema=schema,
         payload=b"".join(picture.tobytes() for picture in prompt.pictures),
     )
 
@@ -111,7 +116,7 @@ class Answering:
                 count, last_ns = count + 1, now_ns
                 found = _read(reader, text.push(answer.token), last=False)
                 called = called or bool(found.calls)
-                stopping = text.stopped
+                stopping = text.stopped or (reader is not None and reader.complete)
                 if stopping:
                     self._desk.stop(answer)
                 yield Piece(found.text, _token_text(answer), calls=found.calls)
@@ -128,22 +133,24 @@ class Answering:
             self._metrics.draft_passes.labels(done.draft, "no").inc(done.plain_passes)
 
 
-def usage(dones: list[ChatDone]) -> dict[str, Any]:
+def usage(dones: list[ChatDone], n: int = 1) -> dict[str, Any]:
     """Token counts in OpenAI's format; queue, prefill and decode times; the prompt's route, its folds, and the drafts.
 
-    Counts and times are sums over the choices, except those of the prompt.
+    Counts and times are sums over the choices, those of prompts over the prompts; slot and route are the first one's.
+    n: choices of each prompt.
     """
-    prompt, answer = dones[0].prompt_tokens, sum(done.answer_tokens for done in dones)
+    prompt, answer = sum(done.prompt_tokens for done in dones[::n]), sum(done.answer_tokens for done in dones)
+    reused = sum(done.reused for done in dones[::n])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
-        "prompt_tokens_details": {"cached_tokens": dones[0].reused},
+        "prompt_tokens_details": {"cached_tokens": reused},
         "edgeflow": {
             "queue_ms": round(sum(done.queue_ns for done in dones) / 1e6, 3),
             "prefill_ms": round(sum(done.prefill_ns for done in dones) / 1e6, 3),
             "decode_ms": round(sum(done.decode_ns for done in dones) / 1e6, 3),
-            "prefix_tokens_reused": dones[0].reused,
+            "prefix_tokens_reused": reused,
             "slot": dones[0].slot,
             "route": dones[0].route,
             "compressed_tokens": sum(done.compressed for done in dones),

@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, FailFast, Field, ValidationError, model_validator
+from pydantic import BaseModel, Discriminator, FailFast, Field, Tag, ValidationError, model_validator
 
 from edgeflow.config_sections import ChatMessage
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
-from edgeflow.service.chat.schemas import call_schema, format_schema
-from edgeflow.service.chat.turns import MAX_TOOLS, Body, Message, NamedTool, OneUnknownKey, ResponseFormat, Tool
+from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
+from edgeflow.service.chat.turns import (
+    KIND,
+    LIST,
+    MAX_TOOLS,
+    TAG,
+    TEXT,
+    Body,
+    Message,
+    NamedTool,
+    OneUnknownKey,
+    Only,
+    ResponseFormat,
+    Tool,
+    text_or_list,
+)
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
 
 MAX_VALUES = 1 << 14  # 64 messages of 64 parts have 12,800
 MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
+MAX_PROMPTS = 16
 PREFIXES = "/admin/v1/prefixes"
 MAX_STOP = 64
 Probability = Annotated[float, Field(ge=0, le=1)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]
+Stop = Annotated[
+    Annotated[StopText, Tag(TEXT)]
+    | Annotated[Annotated[list[StopText], Field(fail_fast=True, max_length=MAX_STOPS)], Tag(LIST)],
+    text_or_list("texts"),
+]
+MetadataText = Annotated[str, Field(max_length=512)]
+PromptText = Annotated[str, Field(min_length=1)]
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True, min_length=1)]
+IDS, ID_LISTS = f"{TAG}ids", f"{TAG}lists of ids"
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
@@ -29,37 +53,42 @@ class StreamOptions(Body):
     """Options of a streamed answer. include_usage: send the token counts in a last chunk."""
 
     include_usage: bool = False
+    include_obfuscation: Annotated[Any, Only(False)] = None
 
 
 class _Sampling(Body):
-    """Fields of both routes. Omitted sampling fields default to the checkpoint's generation_config."""
+    """Fields of both routes. Omitted sampling fields default to the checkpoint's generation_config; null is omitted."""
 
     model: str = ""
     max_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
+    """0 and -1: off."""
     min_p: Probability | None = None
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     n: int = Field(1, ge=1, le=4)
-    stop: Stop | Annotated[list[Stop], Field(fail_fast=True, max_length=MAX_STOPS)] | None = None
+    """Answers to each prompt."""
+    stop: Stop | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
+    """Ignored."""
     slot: str | None = Field(None, max_length=64)
+    logit_bias: Annotated[Any, Only({})] = None
 
     @property
-    def length(self) -> int | None:
-        """The requested limit of answer tokens; None if the request sets none."""
-        return self.max_tokens
+    def length(self) -> tuple[str, int | None]:
+        """The field that limits the tokens of an answer, and its limit; None if the request sets none."""
+        return "max_tokens", self.max_tokens
 
     @property
-    def schema_wanted(self) -> str:
-        """The JSON schema that the answer must follow; empty for text."""
-        return ""
+    def schema_wanted(self) -> Wanted:
+        """The JSON schema that the answer must follow."""
+        return NO_SCHEMA
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -77,8 +106,25 @@ class ChatBody(_Sampling):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=5)
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    """False: the answer ends with its first call."""
+    metadata: Annotated[dict[str, MetadataText], Field(max_length=16)] | None = None
+    """Ignored."""
+    prompt_cache_key: str | None = Field(None, max_length=256)
+    """Ignored."""
+    prompt_cache_retention: str | None = Field(None, max_length=64)
+    """Ignored."""
+    safety_identifier: str | None = Field(None, max_length=256)
+    """Ignored."""
+    function_call: Annotated[Any, Only("none", "auto")] = None
+    functions: Annotated[Any, Only([])] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    reasoning_effort: Annotated[Any, Only("none")] = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    store: Annotated[Any, Only(False)] = None
+    verbosity: Annotated[Any, Only("medium")] = None
 
     @property
     def offered(self) -> list[Tool]:
@@ -86,28 +132,31 @@ class ChatBody(_Sampling):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def forced(self) -> list[Tool]:
-        """Tools of which the answer must call one; empty if no call is required."""
+    def forced(self) -> dict[int, Tool]:
+        """Tools of which the answer must call one, by their place in the request; empty if no call is required."""
+        offered = dict(enumerate(self.offered))
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
-            return [tool for tool in self.offered if tool.function.name == name]
-        return self.offered if self.tool_choice == "required" else []
+            return {index: tool for index, tool in offered.items() if tool.function.name == name}
+        return offered if self.tool_choice == "required" else {}
 
     @property
-    def schema_wanted(self) -> str:
-        return call_schema(self.forced) or format_schema(self.response_format)
+    def schema_wanted(self) -> Wanted:
+        return call_schema(self.forced) if self.forced else format_schema(self.response_format)
 
     @model_validator(mode="after")
     def _tools_go_together(self) -> ChatBody:
         if self.tool_choice not in (None, "auto", "none") and not self.forced:
-            raise ValueError("tool_choice: must name one of tools")
+            raise _wrong("must name one of tools", "tool_choice")
         if self.offered and self.response_format is not None and self.response_format.type != "text":
-            raise ValueError("response_format: cannot be combined with tools")
+            raise _wrong("cannot be combined with tools", "response_format")
         return self
 
     @property
-    def length(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+    def length(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().length
 
     @property
     def logprobs_wanted(self) -> int:
@@ -115,12 +164,44 @@ class ChatBody(_Sampling):
         return (self.top_logprobs or 0) if self.logprobs else -1
 
 
+def _kind_of_prompt(value: Any) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    if not isinstance(value, list) or not value:
+        return None
+    return LIST if isinstance(value[0], str) else ID_LISTS if isinstance(value[0], list) else IDS
+
+
+Prompt = Annotated[
+    Annotated[PromptText, Tag(TEXT)]
+    | Annotated[Annotated[list[PromptText], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)], Tag(LIST)]
+    | Annotated[Ids, Tag(IDS)]
+    | Annotated[Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS)], Tag(ID_LISTS)],
+    Discriminator(
+        _kind_of_prompt,
+        custom_error_type=KIND,
+        custom_error_message="must be a text, a list of texts, a list of token ids, or a list of such lists, not empty",
+    ),
+]
+
+
 class CompletionBody(_Sampling):
     """The body of POST /v1/completions."""
 
-    prompt: str = Field(min_length=1)
+    prompt: Prompt
+    """A text or its token ids, or a list of either; the choices of the first prompt come first."""
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Literal[False] = False
+    best_of: Annotated[Any, Only(1)] = None
+    echo: Annotated[Any, Only(False)] = None
+    suffix: Annotated[Any, Only("")] = None
+
+    @property
+    def prompts(self) -> dict[str, str | list[int]]:
+        """Texts and token ids to continue, by their place in the request."""
+        if _kind_of_prompt(self.prompt) in (TEXT, IDS):
+            return {"prompt": cast("str | list[int]", self.prompt)}
+        several = cast("Sequence[str | list[int]]", self.prompt)
+        return {f"prompt.{index}": each for index, each in enumerate(several)}
 
     @property
     def logprobs_wanted(self) -> int:
@@ -138,7 +219,7 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise _wrong("give either prompt or messages", "prompt")
         return self
 
 
@@ -155,7 +236,7 @@ class PrefixBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> PrefixBody:
         if bool(self.messages) == bool(self.text):
-            raise ValueError("give either messages or text")
+            raise _wrong("give either messages or text", "messages")
         return self
 
 
@@ -174,27 +255,38 @@ def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
         raise _refusal(error, values) from None
 
 
+def _wrong(why: str, field: str) -> InvalidArgument:
+    return InvalidArgument(why, field=field, reason=Reason.BODY_FIELD)
+
+
 def _refusal(error: ValidationError, values: Any) -> InvalidArgument:
     """The most deeply nested error: where a field has several permitted types, the library reports one for each."""
     details: list[Any] = list(error.errors(include_input=False, include_url=False))
-    places = [_place(detail["loc"], values) for detail in details]
-    index = max(range(len(places)), key=lambda each: (len(places[each]), -each))
-    place, detail = places[index], details[index]
+    found = [_place(detail["loc"], values) for detail in details]
+    index = max(range(len(found)), key=lambda each: (len(found[each][0]), -each))
+    (place, value), detail = found[index], details[index]
     message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"].startswith("union_tag"):  # the library's words repeat what the client sent
-        place.append(detail["ctx"]["discriminator"].strip("'"))
-        message = f"must be one of {detail['ctx'].get('expected_tags', 'the known kinds')}"
-    field = ".".join(place)[:MAX_FIELD].encode("ascii", "replace").decode()
-    return InvalidArgument(message, field=field, reason=Reason.BODY_FIELD)
+    kind, _, key = detail["type"].partition(".")
+    if kind == KIND and key:
+        if isinstance(value, dict):
+            place.append(key)
+        else:
+            message = "must be an object"
+    return _wrong(message, ".".join(place)[:MAX_FIELD].encode("ascii", "replace").decode())
 
 
-def _place(loc: Sequence[str | int], value: Any) -> list[str]:
-    """The path through the sender's own value, without the type names that the library puts between its steps."""
+def _place(loc: Sequence[str | int], value: Any) -> tuple[list[str], Any]:
+    """The path through the sender's own value, without the names of types that the library puts between its steps.
+
+    Also the value at its end; a key that is missing, or unknown, may be the last step.
+    """
     steps = []
     for at, step in enumerate(loc):
+        if isinstance(step, str) and step.startswith(TAG):
+            continue
         there = step in value if isinstance(value, dict) else isinstance(value, list) and isinstance(step, int)
         if there:
             value = value[step]
         if there or (isinstance(value, dict) and at == len(loc) - 1):
             steps.append(str(step))
-    return steps
+    return steps, value

@@ -31,12 +31,13 @@ class Found:
 class CallReader:
     """Separates generated text into plain text and calls. Anything but a call of the named tools remains text.
 
-    inside: the prompt ended with the beginning of a call.
+    inside: the prompt ended with the beginning of a call. one: what follows the first call is dropped.
     """
 
-    def __init__(self, names: Sequence[str], *, inside: bool) -> None:
+    def __init__(self, names: Sequence[str], *, inside: bool, one: bool = False) -> None:
         self._names = frozenset(names)
         self._inside = inside
+        self._one = one
         self._begun = BEGIN if not inside else ""
         self._held = ""
         self._count = 0
@@ -45,7 +46,7 @@ class CallReader:
         """Add text; no part of a call, or of what may become one, is returned as text."""
         self._held += text
         plain, calls = "", list[Call]()
-        while True:
+        while not self.complete:
             mark = END if self._inside else BEGIN
             before, found, behind = self._held.partition(mark)
             if not found:
@@ -59,6 +60,8 @@ class CallReader:
             else:
                 plain += before
             self._inside = not self._inside
+        if self.complete:
+            self._held = ""
         if not self._inside:
             keep = next((size for size in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:size])), 0)
             place = len(self._held) - keep
@@ -72,6 +75,11 @@ class CallReader:
             return Found(self._plain(held))
         call = self._call(held)
         return Found("", (call,)) if call else Found(self._begun + held)
+
+    @property
+    def complete(self) -> bool:
+        """True once nothing more is read."""
+        return self._one and self._count > 0
 
     def _plain(self, text: str) -> str:
         return "" if self._count and not text.strip() else text

@@ -1,4 +1,7 @@
-"""Images of a chat request: `data:` URLs decoded to RGB; sizes are checked before pixels, nothing is fetched."""
+"""Images of a chat request: `data:` URLs decoded to RGB; sizes are checked before pixels, nothing is fetched.
+
+A picture is what a viewer shows: turned as its EXIF orientation says, on white where it is transparent, in 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,20 @@ from PIL import Image
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
+from edgeflow.service.images.exif import orientation
 from edgeflow.service.images.jpeg import read_jpeg
 
 _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "data:image/png;base64": "PNG"}
+_TURN = Image.Transpose
+_TURNS = {  # what undoes an EXIF orientation; 1 is upright
+    2: _TURN.FLIP_LEFT_RIGHT,
+    3: _TURN.ROTATE_180,
+    4: _TURN.FLIP_TOP_BOTTOM,
+    5: _TURN.TRANSPOSE,
+    6: _TURN.ROTATE_270,
+    7: _TURN.TRANSVERSE,
+    8: _TURN.ROTATE_90,
+}
 
 
 def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8]:
@@ -41,9 +55,46 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
         text = f"is {width}x{height}; a side may have at most {limits.image_side} pixels"
         raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
     try:
-        return np.array(Image.open(io.BytesIO(data), formats=[kind]).convert("RGB"))
+        image = Image.open(io.BytesIO(data), formats=[kind])
+        image.load()
+        if kind == "PNG":
+            _match_key(image, data[24])
+        turned = _turned(image)
+        return _eight_bits(turned) if turned.mode.startswith("I") else _on_white(turned)
     except Exception:  # the library raises anything on files that are broken in the middle
         raise _broken(kind, field) from None
+
+
+def _match_key(image: Image.Image, bits: int) -> None:
+    """Bring a PNG's transparent colour, which is stored in the file's bits per sample, to those of the image."""
+    key = image.info.get("transparency")
+    if image.mode == "L" and isinstance(key, int) and bits < 8:
+        image.info["transparency"] = key * 255 // ((1 << bits) - 1)
+    elif image.mode == "RGB" and isinstance(key, tuple) and bits == 16:
+        image.info["transparency"] = tuple(each >> 8 for each in key)
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """The image as its EXIF orientation says."""
+    turn = _TURNS.get(orientation(image.info.get("exif", b"")))
+    return image if turn is None else image.transpose(turn)
+
+
+def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """A grey image of 16 bits in 8 bits, the largest value white; one value may be transparent."""
+    values = np.asarray(image).astype(np.uint32)
+    grey = ((values * 255 + 32767) // 65535).astype(np.uint8)
+    if "transparency" in image.info:
+        grey[values == image.info["transparency"]] = 255
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _on_white(image: Image.Image) -> NDArray[np.uint8]:
+    if not image.has_transparency_data:
+        return np.array(image.convert("RGB"))
+    shown = image.convert("RGBA")
+    white = Image.new("RGBA", shown.size, "white")
+    return np.array(Image.alpha_composite(white, shown).convert("RGB"))
 
 
 def _jpeg_size(data: bytes, field: str) -> tuple[int, int]:

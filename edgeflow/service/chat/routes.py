@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import EdgeflowError, Unavailable
+from edgeflow.errors import EdgeflowError, RequestError, Unavailable
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
@@ -27,6 +27,7 @@ from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.outgoing import MAX_UNREAD_BYTES, Outgoing
+from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.errors import error_body
@@ -39,12 +40,26 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A validated request. shape: the format of its answers."""
+    """A validated request."""
 
     caller: Caller
-    message: ChatStart
+    messages: tuple[ChatStart, ...]
+    """One for each prompt."""
     body: ChatBody | CompletionBody
+    wanted: Wanted
+    """The schema of its answers."""
     shape: shapes.Shape
+    """The format of its answers."""
+
+    @property
+    def choices(self) -> range:
+        """The numbers of its answers: those of the first prompt come first."""
+        return range(len(self.messages) * self.body.n)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its pictures."""
+        return sum(len(message.payload) for message in self.messages)
 
 
 class ChatFront:
@@ -91,21 +106,30 @@ class ChatFront:
         text, ready = self.loaded(), self.desk.check()
         slot = text.slot(body.model, body.slot)
         if isinstance(body, ChatBody):
-            prompt = await asyncio.to_thread(text.chat_prompt, body, slot)
+            prompts = [await asyncio.to_thread(text.chat_prompt, body, slot)]
         else:
-            prompt = await asyncio.to_thread(text.text_prompt, body, slot)
-        chat = self._config.chat
-        message = start_message(body, prompt, ready, (chat.max_tokens, chat.max_tokens_limit))
+            prompts = await asyncio.to_thread(text.text_prompts, body, slot)
+        wanted, limits = body.schema_wanted, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
+        messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
         shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
-        return _Asked(caller, message, body, shape_of(request_id, int(time.time()), ready.model, text.tokenizer))
+        shape = shape_of(request_id, int(time.time()), ready.model, text.tokenizer)
+        return _Asked(caller, messages, body, wanted, shape)
 
-    def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice."""
         answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
         body, reader = asked.body, None
         if isinstance(body, ChatBody) and body.offered:
-            reader = CallReader([tool.function.name for tool in body.offered], inside=bool(body.forced))
-        return answering.pieces(of_choice(asked.message, index), body.stops, reader, turn)
+            names = [tool.function.name for tool in body.offered]
+            reader = CallReader(names, inside=bool(body.forced), one=not body.parallel_tool_calls)
+        prompt, number = divmod(index, body.n)
+        message = of_choice(asked.messages[prompt], number)
+        async with contextlib.aclosing(answering.pieces(message, body.stops, reader, turn)) as pieces:
+            try:
+                async for piece in pieces:
+                    yield piece
+            except RequestError as error:
+                raise asked.wanted.named(error) from None
 
 
 def _long_limits(ready: ChatReady) -> dict[str, Any]:
@@ -192,26 +216,26 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Va
 
 async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     choices, dones = [], []
-    async with front.desk.turn(asked.caller, len(asked.message.payload)) as turn:
-        for index in range(asked.body.n):
+    async with front.desk.turn(asked.caller, asked.size) as turn:
+        for index in asked.choices:
             pieces = [piece async for piece in front.pieces(asked, index, turn)]
             dones += [piece.done for piece in pieces if piece.done is not None]
             choices.append(asked.shape.choice(index, pieces))
-    return asked.shape.whole(choices, usage(dones))
+    return asked.shape.whole(choices, usage(dones, asked.body.n))
 
 
 async def _stream(front: ChatFront, asked: _Asked, outgoing: Outgoing) -> None:
     """Put the events of all choices. The turn ends with the last token, or at its limit if the reader stops."""
     dones: list[ChatDone] = []
-    async with front.desk.turn(asked.caller, len(asked.message.payload)) as turn:
-        for index in range(asked.body.n):
+    async with front.desk.turn(asked.caller, asked.size) as turn:
+        for index in asked.choices:
             async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
                 async for chunk in _chunks(asked, index, pieces, dones):
                     if not await outgoing.put(_event(chunk), front.desk.left_s(turn)):
                         raise front.desk.late()
     options = asked.body.stream_options
     if options is not None and options.include_usage:
-        outgoing.add(_event(asked.shape.last(usage(dones))))
+        outgoing.add(_event(asked.shape.last(usage(dones, asked.body.n))))
     outgoing.add("data: [DONE]\n\n")
 
 

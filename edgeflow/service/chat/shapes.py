@@ -10,6 +10,8 @@ from edgeflow.service.chat.answer import Piece, TokenText
 from edgeflow.service.chat.calls import Call
 from edgeflow.text.tokenizer import TextTokenizer
 
+PARTIAL = "bytes:"  # before a part of a character where a token has a text only
+
 
 class Shape(Protocol):
     """The format of one request's answers."""
@@ -41,8 +43,13 @@ class _Head:
             "choices": choices,
         }
 
-    def _text(self, token: int) -> str:
-        return self.tokenizer.decode([token], special=True)
+    def _shown(self, token: int, partial: str = "") -> tuple[str, bytes | None]:
+        """A token's text and bytes. A part of a character is written as `\\xNN` for each byte, after `partial`."""
+        data = self.tokenizer.bytes_of(token)
+        try:
+            return (data or b"").decode(), data
+        except UnicodeDecodeError as error:
+            return partial + "".join(f"\\x{byte:02x}" for byte in error.object), data
 
 
 class ChatShape(_Head):
@@ -91,8 +98,8 @@ class ChatShape(_Head):
         return {**self._alternative(shown.token, shown.logprob), "top_logprobs": top}
 
     def _alternative(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, data = self._shown(token)
+        return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}
 
 
 class TextShape(_Head):
@@ -125,11 +132,19 @@ class TextShape(_Head):
         if not tokens:
             return None
         return {
-            "tokens": [self._text(each.token) for each in tokens],
+            "tokens": [self._shown(each.token, PARTIAL)[0] for each in tokens],
             "token_logprobs": [each.logprob for each in tokens],
-            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in tokens],
+            "top_logprobs": [self._alternatives(each) for each in tokens],
             "text_offset": None,
         }
+
+    def _alternatives(self, shown: TokenText) -> dict[str, float]:
+        """The token and its alternatives by their texts, or by id where two have the same text."""
+        found: dict[str, float] = {}
+        for token, logprob in {shown.token: shown.logprob, **dict(shown.top)}.items():
+            text, _ = self._shown(token, PARTIAL)
+            found[text if text not in found else f"token_id:{token}"] = logprob
+        return found
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
-from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool
+from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool, ToolCall
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.marks import Marks
@@ -33,9 +34,10 @@ MAX_CHARACTERS = 1 << 20  # of any prompt: tokenising takes a second or more
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt. ids: with one placeholder per image. pictures: RGB [H, W, 3], in order."""
+    """A prompt. ids: with one placeholder per image. field: the request's. pictures: RGB [H, W, 3], in order."""
 
     ids: list[int]
+    field: str
     pictures: tuple[NDArray[np.uint8], ...] = ()
 
 
@@ -45,10 +47,12 @@ class ChatText:
     def __init__(self, path: Path, config: ChatConfig, limits: LimitsConfig) -> None:
         values = read_json(path / "config.json")
         vocab = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
-        self.tokenizer = TextTokenizer(path, int(vocab or 0))
+        self._vocab_size = int(vocab or 0)
+        self.tokenizer = TextTokenizer(path, self._vocab_size)
         self._template = ChatTemplate.load(path)
         if self._template is not None:
             self._template.start()
+        self._no_content = _no_content(self._template) if self._template is not None else None
         self._slots: dict[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits
@@ -82,7 +86,7 @@ class ChatText:
         """The tokens of a fixed prefix."""
         if slot.text:
             return self._encode(slot.text, special=True, field="text")
-        return self._render([message.model_dump() for message in slot.messages], answer=False, field="messages")
+        return self._render([message.model_dump() for message in slot.messages], answer=False)
 
     def chat_prompt(self, body: ChatBody, slot: ChatSlot | None) -> PreparedPrompt:
         """The prompt of a slot's own messages followed by the request's, through the checkpoint's template."""
@@ -91,13 +95,25 @@ class ChatText:
         before = [message.model_dump() for message in slot.messages] if slot else []
         messages, pictures = self._plain(body.messages)
         ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
-        return PreparedPrompt(ids, pictures)
+        return PreparedPrompt(ids, "messages", pictures)
 
-    def text_prompt(self, body: CompletionBody, slot: ChatSlot | None) -> PreparedPrompt:
-        """The prompt of a slot's text followed by the request's."""
+    def text_prompts(self, body: CompletionBody, slot: ChatSlot | None) -> list[PreparedPrompt]:
+        """The prompts of a slot's text followed by each text, or by the token ids, of the request."""
         if slot is not None and slot.messages:
             raise InvalidArgument("this slot's prefix is a list of messages: use /v1/chat/completions", field="slot")
-        return PreparedPrompt(self.encode((slot.text if slot else "") + body.prompt))
+        before, prompts = slot.text if slot else "", body.prompts
+        characters = sum(len(before) + len(each) for each in prompts.values() if isinstance(each, str))
+        if characters > MAX_CHARACTERS:
+            raise _too_long(f"has {characters} characters; the limit is {MAX_CHARACTERS}", "prompt")
+        return [PreparedPrompt(self._continued(before, each, field), field) for field, each in prompts.items()]
+
+    def _continued(self, before: str, prompt: str | list[int], field: str) -> list[int]:
+        if isinstance(prompt, str):
+            return self._encode(before + prompt, special=True, field=field)
+        if max(prompt) >= self._vocab_size:
+            why = f"holds token {max(prompt)}; this model's token ids are 0 to {self._vocab_size - 1}"
+            raise InvalidArgument(why, field=field)
+        return [*(self._encode(before, special=True, field="slot") if before else ()), *prompt]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a plain text, with the tokenizer's initial tokens."""
@@ -114,7 +130,7 @@ class ChatText:
         begun: str = "",
         *,
         answer: bool = True,
-        field: str = "prompt",
+        field: str = "messages",
     ) -> list[int]:
         """The token ids of messages, in which special tokens are plain text. begun: the beginning of the answer."""
         template = self._templated()
@@ -152,7 +168,7 @@ class ChatText:
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
         """Messages as templates know them, and their pictures."""
-        self._check_length(sum(map(_characters, messages)), "prompt")
+        self._check_length(sum(map(_characters, messages)), "messages")
         pictures: list[NDArray[np.uint8]] = []
         plain = []
         for index, message in enumerate(messages):
@@ -162,7 +178,10 @@ class ChatText:
                 parts = [self._part(part, f"{where}.{at}", pictures) for at, part in enumerate(content)]
                 only_text = all(part["type"] == "text" for part in parts)
                 content = "".join(part["text"] for part in parts) if only_text else _joined(parts)
-            plain.append({**_outside(message), "content": content or ""})
+            outside = _outside(message)
+            if content is None:
+                content = self._no_content if "tool_calls" in outside else ""
+            plain.append({**outside, "content": content})
         return plain, tuple(pictures)
 
     def _part(self, part: TextPart | ImagePart, field: str, pictures: list[NDArray[np.uint8]]) -> dict[str, str]:
@@ -209,7 +228,22 @@ def _outside(message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     if not isinstance(message, AnswerTurn) or not message.tool_calls:
         return {"role": role}
-    calls = [call.model_dump() for call in message.tool_calls]
-    for call in calls:
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    return {"role": role, "tool_calls": calls}
+    return {"role": role, "tool_calls": [_called(call) for call in message.tool_calls]}
+
+
+def _called(call: ToolCall) -> dict[str, Any]:
+    arguments = json.loads(call.function.arguments)
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _no_content(template: ChatTemplate) -> str | None:
+    """The content of a turn of calls without any: None, as transformers gives it to a template; "" where this template
+    fails on None, or writes it out."""
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {}}}
+    for content in (None, ""):
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        with contextlib.suppress(InvalidArgument):
+            text = template([{"role": "user", "content": "a"}, turn, {"role": "tool", "content": "b"}])
+            if str(None) not in text:
+                return content
+    return None

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from edgeflow.errors import InvalidArgument
 from edgeflow.service.http.bodies import parse_json
@@ -14,22 +26,39 @@ MAX_CALLS = 64
 MAX_ARGUMENTS = 64 << 10  # characters
 MAX_ARGUMENT_VALUES = 4096
 MAX_TOOLS = 64
+KIND = "kind"  # of errors: the value is of none of several permitted kinds; `kind.KEY`: because of this key
+TAG = "\0"  # begins the name of a kind in a path, where a key of the client's may have the same name
+TEXT, LIST = f"{TAG}text", f"{TAG}list"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Schema: TypeAlias = dict[str, Any]
 
 
 class OneUnknownKey(BaseModel):
-    """An object of which only the first unknown key is looked at: the library would describe every one of them."""
+    """An object whose keys are checked one by one: the library would describe every unknown one of them.
+
+    null stands for the default of an optional key, and says nothing under an unknown one.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_key(cls, values: Any) -> Any:
-        """The same values with the first of their unknown keys only."""
+        """The same values without such nulls, and with the first of their unknown keys only."""
         if not isinstance(values, dict):
             return values
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        first = next((key for key in values if key not in known), None)
-        return {key: value for key, value in values.items() if key in known or key == first}
+        known = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
+        given = {key: value for key, value in values.items() if value is not None or known.get(key, False)}
+        first = next((key for key in given if key not in known), None)
+        return {key: value for key, value in given.items() if key in known or key == first}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        made = handler(schema)
+        inner = handler.resolve_ref_schema(made)
+        for name, value in inner.get("properties", {}).items():
+            if name not in inner.get("required", ()):
+                inner["properties"][name] = _or_null(value)
+        inner["additionalProperties"] = {"type": "null"}
+        return made
 
 
 class Body(OneUnknownKey):
@@ -38,14 +67,68 @@ class Body(OneUnknownKey):
     Lists of objects fail fast.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Only:
+    """Marks a field of OpenAI's API that is not served: null and these values, which ask for nothing, are accepted."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": list(self._values)}
+
+    def _check(self, value: Any) -> Any:
+        if not any(type(value) is type(each) and value == each for each in self._values):
+            permitted = ", ".join(json.dumps(each) for each in (None, *self._values))
+            raise PydanticCustomError("unserved", "is not supported; permitted: {permitted}", {"permitted": permitted})
+        return value
+
+
+def by_key(key: str, **kinds: type[BaseModel]) -> Discriminator:
+    """Chooses the type of an object by the value of its key; the types are tagged with `tag_of`."""
+
+    def tag(value: Any) -> str | None:
+        kind = value.get(key) if isinstance(value, dict) else getattr(value, key, None)  # an object, when it is dumped
+        return tag_of(kinds[kind]) if isinstance(kind, str) and kind in kinds else None
+
+    message = f"must be one of: {', '.join(kinds)}"
+    return Discriminator(tag, custom_error_type=f"{KIND}.{key}", custom_error_message=message)
+
+
+def tag_of(kind: type[BaseModel]) -> str:
+    """The tag of a type that `by_key` chooses."""
+    return f"{TAG}{kind.__name__}"
+
+
+def text_or_list(of: str) -> Discriminator:
+    """Chooses between a text (TEXT) and a list (LIST). of: what the list holds."""
+
+    def tag(value: Any) -> str | None:
+        return TEXT if isinstance(value, str) else LIST if isinstance(value, list) else None
+
+    return Discriminator(tag, custom_error_type=KIND, custom_error_message=f"must be a text or a list of {of}")
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema, which null satisfies too."""
+    null = {"type": "null"}
+    if null in schema.get("anyOf", ()):
+        return schema
+    outside: dict[str, Any] = {key: schema[key] for key in ("default", "description", "title") if key in schema}
+    inside = {key: value for key, value in schema.items() if key not in outside}
+    return {"anyOf": [inside, null], **outside}
 
 
 class ImageUrl(Body):
     """An image as `data:image/jpeg;base64,…` or png; other URLs are not fetched."""
 
     url: str
-    detail: Literal["auto", "low", "high"] = "auto"
+    detail: Literal["auto", "low", "high", "original"] = "auto"
 
 
 class TextPart(Body):
@@ -67,6 +150,8 @@ class Called(Body):
 
     name: Name
     arguments: str
+    parsed_arguments: Any = None
+    """Ignored; the openai package adds it to calls that it parsed."""
 
     @field_validator("arguments")
     @classmethod
@@ -88,10 +173,19 @@ class ToolCall(Body):
     id: str = Field(max_length=64)
     type: Literal["function"] = "function"
     function: Called
+    index: int | None = None
+    """Ignored; calls in a stream have it."""
 
 
-Part: TypeAlias = Annotated[TextPart | ImagePart, Field(discriminator="type")]
-Content: TypeAlias = str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)]
+Part: TypeAlias = Annotated[
+    Annotated[TextPart, Tag(tag_of(TextPart))] | Annotated[ImagePart, Tag(tag_of(ImagePart))],
+    by_key("type", text=TextPart, image_url=ImagePart),
+]
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag(TEXT)]
+    | Annotated[Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)], Tag(LIST)],
+    text_or_list("parts"),
+]
 
 
 class _Turn(Body):
@@ -110,8 +204,11 @@ class AnswerTurn(_Turn):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, min_length=1, max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     refusal: str | None = None
+    annotations: Annotated[Any, Only([])] = None
+    parsed: Any = None
+    """Ignored; the openai package adds it to answers that it parsed."""
 
 
 class ToolTurn(_Turn):
@@ -122,7 +219,12 @@ class ToolTurn(_Turn):
     tool_call_id: str = Field(max_length=64)
 
 
-Message: TypeAlias = Annotated[AskingTurn | AnswerTurn | ToolTurn, Field(discriminator="role")]
+Message: TypeAlias = Annotated[
+    Annotated[AskingTurn, Tag(tag_of(AskingTurn))]
+    | Annotated[AnswerTurn, Tag(tag_of(AnswerTurn))]
+    | Annotated[ToolTurn, Tag(tag_of(ToolTurn))],
+    by_key("role", system=AskingTurn, developer=AskingTurn, user=AskingTurn, assistant=AnswerTurn, tool=ToolTurn),
+]
 
 
 class Function(Body):
@@ -174,4 +276,7 @@ class SchemaFormat(Body):
     json_schema: SchemaOf
 
 
-ResponseFormat: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+ResponseFormat: TypeAlias = Annotated[
+    Annotated[PlainFormat, Tag(tag_of(PlainFormat))] | Annotated[SchemaFormat, Tag(tag_of(SchemaFormat))],
+    by_key("type", text=PlainFormat, json_object=PlainFormat, json_schema=SchemaFormat),
+]

@@ -12,13 +12,14 @@ from pydantic import BaseModel
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, PAGE_PARTS, TITLE, Endpoint
+from edgeflow.service.gateway.endpoint import DOCS, MODEL, OPENAPI, PAGE_PARTS, TITLE, Endpoint
 from edgeflow.service.http.schema import (
     ACT_BODY,
     ACT_FAILURES,
     CHECK_FAILED,
     ActAnswer,
     ErrorAnswer,
+    ModelAnswer,
     ModelsAnswer,
     StateAnswer,
 )
@@ -39,6 +40,7 @@ _WHY = {
 FAILURES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": why} for status, why in _WHY.items()
 }
+NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ErrorAnswer, "description": "unknown model"}}
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}},
     **FAILURES,
@@ -57,8 +59,6 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
     if isinstance(value, dict):
         if "$ref" in value:
             return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
-        if "mapping" in value and "propertyName" in value:
-            return {"propertyName": value["propertyName"]}
         return {key: _inlined(inner, definitions) for key, inner in value.items()}
     return [_inlined(inner, definitions) for inner in value] if isinstance(value, list) else value
 
@@ -72,6 +72,7 @@ def _described() -> dict[tuple[str, str], dict[str, Any]]:
         ("POST", "/v1/act"): {"response_model": ActAnswer, "responses": ACT_FAILURES, "openapi_extra": ACT_BODY},
         ("GET", "/metrics"): {"response_class": PlainTextResponse},
         ("GET", "/v1/models"): {"response_model": ModelsAnswer},
+        ("GET", MODEL): {"response_model": ModelAnswer, "responses": NO_MODEL},
         ("POST", "/v1/chat/completions"): {"responses": ANSWERS, "openapi_extra": body_of(ChatBody)},
         ("POST", "/v1/completions"): {"responses": ANSWERS, "openapi_extra": body_of(CompletionBody)},
         ("POST", "/tokenize"): {"responses": FAILURES, "openapi_extra": body_of(TokenizeBody)},
@@ -114,6 +115,9 @@ def _handler(endpoint: Endpoint) -> Any:
     if "{slot}" in endpoint.path:
 
         async def handler(slot: str) -> None: ...
+    elif "{name" in endpoint.path:
+
+        async def handler(name: str) -> None: ...  # type: ignore[misc]
     else:
 
         async def handler() -> None: ...  # type: ignore[misc]

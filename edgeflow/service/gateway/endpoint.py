@@ -16,6 +16,7 @@ PAGE_PARTS = {
     "favicon.png": "image/png",
 }
 """Script, style and icon of the page at DOCS, with their media types."""
+MODEL = "/v1/models/{name:path}"  # names have slashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import time
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -65,13 +66,15 @@ class Gateway(ServingChild):
         self._in_flight = InFlight()
         self._texts: dict[str, str] = {}
         self._models: dict[str, list[dict[str, Any]]] = {}
+        self._created_s = int(time.time())  # of all models: OpenAI's clients want a number
         self._http: HttpServer | None = None
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of /v1/models, from the last snapshots; the chat front is asked while it has shown none."""
         if self._chat is not None and not self._models.get("chat"):
             await self._ask_chat(self._chat)
-        return [*self._models.get("control", []), *self._models.get("chat", [])]
+        entries = [*self._models.get("control", []), *self._models.get("chat", [])]
+        return [{"created": self._created_s, **entry} for entry in entries]
 
     def metrics_text(self) -> str:
         """The metrics of all processes."""

@@ -14,12 +14,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from edgeflow.config import ServiceConfig, is_loopback
-from edgeflow.errors import Unavailable
+from edgeflow.errors import NotFound, Unavailable
 from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
-from edgeflow.service.gateway.endpoint import DOCS, OPENAPI, PAGE_PARTS, Endpoint
+from edgeflow.service.gateway.endpoint import DOCS, MODEL, OPENAPI, PAGE_PARTS, Endpoint
 from edgeflow.service.gateway.pace import Pace
 from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.answers import CALLER
@@ -27,6 +27,7 @@ from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.errors import framework_error
 
 PREFIXES = "/admin/v1/prefixes"
+MAX_NAME = 100  # characters of a name that an answer repeats
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -82,11 +83,21 @@ def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
         """List the policy and, where chat is served, the chat model under each of its names."""
         return JSONResponse({"object": "list", "data": await shown.models()})
 
+    async def model(request: Request) -> Response:
+        """Describe one model: an entry of the list."""
+        entries = {entry["id"]: entry for entry in await shown.models()}
+        name = request.path_params["name"]
+        if name not in entries:
+            known = ", ".join(entries) or "none yet"
+            raise NotFound(f"unknown model {name[:MAX_NAME]!r}; known: {known}", field="model")
+        return JSONResponse(entries[name])
+
     checks = {"/live": healthz, "/healthz": healthz, "/ready": readyz, "/readyz": readyz}
     return [
         *(Endpoint("GET", path, handler) for path, handler in checks.items()),
         Endpoint("GET", "/metrics", show_metrics),
         Endpoint("GET", "/v1/models", models),
+        Endpoint("GET", MODEL, model),
     ]
 
 

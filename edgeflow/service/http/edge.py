@@ -19,9 +19,10 @@ MAX_HEADER_BYTES = 16 << 10
 ANY_HOST = Hosts()
 OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
 ADMIN_PATH = "/admin/"
+MODELS = "/v1/models"
 ROLES: dict[str, frozenset[Role]] = {
     "/v1/act": CONTROL,
-    "/v1/models": ANY,
+    MODELS: ANY,
     "/v1/chat/completions": CHAT,
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
@@ -86,9 +87,9 @@ class Edge(Answers):
                     field="peer",
                     reason=Reason.NOT_LOOPBACK,
                 )
-            return self._guard.check(shown, ROLES.get(path, ADMIN), peer)
+            return self._guard.check(shown, ROLES.get(listed(path), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(path if path in ROLES else "unknown", peer, error)
+            self._guard.refused(listed(path), peer, error)
             raise
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
@@ -115,3 +116,9 @@ class Edge(Answers):
         return BodyTooLarge(
             f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
         )
+
+
+def listed(path: str) -> str:
+    """The path in ROLES that a path belongs to; "unknown" for another."""
+    known = MODELS if path.startswith(f"{MODELS}/") else path
+    return known if known in ROLES else "unknown"

@@ -113,6 +113,7 @@ class ModelAnswer(BaseModel):
 
     id: str
     object: str
+    created: int
     owned_by: str
 
 

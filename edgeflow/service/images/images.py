@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
+from edgeflow.service.images.exif import UPRIGHT
 from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 
@@ -28,13 +29,19 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
             field=field,
             reason=Reason.IMAGE_WRONG_SIZE,
         )
+    if header.orientation != UPRIGHT:
+        raise InvalidArgument(
+            f"has EXIF orientation {header.orientation}; only 1 (upright) is supported, since a policy sees pixels as "
+            "they are stored: turn the pixels, or remove the metadata",
+            field=field,
+            reason=Reason.IMAGE_WRONG_FORMAT,
+        )
 
 
 def decode_jpeg(data: bytes, camera: CameraSpec, field: str, memory: memoryview | None = None) -> Pixels:
     """Decode a JPEG that passed `check_image` to RGB [height, width, 3], without holding the interpreter lock.
 
-    memory: to decode into, of the image's size; None = new memory. An orientation in the metadata is ignored: rows and
-    columns stay those of the sensor.
+    memory: to decode into, of the image's size; None = new memory.
     """
     try:
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="RGB", buffer=memory)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from edgeflow.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow.reasons import Reason
+from edgeflow.service.images.exif import PREFIX, UPRIGHT, orientation
 
 MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all coefficients
 MAX_SEGMENTS = 256
-_END, _SCAN = 0xD9, 0xDA
+_END, _SCAN, _EXIF = 0xD9, 0xDA, 0xE1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
 _REFUSED = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
@@ -37,6 +38,7 @@ class JpegHeader:
     height: int
     components: int
     scans: int
+    orientation: int
 
 
 def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
@@ -56,6 +58,7 @@ class _Walk:
         self._position = 2
         self._size: tuple[int, int, int] | None = None  # width, height, components
         self._scans = 0
+        self._orientation: int | None = None
 
     def run(self) -> JpegHeader:
         for _ in range(MAX_SEGMENTS):
@@ -94,6 +97,8 @@ class _Walk:
             self._frame(body)
         elif marker == _SCAN:
             self._scan()
+        elif marker == _EXIF and self._orientation is None and body.startswith(PREFIX):
+            self._orientation = orientation(body)
 
     def _frame(self, body: bytes) -> None:
         """Read a frame header: precision, height, width, number of components, three bytes per component."""
@@ -128,7 +133,7 @@ class _Walk:
             raise self._broken("no pixels")
         if not self._more and not _PADDING.fullmatch(self._data, self._position):
             raise _refuse("has data after the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
-        return JpegHeader(*self._size, self._scans)
+        return JpegHeader(*self._size, self._scans, self._orientation or UPRIGHT)
 
     def _byte(self, position: int) -> int:
         if position >= len(self._data):

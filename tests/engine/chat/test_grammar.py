@@ -128,8 +128,24 @@ def test_an_answer_may_be_cut_by_its_length(model: ChatModel, grammars: Grammars
 def test_a_schema_that_cannot_be_is_refused_with_the_reason(grammars: Grammars, schema: Any):
     with pytest.raises(InvalidArgument) as caught:
         compiled(grammars, schema)
-    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert (caught.value.field, caught.value.reason) == ("schema", "SCHEMA")
     assert 10 < len(caught.value.text) < 250
+
+
+def test_the_alternative_that_cannot_be_is_named(grammars: Grammars):
+    strange = {"$ref": "#/$defs/strange"}
+    schema = {
+        "$defs": {"strange": {"if": {}}},
+        "anyOf": [{"type": "string"}, {"type": "object", "items": strange}, strange],
+    }
+    with pytest.raises(InvalidArgument, match="Unimplemented keys") as caught:
+        grammars.compile(json.dumps(schema)).result(timeout=30)
+    assert caught.value.field in ("schema.1", "schema.2") and caught.value.text.count("schema.") == 1
+    assert grammars.compile('{"type": "string"}').result(timeout=30)
+    for others in ([], [5], 5, [{"if": {}}], {"a": 1}):
+        with pytest.raises(InvalidArgument) as caught:
+            grammars.compile(json.dumps({"anyOf": others, "not": {}})).result(timeout=30)
+        assert caught.value.field.partition(".")[0] == "schema"
 
 
 def test_what_is_no_json_is_refused(grammars: Grammars):
@@ -194,7 +210,7 @@ def test_what_compiles_for_too_long_is_killed_and_the_next_schema_is_compiled(
     monkeypatch.setattr(grammar_module, "PATIENCE_S", 0.5)
     with pytest.raises(InvalidArgument, match=r"takes longer than 0\.5 s") as caught:
         compiled(grammars, PRODUCT)
-    assert (caught.value.field, caught.value.reason) == ("response_format", "SCHEMA")
+    assert (caught.value.field, caught.value.reason) == ("schema", "SCHEMA")
     assert process.returncode == -9, "killed, not left to work"
     monkeypatch.undo()
     assert compiled(grammars, {"const": 1}).allowed().any()

@@ -69,7 +69,11 @@ FEW = {
     "numbers as messages": (TokenizeBody, {"messages": [1] * MANY}, "messages.0"),
     "unknown keys": (ChatBody, {"messages": [TURN], **KEYS}, "key 0"),
     "unknown keys of a message": (ChatBody, turn(**KEYS), "messages.0.key 0"),
-    "unknown keys of a part": (ChatBody, turn(content=[{"type": "text", "text": "", **KEYS}]), "messages.0.content.0"),
+    "unknown keys of a part": (
+        ChatBody,
+        turn(content=[{"type": "text", "text": "", **KEYS}]),
+        "messages.0.content.0.key 0",
+    ),
     "unknown options": (CompletionBody, {"prompt": "x", "stream_options": KEYS}, "stream_options.key 0"),
     "unknown keys of a prefix": (PrefixBody, turn(**KEYS), "messages.0.key 0"),
     "empty calls": (ChatBody, answered(*[{}] * MANY), "messages.0.tool_calls.0"),

@@ -72,11 +72,14 @@ async def test_the_longest_prompt_passes_whole_and_a_longer_one_is_refused_with_
             assert answer.status_code == 200 and answer.json()["usage"]["prompt_tokens"] == length
         assert [len(ids) for ids in made.prompts()] == [LENGTH - 1, LENGTH]
         for length in (LENGTH + 1, LENGTH * 2, LENGTH * 32, LENGTH * 32 + 1):
-            for path, body in ((TEXT, {"prompt": "a" * length}), (CHAT, _turn("a" * length))):
+            for path, field, body in (
+                (TEXT, "prompt", {"prompt": "a" * length}),
+                (CHAT, "messages", _turn("a" * length)),
+            ):
                 refused = await http.post(path, json=body)
                 assert refused.status_code == 400
                 error = refused.json()["error"]
-                assert error["param"] == "prompt" and str(LENGTH) in error["message"], error
+                assert error["param"] == field and str(LENGTH) in error["message"], error
         assert len(made.prompts()) == 2, "nothing of the refused ones reached the worker"
 
 

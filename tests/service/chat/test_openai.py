@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import openai
@@ -120,3 +121,76 @@ async def test_a_client_that_tries_again_gets_its_answer(text_model: Loaded):
         await eventually(lambda: served.metric("edgeflow_chat_refused_total", reason="QUEUE_FULL") > 0)
         served.script.gate.release()
         assert (await asking).usage.completion_tokens == 1
+
+
+async def test_a_model_by_its_name(text_model: Loaded):
+    slots = [{"id": "arm", "messages": [{"role": "system", "content": "you watch an arm"}]}]
+    async with (
+        chatting(text_model, chat__alias="org/small", chat__slots=slots) as (http, served),
+        official(served) as client,
+    ):
+        names = await models_of(http, 3)
+        assert names == ["demo", "org/small", "org/small:arm"]
+        for name in names:
+            found = await client.models.retrieve(name)
+            assert (found.id, found.object, abs(found.created - time.time()) < 600) == (name, "model", True)
+        assert (await http.get("/v1/models/org/small")).json() == (await http.get("/v1/models")).json()["data"][1]
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.models.retrieve("org")
+        assert (caught.value.param, caught.value.type) == ("model", "invalid_request_error")
+        assert "unknown model 'org'; known: demo, org/small, org/small:arm" in caught.value.message
+        for path in ("/v1/models/", "/v1/models/%00", "/v1/models/..%2F..", "/v1/models/" + "x" * 1000):
+            answer = await http.get(path)
+            assert answer.status_code == 404 and len(answer.text) < 500, path
+
+
+async def test_several_prompts_are_answered_as_each_alone(text_model: Loaded):
+    tokens = text_model.chat.tokenizer.encode("red is", special=True)
+    asked = {"model": "small", "max_tokens": 6, "temperature": 1.0, "seed": 5, "n": 2}
+    async with chatting(text_model) as (_, served), official(served) as client:
+        create = client.completions.create
+        alone = [await create(prompt=each, **asked) for each in ("blue is", "red is")]
+        texts = [choice.text for each in alone for choice in each.choices]
+        assert len(set(texts)) == 4
+        for prompt in (["blue is", "red is"], [text_model.chat.tokenizer.encode("blue is", special=True), tokens]):
+            both = await create(prompt=prompt, **asked)
+            assert [(choice.index, choice.text) for choice in both.choices] == list(enumerate(texts))
+            counts = [sum(getattr(each.usage, name) for each in alone) for name in ("prompt_tokens", "total_tokens")]
+            assert [both.usage.prompt_tokens, both.usage.total_tokens] == counts
+        assert [each.text for each in (await create(prompt=tokens, **asked)).choices] == texts[2:]
+        told = ["", "", "", ""]
+        async for chunk in await create(prompt=["blue is", "red is"], stream=True, **asked):
+            told[chunk.choices[0].index] += chunk.choices[0].text
+        assert told == texts
+
+
+async def test_a_prompt_that_does_not_fit_is_named(text_model: Loaded):
+    slots = [{"id": "note", "text": "the arm is at rest and "}]
+    async with chatting(text_model, chat__slots=slots) as (_, served), official(served) as client:
+        create, size = client.completions.create, text_model.chat.config.vocab_size
+        for prompt, field in (
+            (["a", "b" * 300], "prompt.1"),
+            ([[1], [2] * 300], "prompt.1"),
+            ([2] * 300, "prompt"),
+            ([[1], [1, size]], "prompt.1"),
+            (["x" * 600_000, "y" * 600_000], "prompt"),
+        ):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await create(model="small", prompt=prompt)
+            assert caught.value.param == field, caught.value
+        assert served.script.gate.steps == 0, "nothing of them was computed"
+        tokens = text_model.chat.tokenizer.encode("red", special=False)
+        whole, asked = await create(model="small", prompt=slots[0]["text"] + "red", max_tokens=4), {"max_tokens": 4}
+        found = await create(model="small:note", prompt=tokens, **asked)
+        assert (found.choices[0].text, found.usage.prompt_tokens) == (whole.choices[0].text, whole.usage.prompt_tokens)
+
+
+async def test_answers_of_the_client_can_be_sent_back(text_model: Loaded):
+    async with chatting(text_model) as (_, served), official(served) as client:
+        create = client.chat.completions.create
+        message = (await create(model="small", messages=TURNS, max_tokens=2)).choices[0].message
+        for back in (message, message.model_dump()):
+            again = await create(
+                model="small", messages=[*TURNS, back, *TURNS], max_tokens=2, n=None, stop=None, seed=None
+            )
+            assert again.usage.completion_tokens == 2

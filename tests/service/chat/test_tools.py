@@ -11,11 +11,12 @@ import pytest
 from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.body import ChatBody, parse
 from edgeflow.service.chat.calls import CallReader
-from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES, call_schema, checked
+from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES, call_schema
 from edgeflow.text.chat_template import ChatTemplate
 from tests.chat_checkpoint import TEMPLATE
 from tests.service.chat.test_answers import ASKED, CHAT, streamed
 from tests.service.chat.test_openai import official
+from tests.service.chat.test_schemas import schema_of, tool_of
 from tests.service.chat.workers import Loaded, chatting
 
 SHORT = {"type": "string", "maxLength": 4}
@@ -95,6 +96,38 @@ async def test_a_tool_that_must_be_called_is_called(tool_model: Loaded, choice: 
         assert cut.choices[0].finish_reason == "length" and not cut.choices[0].message.tool_calls
 
 
+async def test_any_tool_can_be_forced_and_an_error_names_the_one_that_cannot(tool_model: Loaded):
+    """No schema at all, references under the names of keywords, formats; and what the library cannot follow."""
+    colour = {
+        "$defs": {"C": {"enum": ["red"]}},
+        "properties": {"default": {"$ref": "#/$defs/C"}},
+        "required": ["default"],
+    }
+    secret = {"properties": {"key": {"type": "string", "format": "password", "maxLength": 2}}, "required": ["key"]}
+    strange = {"required": [], "if": {}, "then": {}}
+    asked = {**ASKED, "max_tokens": 150, "seed": 2, "tool_choice": "required"}
+
+    def tools(*schemas: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "f", "parameters": each}} for each in schemas]
+
+    async with chatting(tool_model, chat__capacity=400) as (http, _):
+        for schema, name in (({"required": []}, None), (colour, "default"), (secret, "key")):
+            answer = (
+                await http.post(CHAT, json={**asked, "tools": tools({**schema, "additionalProperties": False})})
+            ).json()
+            (call,) = answer["choices"][0]["message"]["tool_calls"]
+            arguments = json.loads(call["function"]["arguments"])
+            assert list(arguments) == ([name] if name else [])
+        for schemas, field in (
+            ((strange,), 0),
+            ((colour, strange, secret), 1),
+            (({"type": "string", "required": []},), 0),
+        ):
+            error = (await http.post(CHAT, json={**asked, "tools": tools(*schemas)})).json()["error"]
+            assert (error["param"], error["code"]) == (f"tools.{field}.function.parameters", "INVALID_ARGUMENT"), error
+            assert error["message"].startswith(f"{error['param']}: ") and error["message"].count("tools.") == 1
+
+
 async def test_tools_reach_the_template_and_so_do_calls_and_their_results(tool_model: Loaded):
     call = {"id": "call_1", "type": "function", "function": {"name": "move", "arguments": '{"x": 3}'}}
     turns = [
@@ -128,13 +161,13 @@ async def test_a_model_whose_template_takes_no_tools_says_so(text_model: Loaded)
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"tools": []}, "tools"),
         ({"tools": [MOVE] * 65}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0.type"),
-        ({"tools": [MOVE], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, ""),
-        ({"tool_choice": "required"}, ""),
-        ({"tools": [MOVE], "response_format": {"type": "json_object"}}, ""),
+        ({"tools": [MOVE], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [MOVE], "response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "regex", "regex": "a"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         (
@@ -174,12 +207,16 @@ def test_tools_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], f
 )
 def test_schemas_with_more_than_they_may_have(schema: dict[str, Any]):
     with pytest.raises(InvalidArgument) as caught:
-        checked(schema, "here")
-    assert caught.value.field == "here"
+        schema_of(schema)
+    assert caught.value.field == "response_format.json_schema.schema"
+    with pytest.raises(InvalidArgument) as caught:
+        call_schema({2: tool_of(schema)})
+    assert caught.value.field == "tools.2.function.parameters"
 
 
 def test_names_and_data_are_no_keywords():
-    checked({"properties": {"pattern": {"type": "string"}}, "default": {"pattern": "a"}, "enum": [{"pattern": 1}]}, "x")
+    properties = {"pattern": {"type": "string"}}
+    schema_of({"properties": properties, "default": {"pattern": "a"}, "enum": [{"pattern": 1}]})
 
 
 def test_definitions_of_tools_keep_apart():
@@ -195,9 +232,9 @@ def test_definitions_of_tools_keep_apart():
             }
         ).encode(),
     )
-    schema = json.loads(call_schema(body.forced))
-    assert set(schema["$defs"]) == {"t0.P", "t0.", "t1.P", "t1."}
-    assert schema["$defs"]["t1."]["properties"] == {"p": {"$ref": "#/$defs/t1.P"}, "q": {"$ref": "#/$defs/t1."}}
+    schema = json.loads(call_schema(body.forced).text)
+    assert set(schema["$defs"]) == {"t0.$defs.P", "t0", "t1.$defs.P", "t1"}
+    assert schema["$defs"]["t1"]["properties"] == {"p": {"$ref": "#/$defs/t1.$defs.P"}, "q": {"$ref": "#/$defs/t1"}}
 
 
 CALL = '{"name": "move", "arguments": {"x": 1}}'
@@ -229,6 +266,17 @@ def test_calls_are_found_in_any_pieces(text: str, plain: str | None, names: list
     assert "".join(each.text for each in found) == (text if plain is None else plain)
     assert [call.name for call in calls] == names and [call.index for call in calls] == list(range(len(names)))
     assert all(json.loads(call.arguments) == {"x": 1} for call in calls)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_what_follows_the_first_call_is_dropped_where_one_is_asked_for(size: int):
+    text = f"I go. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>!"
+    reader = CallReader(["move"], inside=False, one=True)
+    found = [reader.push(text[at : at + size]) for at in range(0, len(text), size)]
+    assert reader.complete
+    found.append(reader.finish())
+    assert "".join(each.text for each in found) == "I go. "
+    assert [call.name for each in found for call in each.calls] == ["move"]
 
 
 def test_a_call_that_the_prompt_began():

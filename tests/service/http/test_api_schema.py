@@ -23,6 +23,7 @@ OPERATIONS = {
     "GET /readyz",
     "GET /metrics",
     "GET /v1/models",
+    "GET /v1/models/{name}",
     "POST /v1/act",
 }
 OF_CHAT = {  # where a chat model is tested

@@ -16,6 +16,7 @@ from edgeflow.types import Pace, Speculation
 from tests.service.harness import HEIGHT, JPEG, WIDTH, scraped, serving
 from tests.service.scripted import Script
 
+TURNED = bytes.fromhex("ffe1001e457869660000 4d4d002a00000008 0001 011200030000000100060000")  # EXIF orientation 6
 JSON_BODY = {"image": base64.b64encode(JPEG).decode(), "instruction": "grasp the red handle"}
 
 
@@ -51,6 +52,12 @@ async def test_msgpack_in_msgpack_out(checkpoint):
     [
         ({"image": "not base64!"}, 400, "INVALID_ARGUMENT", "image"),
         ({"image": base64.b64encode(b"text").decode()}, 400, "INVALID_ARGUMENT", "image"),
+        (
+            {"image": base64.b64encode(JPEG[:2] + TURNED + JPEG[2:]).decode()},
+            400,
+            "INVALID_ARGUMENT",
+            "frame.images[0].data",
+        ),
         ({"instruction": ""}, 400, "INVALID_ARGUMENT", "open.instruction"),
         ({"instruction": "\ud800"}, 400, "INVALID_ARGUMENT", "instruction"),
         ({"proprio": {"\ud800": 1.0}}, 400, "INVALID_ARGUMENT", "proprio"),

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from edgeflow.errors import RequestError
+from edgeflow.service.images.exif import orientation
 from edgeflow.service.images.images import check_image, decode_jpeg
 from edgeflow.service.images.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, read_jpeg
 from edgeflow.types import CameraSpec, ImageFormat
@@ -55,7 +56,7 @@ def test_what_cameras_send_passes_and_decodes(mode: str, progressive: bool):
 
 @pytest.mark.parametrize("padding", [b"", b"\x00" * 512, b"\xff" * 512])
 def test_padding_of_a_camera_s_buffer_passes(padding: bytes):
-    assert read_jpeg(JPEG + padding, "image") == JpegHeader(WIDTH, HEIGHT, 3, 1)
+    assert read_jpeg(JPEG + padding, "image") == JpegHeader(WIDTH, HEIGHT, 3, 1, 1)
     assert decode_jpeg(JPEG + padding, CAMERA, "image").shape == (HEIGHT, WIDTH, 3)
 
 
@@ -65,12 +66,42 @@ def test_fill_bytes_before_a_marker_pass():
     assert np.array_equal(decode_jpeg(data, CAMERA, "image"), decode_jpeg(JPEG, CAMERA, "image"))
 
 
-def test_an_orientation_is_ignored():
+@pytest.mark.parametrize("value", range(10))
+def test_a_picture_that_is_stored_turned_is_refused(value: int):
+    """A policy would see it turned; whoever looks at the file would not."""
     exif = Image.Exif()
-    exif[0x0112] = 6
-    turned, plain = saved(exif=exif), saved()
-    assert len(turned) > len(plain)
-    assert np.array_equal(decode_jpeg(turned, CAMERA, "image"), decode_jpeg(plain, CAMERA, "image"))
+    exif[0x0110], exif[0x0112] = "a camera", value
+    data = saved(exif=exif)
+    assert read_jpeg(data, "image").orientation == (value if 2 <= value <= 8 else 1)
+    if 2 <= value <= 8:
+        with pytest.raises(RequestError, match=f"has EXIF orientation {value}; only 1"):
+            check_image(data, CAMERA, "image")
+    else:
+        check_image(data, CAMERA, "image")
+
+
+ENTRY = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("tiff", "found"),
+    [
+        (b"MM\0*" + struct.pack(">IH", 8, 1) + ENTRY, 6),
+        (b"II*\0" + struct.pack("<IHHHII", 8, 1, 0x0112, 4, 1, 8), 8),
+        (b"MM\0*" + struct.pack(">IH", 8, 65535) + ENTRY, 6),
+        (b"MM\0*" + struct.pack(">IH", 8, 0) + ENTRY, 1),
+        (b"MM\0*" + struct.pack(">IH", 8, 1) + ENTRY[:-1], 1),
+        (b"MM\0*" + struct.pack(">IH", 8, 1) + ENTRY.replace(b"\0\3", b"\0\2", 1), 1),
+        (b"MM\0*" + struct.pack(">I", 8), 1),
+        (b"MM\0*" + struct.pack(">I", 0xFFFFFFFF) + ENTRY, 1),
+        (b"MM\0*\0\0", 1),
+        (b"MM\0*", 1),
+        (b"", 1),
+        (b"XX" + bytes(100), 1),
+    ],
+)
+def test_metadata_that_is_broken_says_nothing(tiff: bytes, found: int):
+    assert orientation(b"Exif\0\0" + tiff) == orientation(tiff) == found
 
 
 REFUSED = {
