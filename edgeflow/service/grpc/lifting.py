@@ -29,7 +29,7 @@ class Lifted(NamedTuple):
 
 
 class _UnusualError(Exception):
-    """The bytes are no message, or one that no encoder writes."""
+    """The bytes are broken, or a message such as no encoder writes."""
 
 
 def lift_images(data: bytes) -> Lifted | None:

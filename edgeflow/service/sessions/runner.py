@@ -18,7 +18,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import pace_text, served_mode
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
-from edgeflow.service.observation.pixels import decode_frame
+from edgeflow.service.observation.pixels import decode_frame, raw_pixels
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
@@ -204,8 +204,9 @@ class SessionRunner:
             self._turn = asyncio.get_running_loop().call_later((turn_ns - now_ns) / 1e9, self.pump)
 
     def _decode(self, frame: CheckedFrame) -> None:
-        if frame.pixels is not None:
-            self.session.decoded(frame.pixels, frame.decode_ns)
+        pixels = raw_pixels(frame, self.session.request) if frame.pixels is None else frame.pixels
+        if pixels is not None:
+            self.session.decoded(pixels, frame.decode_ns)
             self.pump()
             return
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What the pixels of a raw frame cost control's loop: processor time of its thread alone, in copies of those pixels."""
+"""The cost of a raw frame's pixels to control's loop: processor time of its thread, in copies of those pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, open_messa
 
 RAW = bytes(range(256)) * (640 * 480 * 3 // 256)
 FRAMES = 25
-MOST_COPIES = 15  # gRPC makes three, the socket to the worker one; each is the first use of new memory, or nearly
+MOST_COPIES = 8  # gRPC makes three, and the socket to the worker one
 
 
 class ThreadRobot:
@@ -57,7 +57,7 @@ async def test_a_raw_frame_costs_control_s_loop_few_copies_of_its_pixels(checkpo
     small = pb.Camera(name="a", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG)
     raw = pb.Camera(name="a", width=640, height=480, format=pb.IMAGE_FORMAT_RGB8)
     loop = asyncio.get_running_loop()
-    least: dict[str, int] = {}
+    least = []
     async with serving(checkpoint) as served:
         with grpc.insecure_channel(served.service.status.grpc_address) as channel:
             for camera, data in ((small, JPEG), (raw, RAW)):
@@ -68,7 +68,6 @@ async def test_a_raw_frame_costs_control_s_loop_few_copies_of_its_pixels(checkpo
                     await loop.run_in_executor(None, robot.act)
                     took.append(time.thread_time_ns() - started)
                 await loop.run_in_executor(None, robot.end)
-                least[camera.name + str(camera.format)] = min(took)
-    print(least, copy_ns())
-    jpeg_ns, raw_ns = least.values()
+                least.append(min(took))
+    jpeg_ns, raw_ns = least
     assert raw_ns - jpeg_ns < MOST_COPIES * copy_ns()
