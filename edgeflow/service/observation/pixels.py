@@ -14,7 +14,7 @@ from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 
 
 def raw_pixels(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...] | None:
-    """The pixels of a frame that needs no work: it has no checksum, and the policy takes raw images alone. Else None."""
+    """The pixels of a frame without a checksum, of which the policy takes raw images alone; None for other frames."""
     if frame.crc32c is not None or any(camera.format is not ImageFormat.RGB8 for camera in opened.policy_cameras):
         return None
     return decode_frame(frame, opened)
