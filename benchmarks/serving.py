@@ -28,6 +28,10 @@ class Serving:
     http: str
     pid: int
 
+    def loop_ns(self) -> int:
+        """Processor time of control's event loop so far, without its other threads."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/schedstat").read_text().split()[0])
+
     def resident_bytes(self) -> dict[str, int]:
         """Resident memory of the front, and of all its descendants."""
         return {"front": _resident(self.pid), "worker": sum(_resident(pid) for pid in _below(self.pid))}

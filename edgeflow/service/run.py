@@ -11,7 +11,14 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.errors import WorkerError
 from edgeflow.service.app import Announce, Service
-from edgeflow.service.host.process import clear_ready_file, new_loop, no_core_dumps, stop_signal, write_ready_file
+from edgeflow.service.host.process import (
+    clear_ready_file,
+    keep_freed_memory,
+    new_loop,
+    no_core_dumps,
+    stop_signal,
+    write_ready_file,
+)
 from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.worker.process import Launch
 
@@ -35,6 +42,7 @@ def run_service(
     if ready_file is not None:
         clear_ready_file(ready_file)
     no_core_dumps()
+    keep_freed_memory()
     events = EventLog(MonotonicClock(), log or sys.stderr)
     loop = new_loop()
     asyncio.set_event_loop(loop)

@@ -142,7 +142,7 @@ def problem(kind: Kind, data: bytes, answer: pb.ServerMessage) -> str:
 def _number(reason: str, data: bytes) -> int:
     """The frame number that a refusal must name: 0 where none could be read."""
     parsed = parse_client_message(data)
-    return 0 if reason in NO_NUMBER or isinstance(parsed, Unparsable) else parsed.frame.seq
+    return 0 if reason in NO_NUMBER or isinstance(parsed, Unparsable) else parsed.message.frame.seq
 
 
 def _is_refusal(message: pb.ServerMessage) -> bool:

@@ -35,14 +35,15 @@ Target = Callable[[bytes], None]
 
 def parser(data: bytes) -> None:
     """A stream message, as the service reads and checks it."""
-    message = parse_client_message(data)
-    if isinstance(message, Unparsable):
+    received = parse_client_message(data)
+    if isinstance(received, Unparsable):
         return
+    message = received.message
     with contextlib.suppress(RequestError):
         refuse_unknown_fields(message, "message")
     with contextlib.suppress(RequestError):
         if message.WhichOneof("kind") == "frame":
-            frame = check_frame(message.frame, OPENED, LIMITS)
+            frame = check_frame(received, OPENED, LIMITS)
             assert len(frame.images) == len(OPENED.cameras) and all(frame.images)
         elif message.WhichOneof("kind") == "open":
             opened = check_open(message.open, "demo", LIMITS)
@@ -65,8 +66,9 @@ def body(data: bytes) -> None:
     kind = JSON_TYPE if data[:1] < b"\x80" else MSGPACK_TYPES[0]
     with contextlib.suppress(RequestError):
         request = act_request(parse_body(kind, data[1:]))
-        request.open.control_period_ms = 1000
-        check_frame(request.frame, check_open(request.open, "demo", LIMITS), LIMITS)
+        opened = request.message.open
+        opened.control_period_ms = 1000
+        check_frame(request, check_open(opened, "demo", LIMITS), LIMITS)
 
 
 def chat(data: bytes) -> None:

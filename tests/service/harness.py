@@ -17,6 +17,7 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.app import Service
+from edgeflow.service.grpc.codec import Received, parse_client_message
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.status import ServiceStatus
@@ -49,6 +50,13 @@ def open_message(**changes) -> pb.Open:
 def frame_message(seq: int, data: bytes = JPEG, **changes) -> pb.Frame:
     values = {"seq": seq, "stamp_ns": seq * 1_000_000, "images": [pb.Image(data=data)]}
     return pb.Frame(**{**values, **changes})
+
+
+def received(frame: pb.Frame) -> Received[pb.ClientMessage]:
+    """The frame as it comes out of a stream."""
+    message = parse_client_message(pb.ClientMessage(frame=frame).SerializeToString())
+    assert isinstance(message, Received)
+    return message
 
 
 class Robot:

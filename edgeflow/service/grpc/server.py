@@ -14,7 +14,7 @@ from edgeflow.config import ServiceConfig, is_loopback
 from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc.codec import Unparsable, check_act, parse_act_request, parse_client_message
+from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
 from edgeflow.service.grpc.ending import abort
 from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
@@ -80,7 +80,7 @@ class ControlService:
     async def _stream(self, _: Any, context: Context) -> None:
         await StreamCall(self._plane, self._metrics, context, lambda: self._caller(context)).run()
 
-    async def _act(self, request: pb.ActRequest | Unparsable, context: Context) -> pb.ActResponse:
+    async def _act(self, request: Received[pb.ActRequest] | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
             raise InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         caller, config = self._caller(context), self._plane.config

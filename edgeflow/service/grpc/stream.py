@@ -13,7 +13,7 @@ from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, Inval
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.grpc.codec import Unparsable
+from edgeflow.service.grpc.codec import Received, Unparsable
 from edgeflow.service.grpc.fields import refuse_unknown_fields
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.wire import opened_message, server_message
@@ -62,15 +62,15 @@ class StreamCall:
         config = self._plane.config
         refusals = RollingCount(config.limits.rejected_frames)
         while True:
-            message = await self._read_before_open()
-            if message is grpc.aio.EOF:
+            received = await self._read_before_open()
+            if received is grpc.aio.EOF:
                 return None
-            if isinstance(message, pb.ClientMessage) and message.WhichOneof("kind") == "open":
-                refuse_unknown_fields(message, "message")
-                return check_open(message.open, config.alias, config.limits)
+            if isinstance(received, Received) and received.message.WhichOneof("kind") == "open":
+                refuse_unknown_fields(received.message, "message")
+                return check_open(received.message.open, config.alias, config.limits)
             if refusals.exceeded(time.monotonic_ns()):
                 raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
-            await self._send(server_message(_refused_before_open(message)))
+            await self._send(server_message(_refused_before_open(received)))
 
     async def _read_before_open(self) -> Any:
         timeout_s = self._timing.silent_end_ms / 1000
@@ -105,8 +105,8 @@ class StreamCall:
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(self, runner: SessionRunner) -> None:
-        while (message := await self._context.read()) is not grpc.aio.EOF:
-            runner.receive(message)
+        while (received := await self._context.read()) is not grpc.aio.EOF:
+            runner.receive(received)
         runner.session.end_input()
         runner.pump()
 
@@ -141,16 +141,16 @@ class StreamCall:
             self._metrics.watchdog_fired.labels("slow_reader").inc()
 
 
-def _refused_before_open(message: pb.ClientMessage | Unparsable) -> Event:
-    if isinstance(message, Unparsable):
+def _refused_before_open(received: Received[pb.ClientMessage] | Unparsable) -> Event:
+    if isinstance(received, Unparsable):
         broken = InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
         return StatusEvent(
             seq=0, disposition=Disposition.REJECTED, code=broken.code, reason=broken.reason, text=broken.text
         )
     early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
-    if message.WhichOneof("kind") == "frame":
+    if received.message.WhichOneof("kind") == "frame":
         return StatusEvent(
-            seq=message.frame.seq,
+            seq=received.message.frame.seq,
             disposition=Disposition.REJECTED,
             code=early.code,
             reason=early.reason,

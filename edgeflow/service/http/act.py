@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from edgeflow.errors import InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
+from edgeflow.service.grpc.codec import Received
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.images.jpeg import read_jpeg
 
@@ -148,8 +149,8 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
         raise InvalidArgument(message, field=_field(*detail["loc"]), reason=Reason.BODY_FIELD) from None
 
 
-def act_request(body: ActBody) -> pb.ActRequest:
-    """The observation as a protobuf message, whose contents are checked like those of gRPC."""
+def act_request(body: ActBody) -> Received[pb.ActRequest]:
+    """The observation as a message, whose contents are checked like those of gRPC."""
     images = _images(body)
     if body.proprio and body.state:
         raise InvalidArgument("replaces proprio: send one of them", field="state", reason=Reason.STATE_TWICE)
@@ -164,8 +165,8 @@ def act_request(body: ActBody) -> pb.ActRequest:
         unnorm_key=_text(body.unnorm_key, "unnorm_key"),
     )
     numbers = [*body.proprio.values(), *chain.from_iterable(body.state.values())]
-    frame = pb.Frame(seq=1, images=[pb.Image(data=image.data) for _, _, image in images], proprio=_floats(numbers))
-    return pb.ActRequest(open=opened, frame=frame)
+    frame = pb.Frame(seq=1, images=[pb.Image() for _ in images], proprio=_floats(numbers))
+    return Received(pb.ActRequest(open=opened, frame=frame), [image.data for _, _, image in images])
 
 
 def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:

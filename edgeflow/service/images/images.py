@@ -7,6 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from edgeflow.errors import InvalidArgument
+from edgeflow.ipc.payloads import Payload
 from edgeflow.reasons import Reason
 from edgeflow.service.images.exif import UPRIGHT
 from edgeflow.service.images.jpeg import read_jpeg
@@ -15,7 +16,7 @@ from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 Pixels = NDArray[np.uint8]
 
 
-def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
+def check_image(data: Payload, camera: CameraSpec, field: str) -> None:
     """Check everything about an image that needs no decoding."""
     if not data:
         raise InvalidArgument("is empty", field=field, reason=Reason.IMAGE_EMPTY)
@@ -38,7 +39,7 @@ def check_image(data: bytes, camera: CameraSpec, field: str) -> None:
         )
 
 
-def decode_jpeg(data: bytes, camera: CameraSpec, field: str, memory: memoryview | None = None) -> Pixels:
+def decode_jpeg(data: Payload, camera: CameraSpec, field: str, memory: memoryview | None = None) -> Pixels:
     """Decode a JPEG that passed `check_image` to RGB [height, width, 3], without holding the interpreter lock.
 
     memory: to decode into, of the image's size; None = new memory.
@@ -54,7 +55,7 @@ def decode_jpeg(data: bytes, camera: CameraSpec, field: str, memory: memoryview 
     return pixels
 
 
-def _check_raw(data: bytes, camera: CameraSpec, field: str) -> None:
+def _check_raw(data: Payload, camera: CameraSpec, field: str) -> None:
     expected = camera.width * camera.height * CHANNELS
     if len(data) != expected:
         raise InvalidArgument(

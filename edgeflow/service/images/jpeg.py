@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from edgeflow.errors import DataLoss, InvalidArgument, RequestError
+from edgeflow.ipc.payloads import Payload
 from edgeflow.reasons import Reason
 from edgeflow.service.images.exif import PREFIX, UPRIGHT, orientation
 
@@ -41,9 +42,9 @@ class JpegHeader:
     orientation: int
 
 
-def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
+def read_jpeg(data: Payload, field: str, *, more: bool = False) -> JpegHeader:
     """Walk all markers to the end of the image; RequestErrors name what is refused. more: data may follow the image."""
-    if not data.startswith(b"\xff\xd8\xff"):
+    if data[:3] != b"\xff\xd8\xff":
         raise _refuse("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
     return _Walk(data, field, more).run()
 
@@ -51,7 +52,7 @@ def read_jpeg(data: bytes, field: str, *, more: bool = False) -> JpegHeader:
 class _Walk:
     """A position in a file, and what was found so far."""
 
-    def __init__(self, data: bytes, field: str, more: bool) -> None:
+    def __init__(self, data: Payload, field: str, more: bool) -> None:
         self._data = data
         self._field = field
         self._more = more
@@ -100,7 +101,7 @@ class _Walk:
         elif marker == _EXIF and self._orientation is None and body.startswith(PREFIX):
             self._orientation = orientation(body)
 
-    def _frame(self, body: bytes) -> None:
+    def _frame(self, body: Payload) -> None:
         """Read a frame header: precision, height, width, number of components, three bytes per component."""
         if self._size is not None:
             raise self._broken("two frame headers")

@@ -13,6 +13,13 @@ from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
 
 
+def raw_pixels(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...] | None:
+    """The pixels of a frame without a checksum, of which the policy takes raw images alone; None for other frames."""
+    if frame.crc32c is not None or any(camera.format is not ImageFormat.RGB8 for camera in opened.policy_cameras):
+        return None
+    return decode_frame(frame, opened)
+
+
 def decode_frame(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...]:
     """height*width*3 RGB bytes of each of the policy's cameras; raw images are passed on as they came."""
     _check_sum(frame)

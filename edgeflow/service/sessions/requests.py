@@ -54,7 +54,7 @@ class CheckedFrame:
 
     seq: int
     stamp_ns: int
-    images: tuple[bytes, ...]
+    images: tuple[Payload, ...]
     state: tuple[float, ...] = ()
     instruction: str | None = None
     crc32c: int | None = None

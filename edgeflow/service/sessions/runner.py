@@ -16,9 +16,9 @@ from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import pace_text, served_mode
-from edgeflow.service.grpc.codec import Unparsable, check_frame
+from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
-from edgeflow.service.observation.pixels import decode_frame
+from edgeflow.service.observation.pixels import decode_frame, raw_pixels
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
@@ -77,20 +77,20 @@ class SessionRunner:
             text = "the model gives one token per action: there is nothing to draft, and speculative is serial"
             session.notify("mode", text)
 
-    def receive(self, message: pb.ClientMessage | Unparsable) -> None:
+    def receive(self, received: Received[pb.ClientMessage] | Unparsable) -> None:
         """Handle a message after Open; the stream continues whatever it contains."""
         if self.session.ended is not None:
             return
-        if isinstance(message, Unparsable):
+        if isinstance(received, Unparsable):
             self._refuse(
                 0, InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
             )
             return
-        match message.WhichOneof("kind"):
+        match received.message.WhichOneof("kind"):
             case "frame":
-                self.receive_frame(message.frame, message)
+                self.receive_frame(received)
             case "reset":
-                self._reset(message.reset)
+                self._reset(received.message.reset)
             case "close":
                 self.session.end(End("OK", Reason.CLIENT_CLOSED))
             case "open":
@@ -105,14 +105,15 @@ class SessionRunner:
                 )
         self.pump()
 
-    def receive_frame(self, frame: pb.Frame, envelope: pb.ClientMessage) -> None:
+    def receive_frame(self, received: Received[pb.ClientMessage]) -> None:
         """Check the order, unknown fields and contents of a frame, then offer or refuse it."""
+        frame = received.message.frame
         now_ns = self._clock.now_ns()
         self._observe_gap(now_ns)
         try:
             self.session.admit(frame.seq, frame.stamp_ns, now_ns)
-            refuse_unknown_fields(envelope, "message")
-            checked = check_frame(frame, self.session.request, self._limits)
+            refuse_unknown_fields(received.message, "message")
+            checked = check_frame(received, self.session.request, self._limits)
             self._count_chunks(checked)
             self.session.offer(checked, now_ns)
         except RequestError as error:
@@ -203,8 +204,9 @@ class SessionRunner:
             self._turn = asyncio.get_running_loop().call_later((turn_ns - now_ns) / 1e9, self.pump)
 
     def _decode(self, frame: CheckedFrame) -> None:
-        if frame.pixels is not None:
-            self.session.decoded(frame.pixels, frame.decode_ns)
+        pixels = raw_pixels(frame, self.session.request) if frame.pixels is None else frame.pixels
+        if pixels is not None:
+            self.session.decoded(pixels, frame.decode_ns)
             self.pump()
             return
         loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from edgeflow.ipc.coding import decode
 from edgeflow.ipc.messages import Message
 
 READ_BYTES = 256 << 10  # per turn of the loop
+SEND_BUFFER_BYTES = 1 << 20  # as far as the system permits: a raw frame leaves in one turn of the loop
 MOST_BUFFERS = 64  # in one system call, which takes a thousand
 
 
@@ -39,6 +40,7 @@ class WorkerLink:
         """Take over the socket; OSError if it cannot be used: it is closed then."""
         try:
             sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             asyncio.get_running_loop().add_reader(sock, self._read)
         except BaseException:
             sock.close()

@@ -17,7 +17,6 @@ import pytest
 from edgeflow.clock import MonotonicClock
 from edgeflow.config import load_config
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.wire import server_message
 from edgeflow.service.host import realtime
 from edgeflow.service.host.process import no_core_dumps
@@ -28,7 +27,7 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
 from edgeflow.types import Chunk, Mode, Pace
-from tests.service.harness import config, eventually, frame_message, serving
+from tests.service.harness import config, eventually, frame_message, received, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -66,8 +65,7 @@ class Port:
 async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytearray] | None) -> None:
     for seq in range(first, first + count):
         data = bytes(3)
-        message = pb.ClientMessage(frame=frame_message(seq, data, stamp_ns=seq * 50 * MS))
-        runner.receive(message)
+        runner.receive(received(frame_message(seq, data, stamp_ns=seq * 50 * MS)))
         acted = False
         while not acted:
             for event in await runner.next_events():

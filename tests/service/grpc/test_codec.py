@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.config import LimitsConfig
 from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_act_request, parse_client_message
+from edgeflow.service.grpc.codec import Received, Unparsable, check_frame, parse_act_request, parse_client_message
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.images.crc32c import crc32c
@@ -20,7 +20,7 @@ from edgeflow.service.observation.names import Names
 from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, Mode, PolicyInputs, StateSpec
-from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message
+from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message, received
 
 LIMITS = LimitsConfig()
 ONE_CAMERA = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
@@ -35,7 +35,7 @@ def opened(**changes) -> OpenRequest:
 
 def pixels_of(frame: pb.Frame, request: OpenRequest) -> bytes:
     """What the policy gets of its only camera."""
-    (pixels,) = decode_frame(check_frame(frame, request, LIMITS), request)
+    (pixels,) = decode_frame(check_frame(received(frame), request, LIMITS), request)
     return bytes(pixels)
 
 
@@ -63,8 +63,8 @@ def test_crc32c_of_parts_equals_the_bitwise_one(data: bytes, cut: int):
 
 @given(st.binary(max_size=300))
 def test_parsing_never_raises(data: bytes):
-    assert isinstance(parse_client_message(data), pb.ClientMessage | Unparsable)
-    assert isinstance(parse_act_request(data), pb.ActRequest | Unparsable)
+    assert isinstance(parse_client_message(data), Received | Unparsable)
+    assert isinstance(parse_act_request(data), Received | Unparsable)
 
 
 def test_an_open_request_is_read_whole():
@@ -98,12 +98,14 @@ def test_images_come_by_position_or_by_name():
     two = opened(cameras=cameras)
     other = jpeg(WIDTH, HEIGHT)[:-2] + b"\xff\xd9"
     first, second = pb.Image(camera="a", data=JPEG), pb.Image(camera="b", data=other)
-    by_name = check_frame(frame_message(1, images=[second, first]), two, LIMITS)
-    by_position = check_frame(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)]), two, LIMITS)
+    by_name = check_frame(received(frame_message(1, images=[second, first])), two, LIMITS)
+    by_position = check_frame(
+        received(frame_message(1, images=[pb.Image(data=JPEG), pb.Image(data=other)])), two, LIMITS
+    )
     assert by_name.images == by_position.images == (JPEG, other)
     twice = [first, first]
     with pytest.raises(InvalidArgument, match="lacks an image from camera 'b'"):
-        check_frame(frame_message(1, images=twice), two, LIMITS)
+        check_frame(received(frame_message(1, images=twice)), two, LIMITS)
 
 
 def test_a_good_checksum_passes_and_pixels_are_decoded():
@@ -120,7 +122,7 @@ def test_raw_pixels_have_exactly_the_agreed_size(size: int):
     good = frame_message(1, bytes(WIDTH * HEIGHT * 3))
     assert pixels_of(good, request) == bytes(WIDTH * HEIGHT * 3)
     with pytest.raises(InvalidArgument, match=r"^frame\.images\[0\]\.data: (has|is empty)"):
-        check_frame(frame_message(1, bytes(size)), request, LIMITS)
+        check_frame(received(frame_message(1, bytes(size))), request, LIMITS)
 
 
 def test_grey_jpegs_become_rgb():

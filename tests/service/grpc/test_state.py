@@ -15,7 +15,7 @@ from edgeflow.service.grpc.codec import check_frame
 from edgeflow.service.grpc.opening import check_open, check_request
 from edgeflow.service.grpc.state import MAX_NUMBER, check_numbers
 from edgeflow.types import StateSpec
-from tests.service.harness import frame_message, open_message
+from tests.service.harness import frame_message, open_message, received
 
 LIMITS = LimitsConfig()
 ARM = pb.StateVector(name="arm", size=2, elements=["shoulder", "elbow"], units=["rad", ""])
@@ -79,10 +79,10 @@ def test_numbers_pass_if_they_are_as_many_as_agreed_and_plausible(values: list[f
 def test_a_frame_has_the_numbers_of_all_vectors():
     opened = check_open(open_message(state=[ARM, pb.StateVector(name="gripper", size=1)]), "demo", LIMITS)
     message = frame_message(1, proprio=[0.5, -0.5, 1.0])
-    frame = check_frame(message, opened, LIMITS)
+    frame = check_frame(received(message), opened, LIMITS)
     assert frame.state == (0.5, -0.5, 1.0)
     with pytest.raises(InvalidArgument, match="has 2 values; the session was opened with 3 numbers"):
-        check_frame(frame_message(1, proprio=[0.5, -0.5]), opened, LIMITS)
+        check_frame(received(frame_message(1, proprio=[0.5, -0.5])), opened, LIMITS)
 
 
 @given(
