@@ -342,6 +342,17 @@ async def test_answers_that_nobody_reads_are_bounded(checkpoint):
         assert served.metric("edgeflow_sessions_closed_total", reason="slow_reader") == 1
 
 
+async def test_robots_that_leave_while_their_streams_open_are_cancelled_calls_and_no_incidents(checkpoint):
+    async with serving(checkpoint) as served:
+        for _ in range(100):
+            robot = served.robot()
+            await robot.send(pb.ClientMessage(open=open_message()))
+            robot.call.cancel()
+        await eventually(lambda: served.metric("edgeflow_rpc_total", method="Stream", code="CANCELLED") > 10)
+        await eventually(lambda: not served.metric("edgeflow_sessions"))
+        assert not served.metric("edgeflow_rpc_total", method="Stream", code="INTERNAL")
+
+
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):
     async with serving(checkpoint, incidents=1) as served:
         secret = "the task text"
