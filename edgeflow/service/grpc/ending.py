@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
 
 from edgeflow.errors import EdgeflowError, RequestError
 
+CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
 MOST_BYTES = 4096  # of the text as it is encoded; clients may drop a status whose trailers exceed 8 KiB
 
 
 async def abort(context: Any, error: EdgeflowError) -> None:
     """End a call (grpc.aio.ServicerContext) with an error; raises."""
-    await context.abort(grpc.StatusCode[error.code], status_text(error.text), _trailers(error))
+    try:
+        await context.abort(grpc.StatusCode[error.code], status_text(error.text), _trailers(error))
+    except CallOver:
+        raise asyncio.CancelledError from None
 
 
 def status_text(text: str) -> str:

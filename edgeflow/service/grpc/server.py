@@ -15,7 +15,7 @@ from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.ending import abort
+from edgeflow.service.grpc.ending import CallOver, abort
 from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
 from edgeflow.service.grpc.wire import action_message, schema_message
@@ -67,6 +67,9 @@ class ControlService:
             except asyncio.CancelledError:
                 self._count(method, "CANCELLED")
                 raise
+            except CallOver:
+                self._count(method, "CANCELLED")
+                raise asyncio.CancelledError from None
             except EdgeflowError as error:
                 self._count(method, error.code)
                 await abort(context, error)

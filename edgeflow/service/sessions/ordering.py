@@ -18,7 +18,8 @@ REFUSAL_WINDOW_NS = 10_000_000_000
 class FrameOrder:
     """Checks that sequence numbers increase, and that stamps neither go back nor run ahead of the robot's own clock.
 
-    The robot's clock is only known through its stamps (robot_clock.py).
+    The robot's clock is only known through its stamps (robot_clock.py). A stamp that the next three frames contradict
+    was wrong, and the order of stamps begins anew with the third of them.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,8 @@ class FrameOrder:
             raise OutOfRange(
                 f"{seq} is more than {SEQ_WINDOW} ahead of {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
             )
+        if self._clock.corrected(stamp_ns, now_ns):
+            self._last_stamp_ns = 0
         if stamp_ns < self._last_stamp_ns:
             raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
         if not self._clock.admits(stamp_ns, now_ns):
@@ -45,6 +48,13 @@ class FrameOrder:
             )
         self._last_seq = seq
         self._last_stamp_ns = stamp_ns
+
+    def begin_stamps(self) -> None:
+        """Let the stamps begin anew, with an episode. What is known of the robot's clock remains: a frame that is late
+        shows its age.
+        """
+        self._last_stamp_ns = 0
+        self._clock.forget_stamps()
 
     @property
     def stamps_slow(self) -> bool:

@@ -5,6 +5,9 @@ Pure integers; callers pass the time.
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import pairwise
+
 TOLERANCE_NS = 1_000_000_000  # by which a stamp may be ahead of the quickest frame's
 AGREEING = 3  # frames that must agree before a stamp is refused
 MOST_REFUSED = 2  # in a row; the next one is believed
@@ -14,6 +17,9 @@ SLOW_NS = 5_000_000_000  # behind half of real time, after which stamps that kep
 SLOW_FIRST_NS = 500_000_000  # the same for stamps that never kept up
 SLOW_FRAMES = 3  # and at least so many
 KEPT_UP_FRAMES = 8
+AGREE_NS = 20_000_000  # within which two frames show the same clock
+CONTRADICTING = 3  # frames that correct what was believed
+MOST_STAMPS = 1024  # that are known again
 
 
 class StampPace:
@@ -29,8 +35,8 @@ class StampPace:
         self._behind_ns = self._slow_frames = self._quick_frames = 0
 
     def observe(self, stamp_ns: int, received_ns: int) -> None:
-        """Take an admitted frame's stamp."""
-        if self._last is not None:
+        """Take an admitted frame's stamp. One that goes back says nothing about the pace."""
+        if self._last is not None and stamp_ns >= self._last[0]:
             self._step(stamp_ns - self._last[0], max(received_ns - self._last[1], 0))
         self._last = (stamp_ns, received_ns)
 
@@ -52,17 +58,81 @@ class StampPace:
         return self._slow_frames >= SLOW_FRAMES and self._behind_ns >= SLOW_FIRST_NS
 
 
-class RobotClock:
-    """An estimate of (our clock - the robot's): the smallest (received - stamp) of the last frames.
+class Contradiction:
+    """Frames in a row that show another clock than the one believed.
 
-    Its window moves with the frames, not with silence, so frames that waited out a stall together do not look quick.
+    They count once CONTRADICTING of them went on as time did: what waited out a stall arrives faster than it was
+    captured, and shows no other clock.
     """
 
     def __init__(self) -> None:
-        self._offset_ns: int | None = None
+        self._frames: deque[tuple[int, int]] = deque(maxlen=CONTRADICTING)
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    @property
+    def offsets_ns(self) -> list[int]:
+        """(our clock - the robot's) as these frames show it."""
+        return [received_ns - stamp_ns for stamp_ns, received_ns in self._frames]
+
+    def add(self, stamp_ns: int, received_ns: int) -> bool:
+        """Take the next frame; True if the last ones agree with each other."""
+        self._frames.append((stamp_ns, received_ns))
+        stamps = [stamp for stamp, _ in self._frames]
+        if len(stamps) < CONTRADICTING or any(later <= earlier for earlier, later in pairwise(stamps)):
+            return False
+        went_ns, passed_ns = stamps[-1] - stamps[0], received_ns - self._frames[0][1]
+        return 2 * abs(passed_ns - went_ns) <= went_ns
+
+    def clear(self) -> None:
+        """A frame agreed with what is believed."""
+        self._frames.clear()
+
+
+class QuickestFrames:
+    """The smallest (received - stamp) of the last frames.
+
+    Two halves make a window that moves: the newer one counts from its first frame, the older one is complete. It moves
+    with the frames, not with silence, so frames that waited out a stall together do not look quick.
+    """
+
+    def __init__(self) -> None:
         self._older_ns: int | None = None
         self._newer_ns: int | None = None
         self._aged_ns = self._received_ns = 0
+
+    @property
+    def offset_ns(self) -> int | None:
+        """The smallest; None without frames."""
+        return min((half for half in (self._older_ns, self._newer_ns) if half is not None), default=None)
+
+    def take(self, seen_ns: int, received_ns: int) -> bool:
+        """Take a frame; True if half a window is complete."""
+        if self.offset_ns is not None:
+            self._aged_ns += min(max(received_ns - self._received_ns, 0), STEP_NS)
+        self._received_ns = received_ns
+        self._newer_ns = seen_ns if self._newer_ns is None else min(self._newer_ns, seen_ns)
+        if self._aged_ns < HALF_WINDOW_NS:
+            return False
+        self._older_ns, self._newer_ns, self._aged_ns = self._newer_ns, None, 0
+        return True
+
+
+class RobotClock:
+    """An estimate of (our clock - the robot's): the smallest (received - stamp) of the last frames.
+
+    A frame that alone shows a smaller one is believed at once, but is on trial: three frames that contradict it end
+    that. What several frames showed is contradicted only by a clock that was set back: its stamps go back, as those of
+    late frames do not, and they are new, as those of frames that are sent again are not.
+    """
+
+    def __init__(self) -> None:
+        self._quickest = QuickestFrames()
+        self._trial: tuple[int, int] | None = None  # offset and stamp of the frame on trial
+        self._newest_ns = 0  # of all stamps but the one on trial
+        self._stamps: deque[int] = deque(maxlen=MOST_STAMPS)
+        self._contradiction = Contradiction()
         self._agreed = self._refused = 0
         self._pace = StampPace()
 
@@ -70,6 +140,26 @@ class RobotClock:
     def slow(self) -> bool:
         """True while the stamps do not advance, or at less than half of real time."""
         return self._pace.slow
+
+    def forget_stamps(self) -> None:
+        """Stamps may come again: an episode begins, and a simulator's time with it."""
+        self._stamps.clear()
+
+    def corrected(self, stamp_ns: int, received_ns: int) -> bool:
+        """Compare a frame with what is believed, before `admits`; True if it and those before it prove that wrong."""
+        known_ns = self._offset_ns
+        if known_ns is None or received_ns - stamp_ns <= known_ns + AGREE_NS:
+            self._contradiction.clear()
+            return False
+        back = stamp_ns < self._newest_ns
+        if back and stamp_ns in self._stamps:
+            return False
+        if not (back or self._trial or self._contradiction):
+            return False
+        if not self._contradiction.add(stamp_ns, received_ns):
+            return False
+        self._believe_contradiction(received_ns)
+        return True
 
     def admits(self, stamp_ns: int, received_ns: int) -> bool:
         """Take a frame's stamp into the estimate; False if it is to be refused as in the future.
@@ -89,7 +179,11 @@ class RobotClock:
             self._agreed = 1
         elif seen_ns <= known_ns + TOLERANCE_NS:
             self._agreed += 1
-        self._keep(seen_ns, received_ns)
+        self._stamps.append(stamp_ns)
+        if known_ns is None or seen_ns < known_ns - AGREE_NS:
+            self._trial = (seen_ns, stamp_ns)
+        else:
+            self._keep(stamp_ns, received_ns)
         return True
 
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
@@ -97,13 +191,28 @@ class RobotClock:
         known_ns = self._offset_ns
         return 0 if known_ns is None or self.slow else max(received_ns - stamp_ns - known_ns, 0)
 
-    def _keep(self, seen_ns: int, received_ns: int) -> None:
-        """Two halves make a window that moves: the newer one counts from its first frame, the older one is complete."""
-        if self._offset_ns is not None:
-            self._aged_ns += min(max(received_ns - self._received_ns, 0), STEP_NS)
-        self._received_ns = received_ns
-        self._newer_ns = seen_ns if self._newer_ns is None else min(self._newer_ns, seen_ns)
-        if self._aged_ns >= HALF_WINDOW_NS:
-            self._older_ns, self._newer_ns, self._aged_ns = self._newer_ns, None, 0
-        halves = (half for half in (self._older_ns, self._newer_ns) if half is not None)
-        self._offset_ns = min(halves)
+    @property
+    def _offset_ns(self) -> int | None:
+        return self._quickest.offset_ns if self._trial is None else self._trial[0]
+
+    def _keep(self, stamp_ns: int, received_ns: int) -> None:
+        """Take a frame into the window; one that agrees with the frame on trial ends the trial."""
+        seen_ns = received_ns - stamp_ns
+        if self._trial is not None and seen_ns <= self._trial[0] + AGREE_NS:
+            self._newest_ns = max(self._newest_ns, self._trial[1])
+            seen_ns = min(seen_ns, self._trial[0])
+            self._trial = None
+        self._newest_ns = max(self._newest_ns, stamp_ns)
+        if self._quickest.take(seen_ns, received_ns) and self._trial is not None:
+            self._trial = None
+            self._contradiction.clear()
+
+    def _believe_contradiction(self, received_ns: int) -> None:
+        """Forget the frame on trial, else the whole window."""
+        if self._trial is None:
+            self._quickest, self._newest_ns = QuickestFrames(), 0
+        for seen_ns in self._contradiction.offsets_ns:
+            self._quickest.take(seen_ns, received_ns)
+        self._trial = None
+        self._contradiction.clear()
+        self._agreed, self._refused = AGREEING, 0

@@ -130,6 +130,7 @@ class Session:
     def request_reset(self, instruction: str, now_ns: int) -> None:
         """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
         if self._rates.permit_change(now_ns):
+            self._order.begin_stamps()
             self.reset(instruction)
         else:
             self.reject_message(changes_too_often("reset", False), now_ns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import grpc
@@ -33,6 +34,20 @@ async def test_a_frame_is_answered_by_its_action(checkpoint):
         assert list(action.values) == [0.25, -0.5, 1.0] and list(action.token_ids) == [7, 8, 9]
         assert action.timings.passes == 3 and action.timings.decode_ns > 0
         assert (await robot.status(1)).disposition == pb.DISPOSITION_ACTED
+
+
+@pytest.mark.parametrize(("hz", "ahead_ns"), [(20, 900 * MS), (10, 3_600_000 * MS)])
+async def test_one_wrong_stamp_costs_a_robot_less_than_a_second(checkpoint, hz: int, ahead_ns: int):
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.open(control_period_ms=1000 // hz, max_action_age_ms=400)
+        begun_s = time.monotonic()
+        for seq in range(1, 3 + hz):
+            await asyncio.sleep(begun_s + seq / hz - time.monotonic())  # frames come as they are taken
+            await robot.frame(seq, stamp_ns=time.monotonic_ns() + (ahead_ns if seq == 2 else 0))
+            if (await robot.status(seq)).disposition == pb.DISPOSITION_ACTED and seq > 3:
+                return
+        pytest.fail("no action within a second")
 
 
 async def test_the_newest_frame_wins_and_every_frame_is_accounted_for(checkpoint):
@@ -325,6 +340,17 @@ async def test_answers_that_nobody_reads_are_bounded(checkpoint):
         code, text = await robot.rest()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too slowly" in text
         assert served.metric("edgeflow_sessions_closed_total", reason="slow_reader") == 1
+
+
+async def test_robots_that_leave_while_their_streams_open_are_cancelled_calls_and_no_incidents(checkpoint):
+    async with serving(checkpoint) as served:
+        for _ in range(100):
+            robot = served.robot()
+            await robot.send(pb.ClientMessage(open=open_message()))
+            robot.call.cancel()
+        await eventually(lambda: served.metric("edgeflow_rpc_total", method="Stream", code="CANCELLED") > 10)
+        await eventually(lambda: not served.metric("edgeflow_sessions"))
+        assert not served.metric("edgeflow_rpc_total", method="Stream", code="INTERNAL")
 
 
 async def test_an_unexpected_failure_becomes_an_incident(checkpoint, monkeypatch):

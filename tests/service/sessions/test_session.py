@@ -265,9 +265,13 @@ def default_session() -> Session:
 
 def acted(session: Session, seq: int, begin_ms: int, took_ms: int, late_ms: int = 0) -> bool:
     """A frame that the robot sent at `begin_ms` and that was `late_ms` on its way; True if its action is sent."""
-    now_ns = (begin_ms + late_ms) * MS
-    session.admit(seq, begin_ms * MS, now_ns)
-    session.offer(CheckedFrame(seq=seq, stamp_ns=begin_ms * MS, images=(b"abc",)), now_ns)
+    return stamped(session, seq, begin_ms * MS, (begin_ms + late_ms) * MS, took_ms)
+
+
+def stamped(session: Session, seq: int, stamp_ns: int, now_ns: int, took_ms: int) -> bool:
+    """A frame that arrives now; True if its action is sent."""
+    session.admit(seq, stamp_ns, now_ns)
+    session.offer(CheckedFrame(seq=seq, stamp_ns=stamp_ns, images=(b"abc",)), now_ns)
     assert session.start_decoding(now_ns, alone=True) is not None
     session.decoded(b"abc", 1)
     frame = session.start_sending(now_ns)
