@@ -134,10 +134,14 @@ class DenoisingPolicy:
         values: NDArray[np.float64],
         unnorm_key: str | None = None,  # noqa: ARG002 - there is one dataset
     ) -> NDArray[np.float64]:
-        """Normalised [H, A] → [horizon, D] in the units of the training's data, cut to the configured limits"""
+        """Normalised [H, A] → [horizon, D] in the units of the training's data, cut to the configured limits.
+
+        NaN where they are not finite: an infinite one would become a limit.
+        """
         kept, affine = values[: self.config.horizon, : self.config.action], self._normalisation.action
         restored = kept if affine is None else affine.restored(kept)
-        return restored.clip(self._settings.action_low or -np.inf, self._settings.action_high or np.inf)
+        cut = restored.clip(self._settings.action_low or -np.inf, self._settings.action_high or np.inf)
+        return np.where(np.isfinite(restored), cut, np.nan)
 
     def normalised(self, actions: NDArray[np.float64]) -> NDArray[np.float64]:
         """[n, D] in the units of the training's data → normalised [n, D]; not finite where the scale is 0"""

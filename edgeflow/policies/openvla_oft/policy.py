@@ -124,15 +124,16 @@ class OpenVLAOFTPolicy:
         """[B * horizon * D, E] before the final norm → [B * horizon, D] or [B * horizon * D] float32, normalised."""
         decoder, head = self.network.decoder, self.network.head
         if head is None:
-            bins = self._last_action_id - decoder.logits(hidden, "prefill").argmax(-1)
-            return self._centers[bins.clamp(0, len(self._centers) - 1)]
+            best, ids = decoder.logits(hidden, "prefill").max(-1)  # NaN is the largest
+            centers = self._centers[(self._last_action_id - ids).clamp(0, len(self._centers) - 1)]
+            return centers.where(best.isfinite(), torch.nan)
         normed = decoder.final_norm(hidden, "prefill")
         return head(normed.view(-1, self.settings.dims * normed.shape[-1])).float()
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
         """[horizon, D] of `run` → [horizon, D] in the schema's units, cut to its limits.
 
-        Training cut its targets to -1 .. 1, so what a regression gives beyond is its error; NaN stays.
+        Training cut its targets to -1 .. 1, so what a regression gives beyond is its error; what is not finite is NaN.
         """
         bounds = self._dataset(unnorm_key)
         return bounds.within_limits(bounds.unnormalised(values))

@@ -48,8 +48,8 @@ class Bounds:
         return np.where(self.mask, scaled, values)
 
     def within_limits(self, values: Numbers) -> Numbers:
-        """[..., D] cut to the limits; NaN stays."""
-        return np.clip(values, *self.limits)
+        """[..., D] cut to the limits; NaN where they are not finite, since an infinite one would become a limit."""
+        return np.where(np.isfinite(values), np.clip(values, *self.limits), np.nan)
 
 
 @dataclass(frozen=True, slots=True)
