@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edgeflow.client.actions import Directive
-from edgeflow.client.aging import OFF, Aging
+from edgeflow.client.aging import DEFAULT, Aging
 from edgeflow.client.blending import LATEST, Blending
 from edgeflow.client.connection.address import check_address
 from edgeflow.client.connection.credentials import Credentials
@@ -57,7 +57,7 @@ class RobotClient:
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
+    (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what is played where chunks of several actions overlap (there too).
     rtc: answers continue the chunk being played (real-time chunking); None = where service and policy can, True =
     refuse those that cannot.
     """
@@ -87,7 +87,7 @@ class RobotClient:
         blending: Blending = LATEST,
         rtc: bool | None = None,
     ) -> None:
-        self._aging = aging or OFF
+        self._aging = aging or DEFAULT
         self._settings = SessionSettings(
             cameras=tuple(cameras),
             control_period_s=control_period_s,

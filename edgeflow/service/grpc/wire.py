@@ -72,6 +72,7 @@ def schema_message(schema: ActionSchema) -> pb.ActionSchema:
         control_rate_hz=schema.control_rate_hz,
         horizon=schema.horizon,
         step_ms=schema.step_ms,
+        whole_way=schema.whole_way,
     )
 
 
