@@ -17,7 +17,8 @@ class Mode(str, Enum):
 
     SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
     SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not settled. AUTO: the one of these
-    with the highest rate whose action age is permitted.
+    with the highest rate within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL where
+    no tokens are drafted.
     """
 
     SERIAL = "serial"

@@ -20,10 +20,24 @@ def depths_of(stages: int) -> tuple[int, ...]:
     return tuple(sorted({-(-stages // rounds_of(depth, stages)) for depth in range(1, stages + 1)}))
 
 
+def paces_of(program: StageProgram) -> dict[str, Pace]:
+    """Every pace that mode auto may choose, by name: all depths, and exact drafts where tokens are drafted."""
+    names = {program.passes: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
+    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(program.passes)}
+    if program.drafts:
+        paces[Mode.SPECULATIVE.value] = auto_pace(program)
+    return paces
+
+
+def auto_pace(program: StageProgram) -> Pace:
+    """What mode auto takes without an age limit: exact drafts where tokens are drafted, serial otherwise."""
+    return served_pace(Pace(0, Speculation()), program)
+
+
 def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | None = None) -> Pace:
     """The pace of a mode. depth is read for Mode.DEPTH, speculation for Mode.SPECULATIVE, which is serial where K is 1.
 
-    ValueError for Mode.AUTO, which needs a forecast.
+    ValueError for Mode.AUTO, which needs a program (`auto_pace`), and for an age limit a forecast.
     """
     match mode:
         case Mode.SERIAL:
@@ -39,8 +53,12 @@ def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | 
             raise ValueError("auto is a choice among the other modes, not one of them")
 
 
-def served_mode(mode: Mode, pace: Pace) -> Mode:
-    """The mode in effect: speculative is serial where there is nothing to draft (`served_pace`)."""
+def served_mode(mode: Mode, pace: Pace, stages: int) -> Mode:
+    """The mode in effect: that which auto chose, and serial for speculative where there is nothing to draft."""
+    if mode is Mode.AUTO and pace.speculation is not None:
+        return Mode.SPECULATIVE
+    if mode is Mode.AUTO:
+        return {stages: Mode.PIPELINED, 1: Mode.SERIAL}.get(pace.depth, Mode.DEPTH)
     return Mode.SERIAL if mode is Mode.SPECULATIVE and pace.speculation is None else mode
 
 

@@ -60,8 +60,8 @@ class ActionStatistics:
 class OpenVLAConfig:
     """tower_heads: one entry per vision tower. action_vocab: V without padding; action ids end there.
 
-    action_block: names, units, relative, frame, rotation, control_rate_hz or whole_way of the action, where the checkpoint
-    has them.
+    action_block: names, units, relative, frame, rotation, and control_rate_hz or whole_way of the action, where the
+    checkpoint has them.
     vicuna_prompt: the chat prompt of the first release.
     """
 

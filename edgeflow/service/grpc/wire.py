@@ -48,7 +48,7 @@ def opened_message(
             epoch=1,
             schema=schema_message(schema),
             action_tokens=plan.stages,
-            mode=_MODES[served_mode(plan.mode, plan.pace)],
+            mode=_MODES[served_mode(plan.mode, plan.pace, plan.stages)],
             model=model,
             valid_for_ms=valid_for_ms,
             depth=plan.pace.depth,
