@@ -189,6 +189,25 @@ def test_verify_names_what_is_off(tmp_path):
 @pytest.mark.parametrize(
     ("command", "target"),
     [
+        ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
+        ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
+    ],
+)
+def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, target: str):
+    given: list[object] = []
+
+    def take(*arguments: object, **_: object) -> int:
+        given.extend(getattr(each, "session", each) for each in arguments)
+        return 0
+
+    monkeypatch.setattr(target, take)
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+    assert [each.mode for each in given if hasattr(each, "mode")] == [None]
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
         ("serve", "edgeflow.service.run.run_service"),
         ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
         ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
