@@ -211,7 +211,8 @@ class Admission:
     def _paces(self, asked: _Asked, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            return [auto_pace(asked.program)] if asked.limit_ns is None else paces_of(asked.program).values()
+            alone = asked.limit_ns is None or request.rtc  # in a pipeline, few chunks continue the one being played
+            return [auto_pace(asked.program)] if alone else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")

@@ -98,7 +98,16 @@ def test_what_is_no_answer_in_tokens_is_served_serially_where_drafts_are_asked_f
     assert plan.forecast.fps == pytest.approx(1000 / frame_ms, rel=0.01)
     assert "speculative" not in admission.modes()
     assert admission.plan(request(10, Mode.PIPELINED), ()).pace == Pace(program.passes)
-    assert admission.plan(request(10, Mode.AUTO), ()).pace == Pace(1), "real-time chunking continues every chunk"
+    assert admission.plan(request(10, Mode.AUTO), ()).pace == Pace(1)
+
+
+def test_auto_is_serial_where_chunks_continue_each_other():
+    asked = request(10, Mode.AUTO, age_ms=1000)
+    admission = serving({"": DENOISING})
+    assert admission.plan(asked, ()).pace == Pace(DENOISING.passes), "the highest rate within the limit"
+    assert admission.plan(replace(asked, rtc=True), ()).pace == Pace(1)
+    with pytest.raises(FailedPrecondition, match="an action age of 20 ms cannot be kept"):
+        admission.plan(replace(asked, rtc=True, max_action_age_ns=20 * MS), ())
 
 
 def test_without_keys_there_is_one_program():
