@@ -181,7 +181,7 @@ class Session:
         self.flight.leave_all()
 
     def _warn_undecided(self, schema: ActionSchema) -> None:
-        """Say once that targets have no look-ahead because nothing tells whether they should."""
+        """Warn once that targets have no look-ahead because it is not known whether they should."""
         if not self._warned and self._aging.undecided(schema):
             self._warned = True
             _log.warning(

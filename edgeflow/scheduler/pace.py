@@ -45,7 +45,7 @@ def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pac
 
 
 def auto_pace(program: StageProgram) -> Pace:
-    """What mode auto takes without an age limit: exact drafts where tokens are drafted, serial otherwise."""
+    """The pace of mode auto without an age limit: exact drafts where tokens are drafted, serial otherwise."""
     return served_pace(Pace(0, Speculation()), program)
 
 
