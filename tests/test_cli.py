@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.types import Mode
+from edgeflow.scheduler.pace import paces_of
+from edgeflow.types import Mode, StageProgram
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -181,9 +183,10 @@ def test_verify_names_what_is_off(tmp_path):
         ["[b]econd", "action tokens"],
     ]
     assert "2 of 3 comparisons are off" in result.stdout
-    told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
+    told = CliRunner().invoke(app, ["verify", str(directory), "--mode", "auto", "--json"])
     rows = json.loads(told.stdout, parse_constant=pytest.fail)
-    assert len(rows) == 9 and rows[0]["deviation"] is None and not rows[0]["ok"]
+    assert Counter(row["mode"] for row in rows) == dict.fromkeys(paces_of(StageProgram.tokens(policy.K)), 3)
+    assert rows[0]["deviation"] is None and not rows[0]["ok"]
 
 
 @pytest.mark.parametrize(
