@@ -180,7 +180,9 @@ class ServiceConfig(Section):
         "auto", description="where frames are resized and normalised, with identical results; auto: device on CUDA"
     )
     mode: Literal["serial", "pipelined", "depth", "speculative", "auto"] = Field(
-        "pipelined", description="for sessions that do not choose one"
+        "auto",
+        description="for sessions that do not choose one; auto: the highest rate within the session's age limit, and "
+        "without one speculative with exact tokens, or serial where no tokens are drafted",
     )
     depth: int = Field(0, ge=0, le=64, description="ticks a frame takes in mode depth, 1 (serial) to K (pipelined)")
     tolerance_bins: int = Field(

@@ -17,7 +17,8 @@ class Mode(str, Enum):
 
     SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
     SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not settled. AUTO: the one of these
-    with the highest rate whose action age is permitted.
+    with the highest rate within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL where
+    no tokens are drafted.
     """
 
     SERIAL = "serial"
@@ -207,6 +208,7 @@ class ActionSchema:
     frame: "tool" or "base", the frame in which relative dimensions are expressed.
     rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
     control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
+    whole_way: relative dimensions are the whole way to the target, not one control step, so they have no control rate.
     horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
     check_chunk permits is a ValueError.
     """
@@ -221,6 +223,7 @@ class ActionSchema:
     control_rate_hz: float = 0.0
     horizon: int = 1
     step_ms: float = 0.0
+    whole_way: bool = False
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
@@ -232,6 +235,8 @@ class ActionSchema:
             raise ValueError(f"action schema rotation is 'rotvec' or 'euler_xyz', got {self.rotation!r}")
         if not 0.0 <= self.control_rate_hz < math.inf:
             raise ValueError(f"action schema control_rate_hz is a rate or 0, got {self.control_rate_hz!r}")
+        if self.whole_way and self.control_rate_hz:
+            raise ValueError("action schema has whole_way and a control_rate_hz; an action is one or the other")
         if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
             raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
         check_chunk(self.horizon, len(self.names))

@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,8 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.types import Mode
+from edgeflow.scheduler.pace import paces_of
+from edgeflow.types import Mode, StageProgram
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -185,9 +187,29 @@ def test_verify_names_what_is_off(tmp_path):
         ["[b]econd", "action tokens"],
     ]
     assert "2 of 3 comparisons are off" in result.stdout
-    told = CliRunner().invoke(app, ["verify", str(directory), "--json"])
+    told = CliRunner().invoke(app, ["verify", str(directory), "--mode", "auto", "--json"])
     rows = json.loads(told.stdout, parse_constant=pytest.fail)
-    assert len(rows) == 9 and rows[0]["deviation"] is None and not rows[0]["ok"]
+    assert Counter(row["mode"] for row in rows) == dict.fromkeys(paces_of(StageProgram.tokens(policy.K)), 3)
+    assert rows[0]["deviation"] is None and not rows[0]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("command", "target"),
+    [
+        ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
+        ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
+    ],
+)
+def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, target: str):
+    given: list[object] = []
+
+    def take(*arguments: object, **_: object) -> int:
+        given.extend(getattr(each, "session", each) for each in arguments)
+        return 0
+
+    monkeypatch.setattr(target, take)
+    assert CliRunner().invoke(app, command.split()).exit_code == 0
+    assert [each.mode for each in given if hasattr(each, "mode")] == [None]
 
 
 @pytest.mark.parametrize(

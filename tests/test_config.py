@@ -25,6 +25,10 @@ def eagle3(chat: dict[str, object] | None = None, **head: object) -> dict[str, o
     return {"chat": {"draft": "eagle3", "eagle3": {"model": "h", **head}, **(chat or {})}}
 
 
+def test_sessions_that_choose_no_mode_are_served_automatically():
+    assert ServiceConfig().mode == "auto"
+
+
 def test_defaults_are_loopback_and_the_embedded_policy():
     config = load_config(None, {})
     assert (config.model, config.alias, config.grpc.host, config.http.host) == (

@@ -16,7 +16,8 @@ from typing import Any
 from benchmarks.command import keep
 from benchmarks.machine import machine_facts
 from benchmarks.metaworld import ages
-from benchmarks.metaworld.arm import ANCHORED, LOOK_AHEAD_S, LOOKING_AHEAD, PRESENT, WITHIN_A_STEP, Motion
+from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, WITHIN_A_STEP, Motion
+from edgeflow.client.aging import LOOK_AHEAD_S
 
 TASKS = (
     *("push", "pick-place", "door-open", "peg-insert-side", "basketball"),
@@ -35,7 +36,7 @@ def main() -> None:
         parser.error(str(error))
     if find_spec("metaworld") is None:
         parser.error("no simulator here: run benchmarks/metaworld/setup, then .venv-metaworld/bin/python")
-    motions = (PRESENT, ANCHORED, LOOKING_AHEAD, *([WITHIN_A_STEP] if arguments.step_limits else []))
+    motions = (PRESENT, ANCHORED, DEFAULT, *([WITHIN_A_STEP] if arguments.step_limits else []))
     _measure(arguments, modes, motions)
 
 

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.client.actions import Action
-from edgeflow.client.aging import Aging
+from edgeflow.client.aging import LOOK_AHEAD_S, OFF, Aging
 from edgeflow.client.pose import Pose, identity
 from edgeflow.types import ActionSchema, StageTimings
 
 CONTROL_RATE_HZ = 80.0
 STEP_NS = 12_500_000
 STEP_M = 0.01  # by which an output of 1 displaces the commanded hand pose in one step
-LOOK_AHEAD_S = 0.05
 Vector = NDArray[np.float64]
 
 
@@ -33,11 +32,10 @@ class Motion:
     most_steps: float = 1.0
 
 
-_LOOK_AHEAD = Aging(look_ahead_s=LOOK_AHEAD_S)
-PRESENT = Motion("present pose", False, Aging())
-ANCHORED = Motion("anchored", True, Aging())
-LOOKING_AHEAD = Motion("look-ahead", True, _LOOK_AHEAD, 1.0 + LOOK_AHEAD_S * CONTROL_RATE_HZ)
-WITHIN_A_STEP = Motion("look-ahead, one step's limits", True, _LOOK_AHEAD)
+PRESENT = Motion("present pose", False, OFF)
+ANCHORED = Motion("anchored", True, OFF)
+DEFAULT = Motion("default: look-ahead", True, Aging(), 1.0 + LOOK_AHEAD_S * CONTROL_RATE_HZ)
+WITHIN_A_STEP = Motion("look-ahead, one step's limits", True, Aging())
 
 
 def command(motion: Motion, outputs: Vector, frame_m: Vector, present_m: Vector, age_steps: int) -> Vector:

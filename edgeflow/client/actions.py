@@ -55,7 +55,7 @@ class Action:
     robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age,
     counted from the moment of its row, at which the action ends; None = no limit. settled: leading tokens that are
     settled, of len(token_ids). tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the
-    frame did not draft its tokens. aging: how targets allow for the action's age; None = not at all. chunk: [horizon,
+    frame did not draft its tokens. aging: how targets allow for the action's age. chunk: [horizon,
     dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
     the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
     apart: another chunk than that one was played when it came.
@@ -76,7 +76,7 @@ class Action:
     settled: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
-    aging: Aging | None = None
+    aging: Aging = OFF
     chunk: Vector = field(default_factory=_no_chunk)
     step: int = 0
     step_ns: int = 0
@@ -127,7 +127,7 @@ class Action:
         and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
         FailedPrecondition if the action is relative and its frame was pushed without a pose.
         """
-        aging = self.aging or OFF
+        aging = self.aging
         commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
         age_s = aging.age_s(self.stamp_ns, commanded_ns)
         step_age_s = aging.age_s(self.moment_ns, commanded_ns)
@@ -155,13 +155,12 @@ class Action:
 
     def _factor(self, aging: Aging, age_s: float) -> float:
         """How many times the displacement is taken."""
-        moves = _moves(self.schema, self.values)
-        if not aging.look_ahead_s or not moves:
+        moves, most_s = _moves(self.schema, self.values), aging.most_look_ahead_s(self.schema)
+        if not most_s or not moves:
             return 1.0
         aging.check(self.schema)
         rate_hz = aging.rate_hz(self.schema)
-        ahead_s = min(age_s, aging.look_ahead_s)
-        return look_ahead_factor(moves, self.schema, ahead_s * rate_hz, aging.look_ahead_s * rate_hz)
+        return look_ahead_factor(moves, self.schema, min(age_s, most_s) * rate_hz, most_s * rate_hz)
 
 
 @dataclass(frozen=True, slots=True)

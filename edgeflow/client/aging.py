@@ -5,27 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from edgeflow.client.connection.bounds import MAX_CONTROL_RATE_HZ
+from edgeflow.client.displacement import moves_tool
 from edgeflow.errors import FailedPrecondition, InvalidArgument
 from edgeflow.types import ActionSchema
 
 MAX_S = 10.0  # of every time set here
+LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one control step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aging:
-    """How a robot allows for the age of its actions. Each setting is off at 0, its default.
+    """How a robot allows for the age of its actions. Each setting is off at 0.
 
     Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
 
     look_ahead_s: the most age that a relative action is extended by. The action stands for one control step, so at an
-    age of n steps it is multiplied by 1 + n, within the limits of the schema. control_rate_hz: steps per second of the
-    data that the policy was trained on; 0 = as the policy's schema states. slow_from_s: the age beyond which
-    `Target.speed` falls. command_lead_s: the time from a command to the arm's motion, a part of every target's age.
-    camera_offset_s: the time from the capture of an image to its hand-over to `push`, which subtracts it from the time
-    of the call unless `captured_ns` is given.
+    age of n steps it is multiplied by 1 + n, within the limits of the schema. None = LOOK_AHEAD_S where the control
+    rate is known, here or by the schema, and the schema does not say that actions are the whole way to their target;
+    else 0. control_rate_hz: steps per second of the data that the policy was trained on; 0 = as the policy's schema
+    states. slow_from_s: the age beyond which `Target.speed` falls. command_lead_s: the time from a command to the arm's
+    motion, a part of every target's age. camera_offset_s: the time from the capture of an image to its hand-over to
+    `push`, which subtracts it from the time of the call unless `captured_ns` is given.
     """
 
-    look_ahead_s: float = 0.0
+    look_ahead_s: float | None = None
     control_rate_hz: float = 0.0
     slow_from_s: float = 0.0
     command_lead_s: float = 0.0
@@ -34,6 +37,8 @@ class Aging:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
             most, unit = (MAX_CONTROL_RATE_HZ, "Hz") if field.name == "control_rate_hz" else (MAX_S, "s")
             if not isinstance(value, int | float) or not 0.0 <= value <= most:
                 raise InvalidArgument(f"must be 0 to {most:g} {unit}, got {value!r}", field=f"aging.{field.name}")
@@ -46,6 +51,17 @@ class Aging:
                 "a look-ahead multiplies actions by it",
                 field="aging.control_rate_hz",
             )
+
+    def undecided(self, schema: ActionSchema) -> bool:
+        """True if neither these settings nor the schema say whether relative actions stand for one control step."""
+        known = self.look_ahead_s is not None or schema.whole_way or self.rate_hz(schema) > 0.0
+        return not known and schema.horizon == 1 and moves_tool(schema)
+
+    def most_look_ahead_s(self, schema: ActionSchema) -> float:
+        """The most age that relative actions are extended by, 0 = none."""
+        if self.look_ahead_s is not None:
+            return self.look_ahead_s
+        return LOOK_AHEAD_S if self.rate_hz(schema) and not schema.whole_way else 0.0
 
     def rate_hz(self, schema: ActionSchema) -> float:
         """Control steps per second: as configured, or else as the schema states; 0 = unknown."""
@@ -60,4 +76,6 @@ class Aging:
         return self.slow_from_s / age_s if 0.0 < self.slow_from_s < age_s else 1.0
 
 
-OFF = Aging()
+DEFAULT = Aging()
+OFF = Aging(look_ahead_s=0.0)
+"""Targets do not depend on the age of actions."""

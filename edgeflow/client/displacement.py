@@ -16,6 +16,12 @@ _FACTORS = 129  # at which the Euler angles of a scaled rotation are compared wi
 _SLACK = 1e-9  # radians, for rounding
 
 
+def moves_tool(schema: ActionSchema) -> bool:
+    """True if a dimension of the schema moves the tool relatively."""
+    dimensions = zip(schema.names, schema.relative, strict=True)
+    return any(relative and name in (*POSITION, *ROTATION) for name, relative in dimensions)
+
+
 def displacement(moves: Mapping[str, float], schema: ActionSchema, factor: float = 1.0) -> Pose:
     """The displacement of relative dimensions, `factor` times: the position and the angle of the rotation are scaled.
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from edgeflow.client.actions import Directive
-from edgeflow.client.aging import OFF, Aging
+from edgeflow.client.aging import DEFAULT, Aging
 from edgeflow.client.blending import LATEST, Blending
 from edgeflow.client.connection.address import check_address
 from edgeflow.client.connection.credentials import Credentials
@@ -45,7 +45,8 @@ class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
     cameras, state: of every frame; proprio_names, given instead of state, are vectors of one number each.
-    control_period_s: time between pushes. depth: pipeline depth, with Mode.DEPTH.
+    control_period_s: time between pushes. mode: None = the service's default, which is Mode.AUTO unless it is
+    configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with Mode.DEPTH.
     tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
     not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
@@ -57,9 +58,9 @@ class RobotClient:
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
-    rtc: answers continue the chunk being played (real-time chunking); None = where service and policy can, True =
-    refuse those that cannot.
+    (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
+    is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
+    (real-time chunking); None = where service and policy can, True = refuse those that cannot.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RobotClient:
         blending: Blending = LATEST,
         rtc: bool | None = None,
     ) -> None:
-        self._aging = aging or OFF
+        self._aging = aging or DEFAULT
         self._settings = SessionSettings(
             cameras=tuple(cameras),
             control_period_s=control_period_s,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from edgeflow.client.actions import Action, Directive
-from edgeflow.client.aging import OFF, Aging
+from edgeflow.client.aging import DEFAULT, Aging
 from edgeflow.client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow.client.connection.bounds import check_captured, within_limits
 from edgeflow.client.connection.outgoing import Outgoing
@@ -33,7 +33,7 @@ from edgeflow.clock import Clock
 from edgeflow.errors import EdgeflowError, FailedPrecondition
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Command, Disposition
+from edgeflow.types import ActionSchema, Command, Disposition
 
 MAX_VALID_MS = 500  # whatever the service says, an action is not executed longer
 _log = logging.getLogger("edgeflow.client")
@@ -51,7 +51,7 @@ class Session:
         instruction: str,
         clock: Clock,
         resume_within_ns: int,
-        aging: Aging = OFF,
+        aging: Aging = DEFAULT,
         blending: Blending = LATEST,
     ) -> None:
         self.flight = Flight()
@@ -70,6 +70,7 @@ class Session:
         self._published = self._watchdog.directive()
         self._arrived: pb.Arrived | None = None  # the newest answer of the stream
         self._reserved: tuple[Action, TimedChunk] | None = None
+        self._warned = False
 
     # What the robot does.
 
@@ -147,6 +148,7 @@ class Session:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
         opened = opened_of(message)
         self._aging.check(opened.schema)
+        self._warn_undecided(opened.schema)
         check_rtc(self._asked, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
@@ -177,6 +179,15 @@ class Session:
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
         self.flight.leave_all()
+
+    def _warn_undecided(self, schema: ActionSchema) -> None:
+        """Warn once that targets have no look-ahead because it is not known whether they should."""
+        if not self._warned and self._aging.undecided(schema):
+            self._warned = True
+            _log.warning(
+                "the policy does not state its control rate, so targets are not extended by the age of their action: "
+                "pass aging=Aging(control_rate_hz=...) if each action stands for one control step, else aging=OFF"
+            )
 
     def _check_usable(self) -> None:
         if self.refused and self.error is not None:

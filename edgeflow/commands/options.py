@@ -11,13 +11,14 @@ from edgeflow.types import KVName, Mode
 
 MODE_HELP = (
     "serial: one frame at a time; pipelined: highest rate; depth: between them; speculative: drafts are verified, for "
-    "young actions at a high rate; auto: highest rate within the age limit."
+    "young actions at a high rate; auto: highest rate within the age limit, and without one speculative where tokens "
+    "are drafted, else serial."
 )
 DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
 TOLERANCE_HELP = "In mode speculative, bins that a token may be from its draft and still be settled; 0: exact tokens."
 PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are settled."
 AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
-OptionalMode = Annotated[Optional[Mode], typer.Option(help=MODE_HELP)]  # noqa: UP045 - typer reads it at run time
+OptionalMode = Optional[Mode]  # noqa: UP045 - typer reads these at run time
 OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
 OptionalFloat = Optional[float]  # noqa: UP045
@@ -46,5 +47,3 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu 
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
 """Model names of the embedded policies."""
 MOST_SEED = 2**63 - 1
-
-ENDS = (Mode.SERIAL, Mode.PIPELINED)

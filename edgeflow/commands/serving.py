@@ -32,7 +32,7 @@ from edgeflow.commands.options import (
 )
 from edgeflow.console import JsonPrinter, ServicePrinter
 from edgeflow.errors import EdgeflowError, StartError
-from edgeflow.types import MOST_TOLERANCE_BINS, Mode
+from edgeflow.types import MOST_TOLERANCE_BINS
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
@@ -46,7 +46,7 @@ def serve(
     model: Annotated[
         OptionalText, typer.Option(help="Checkpoint directory, hub id, or an embedded policy: demo, demo-flow.")
     ] = None,
-    mode: OptionalMode = None,
+    mode: Annotated[OptionalMode, typer.Option(help=MODE_HELP)] = None,
     depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
     tolerance_bins: Annotated[OptionalInt, typer.Option(help=TOLERANCE_HELP)] = None,
     max_passes: Annotated[OptionalInt, typer.Option(help=PASSES_HELP)] = None,
@@ -157,7 +157,7 @@ def health(
 
 def robot(
     address: Annotated[str, typer.Argument(help="gRPC address of the service, host:port.")],
-    mode: Annotated[Mode, typer.Option(help=MODE_HELP)] = Mode.PIPELINED,
+    mode: Annotated[OptionalMode, typer.Option(help=f"{MODE_HELP} Default: the service's.")] = None,
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
     tolerance_bins: Annotated[int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
     max_passes: Annotated[int, typer.Option(min=0, help=PASSES_HELP)] = 0,

@@ -10,7 +10,6 @@ import typer
 from edgeflow.commands.options import (
     DEPTH_HELP,
     EMBEDDED_POLICIES,
-    ENDS,
     MODE_HELP,
     MOST_SEED,
     PASSES_HELP,
@@ -36,7 +35,7 @@ PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx50
 
 def eval_demo(
     episodes: Annotated[int, typer.Option(min=1, help="Episodes per condition and seed.")] = 200,
-    mode: Annotated[list[Mode], typer.Option(help=f"{MODE_HELP} Repeat for several.")] = list(ENDS),  # noqa: B006 - typer reads it
+    mode: Annotated[list[Mode], typer.Option(help=f"{MODE_HELP} Repeat for several.")] = [Mode.AUTO],  # noqa: B006 - typer reads it
     depth: Annotated[int, typer.Option(min=0, help=DEPTH_HELP)] = 0,
     tolerance_bins: Annotated[int, typer.Option(min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
     max_passes: Annotated[int, typer.Option(min=0, help=PASSES_HELP)] = 0,
@@ -61,8 +60,8 @@ def eval_demo(
     choices = {"yes": [True], "no": [False], "both": [True, False]}
     if anchored not in choices:
         raise ConfigError(f"anchored: must be yes, no or both, got {anchored!r}")
-    if Mode.AUTO in mode or (Mode.DEPTH in mode) != (depth > 0):
-        raise ConfigError("mode: eval-demo takes serial, pipelined, speculative, or depth together with --depth")
+    if (Mode.DEPTH in mode) != (depth > 0):
+        raise ConfigError("mode: depth and --depth are only given together")
     speculation = Speculation(tolerance_bins, max_passes)
     if speculation != Speculation() and Mode.SPECULATIVE not in mode:
         raise ConfigError("mode: --tolerance-bins and --max-passes need --mode speculative")

@@ -25,7 +25,7 @@ from edgeflow.policies.registry import family_of
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
     """Run the simulated robot against any service."""
     view = Console(stderr=True) if as_json else table_console()
-    with RunView(view, [plan.mode], f"robot at {address}") as show:
+    with RunView(view, [plan.mode] if plan.mode else [], f"robot at {address}") as show:
         run = run_robot(address, plan, show, credentials=credentials)
     if as_json:
         result = mode_result(run)

@@ -40,11 +40,12 @@ class RunPlan:
     """The plan of a run. episodes: how many; seconds: no episode begins later. The first limit met ends the run.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
-    object_speed: m/s. seed: of the first episode; each further one adds 1. depth: for Mode.DEPTH only.
+    object_speed: m/s. mode: None = the service's default. seed: of the first episode; each further one adds 1. depth:
+    for Mode.DEPTH only.
     tolerance_bins, max_passes: for Mode.SPECULATIVE only.
     """
 
-    mode: Mode
+    mode: Mode | None = None
     _: KW_ONLY
     episodes: int | None = None
     seconds: float | None = None
@@ -214,7 +215,8 @@ class Robot:
 
     def _progress(self, now_ns: int) -> Progress:
         successes = self._outcomes.count(Outcome.SUCCESS)
-        return Progress(self._plan.mode, self._recorder.summary(now_ns), len(self._outcomes), successes)
+        mode = self._plan.mode or self._client.opened.mode
+        return Progress(mode, self._recorder.summary(now_ns), len(self._outcomes), successes)
 
 
 def run_robot(

@@ -26,7 +26,7 @@ from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.errors import ConfigError
-from edgeflow.scheduler.pace import pace_of
+from edgeflow.scheduler.pace import auto_pace, pace_of
 from edgeflow.types import KVName, Mode, Pace, PassTimes, Speculation
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
@@ -116,6 +116,7 @@ class ConditionResult:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
     """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
+    Mode.AUTO: without an age limit.
 
     executions: of chunks. kv: as `policy.kv`.
     """
@@ -140,7 +141,11 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
     stages = built.limits.stages
     if plan.speculation.max_passes > stages:
         raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
-    paces = [pace_of(mode, stages, plan.depth, plan.speculation) for mode in plan.modes]
+    program = program_of(built.engine)
+    paces = [
+        auto_pace(program) if mode is Mode.AUTO else pace_of(mode, stages, plan.depth, plan.speculation)
+        for mode in plan.modes
+    ]
     times = dict(_times(name, built) for name in plan.profiles)
     executions = _executions(plan, built)
     grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)

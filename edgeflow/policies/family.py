@@ -103,3 +103,8 @@ class Family:
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     formats: bool = False
     export: Callable[[Path, ExportShapes], ModelProgram] | None = None
+
+    @property
+    def every_mode(self) -> tuple[Mode, ...]:
+        """The modes of its policies, with those that are made of others."""
+        return (*self.modes, *([Mode.DEPTH] if Mode.PIPELINED in self.modes else []), Mode.AUTO)

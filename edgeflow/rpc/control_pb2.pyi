@@ -203,20 +203,22 @@ class ActionDimension(_message.Message):
     def __init__(self, name: _Optional[str] = ..., unit: _Optional[str] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., relative: bool = ...) -> None: ...
 
 class ActionSchema(_message.Message):
-    __slots__ = ("dimensions", "frame", "rotation", "control_rate_hz", "horizon", "step_ms")
+    __slots__ = ("dimensions", "frame", "rotation", "control_rate_hz", "horizon", "step_ms", "whole_way")
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     ROTATION_FIELD_NUMBER: _ClassVar[int]
     CONTROL_RATE_HZ_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_WAY_FIELD_NUMBER: _ClassVar[int]
     dimensions: _containers.RepeatedCompositeFieldContainer[ActionDimension]
     frame: str
     rotation: str
     control_rate_hz: float
     horizon: int
     step_ms: float
-    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    whole_way: bool
+    def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "arrivals")

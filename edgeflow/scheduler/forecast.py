@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edgeflow.scheduler.pace import depths_of, pace_of
+from edgeflow.scheduler.pace import paces_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.settling import Draws, Settling
-from edgeflow.types import Mode, Pace, PassTimes, StageProgram
+from edgeflow.types import Pace, PassTimes, StageProgram
 
 MAX_PASSES = 800  # bounds the work of one forecast
 FRAMES = 40  # of the slowest robot, in ticks of its own
@@ -289,11 +289,7 @@ def by_mode(
     """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
     robot = Robot(pace=Pace(), period_ns=0, settling=settling, program=program)
     served = _program(robot, limits)
-    names = {served.passes: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
-    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(served.passes)}
-    if served.drafts:
-        paces[Mode.SPECULATIVE.value] = pace_of(Mode.SPECULATIVE, served.passes)
-    return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces.items()}
+    return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}
 
 
 def _program(robot: Robot, limits: SchedulerLimits) -> StageProgram:

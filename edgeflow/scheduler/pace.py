@@ -7,6 +7,8 @@ depth K is the pipeline of ActionFlow section 3.1 (rounds = 1); the depths betwe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from edgeflow.types import Mode, Pace, Speculation, StageProgram
 
 
@@ -20,10 +22,37 @@ def depths_of(stages: int) -> tuple[int, ...]:
     return tuple(sorted({-(-stages // rounds_of(depth, stages)) for depth in range(1, stages + 1)}))
 
 
+def paces_of(program: StageProgram) -> dict[str, Pace]:
+    """Every pace that mode auto may choose, by name: all depths, and exact drafts where tokens are drafted."""
+    names = {program.passes: Mode.PIPELINED.value, 1: Mode.SERIAL.value}
+    paces = {names.get(depth, f"depth {depth}"): Pace(depth) for depth in depths_of(program.passes)}
+    if program.drafts:
+        paces[Mode.SPECULATIVE.value] = auto_pace(program)
+    return paces
+
+
+def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pace]:
+    """The paces of these modes by name: of depth all between serial and pipelined, of auto all that it may choose."""
+    every, found = paces_of(program), dict[str, Pace]()
+    for mode in modes:
+        if mode is Mode.AUTO:
+            found |= every
+        elif mode is Mode.DEPTH:
+            found |= {name: pace for name, pace in every.items() if 1 < pace.depth < program.passes}
+        else:
+            found[mode.value] = served_pace(pace_of(mode, program.passes), program)
+    return found
+
+
+def auto_pace(program: StageProgram) -> Pace:
+    """The pace of mode auto without an age limit: exact drafts where tokens are drafted, serial otherwise."""
+    return served_pace(Pace(0, Speculation()), program)
+
+
 def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | None = None) -> Pace:
     """The pace of a mode. depth is read for Mode.DEPTH, speculation for Mode.SPECULATIVE, which is serial where K is 1.
 
-    ValueError for Mode.AUTO, which needs a forecast.
+    ValueError for Mode.AUTO, which needs a program (`auto_pace`), and for an age limit a forecast.
     """
     match mode:
         case Mode.SERIAL:
@@ -39,8 +68,12 @@ def pace_of(mode: Mode, stages: int, depth: int = 0, speculation: Speculation | 
             raise ValueError("auto is a choice among the other modes, not one of them")
 
 
-def served_mode(mode: Mode, pace: Pace) -> Mode:
-    """The mode in effect: speculative is serial where there is nothing to draft (`served_pace`)."""
+def served_mode(mode: Mode, pace: Pace, stages: int) -> Mode:
+    """The mode in effect: that which auto chose, and serial for speculative where there is nothing to draft."""
+    if mode is Mode.AUTO and pace.speculation is not None:
+        return Mode.SPECULATIVE
+    if mode is Mode.AUTO:
+        return {stages: Mode.PIPELINED, 1: Mode.SERIAL}.get(pace.depth, Mode.DEPTH)
     return Mode.SERIAL if mode is Mode.SPECULATIVE and pace.speculation is None else mode
 
 

@@ -45,11 +45,12 @@ def verify_checkpoint(
 ) -> list[tuple[str, CheckResult]]:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
-    modes: of control policies, empty for all; chat models have other modes. kv: other than `model`, measure the errors
-    and the memory of that KV format instead. weights: other than float, measure the cost of that precision: logits
-    and tokens against float32. ConfigError where both are given. overlay: operators for a control policy. device: cpu,
-    cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by default as the
-    bundle says. artifact: the folder of exported graphs that are checked instead of the weights.
+    modes: of control policies, empty for those that the family chooses; depth and auto stand for all of their paces.
+    ConfigError for one that the family does not have; chat models have other modes. kv: other than `model`, measure the
+    errors and the memory of that KV format instead. weights: other than float, measure the cost of that precision:
+    logits and tokens against float32. ConfigError where both are given. overlay: operators for a control policy.
+    device: cpu, cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by
+    default as the bundle says. artifact: the folder of exported graphs that are checked instead of the weights.
     """
     place = choose_device(device)
     refuse_conversion(directory, weights, "weights")
@@ -81,6 +82,10 @@ def verify_checkpoint(
                 return verify_exported_chat(directory, artifact, progress)
             return _verify_chat(directory, progress, kv, weights, place)
         known = family_of(directory, family, recorded=True)
+        for mode in modes:
+            if mode not in known.every_mode:
+                names = ", ".join(each.value for each in known.every_mode)
+                raise ConfigError(f"mode: policies of the family {known.name} are not run {mode.value}; use {names}")
         if kv != "model" and not known.formats:
             raise ConfigError(
                 f"kv: policies of the family {known.name} keep no tokens in KV slots; use model, not {kv}"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.metaworld import __main__ as program
 from benchmarks.metaworld.ages import AgedMode, combined, measured
 from benchmarks.metaworld.ages import given as given_age
-from benchmarks.metaworld.arm import ANCHORED, LOOKING_AHEAD, PRESENT, STEP_M, WITHIN_A_STEP, command
+from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, STEP_M, WITHIN_A_STEP, command
 from benchmarks.metaworld.report import FRESH, Cell, Row, as_json, as_text, plot
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_an_age_in_control_steps(age_ms, steps):
 @settings(deadline=None)
 @given(outputs, positions)
 def test_without_age_every_motion_is_the_simulators_own(values, here):
-    for motion in (PRESENT, ANCHORED, LOOKING_AHEAD, WITHIN_A_STEP):
+    for motion in (PRESENT, ANCHORED, DEFAULT, WITHIN_A_STEP):
         np.testing.assert_allclose(command(motion, values, here, here, 0), np.clip(values, -1, 1), atol=1e-9)
 
 
@@ -98,7 +98,7 @@ def test_the_commands_of_an_old_frame(values, frame, now, age_steps):
     for motion, target in (
         (PRESENT, now + displaced),
         (ANCHORED, frame + displaced),
-        (LOOKING_AHEAD, frame + ahead * displaced),
+        (DEFAULT, frame + ahead * displaced),
     ):
         expected = np.append(np.clip((target - now) / STEP_M, -1, 1), values[3])
         np.testing.assert_allclose(command(motion, values, frame, now, age_steps), expected, atol=1e-7)
@@ -110,12 +110,12 @@ def test_an_output_at_its_limit_is_not_extended_within_the_limits_of_one_step():
     behind = np.array([0.02, 0, 0])  # where the arm is by now
     assert command(WITHIN_A_STEP, half, here, still, 4)[0] == pytest.approx(1.0)
     assert command(WITHIN_A_STEP, full, here, behind, 4)[0] == pytest.approx(-1.0)
-    assert command(LOOKING_AHEAD, full, here, behind, 4)[0] == pytest.approx(1.0)
+    assert command(DEFAULT, full, here, behind, 4)[0] == pytest.approx(1.0)
 
 
 def rows() -> list[Row]:
     some, none, old = (100, 300, None), (None, None, None), AgedMode("serial", 156.0)
-    steps = ((FRESH, PRESENT, some, some), (old, ANCHORED, none, none), (old, LOOKING_AHEAD, some, none))
+    steps = ((FRESH, PRESENT, some, some), (old, ANCHORED, none, none), (old, DEFAULT, some, none))
     return [Row(mode, way.name, (Cell("push", a), Cell("basketball", b))) for mode, way, a, b in steps]
 
 

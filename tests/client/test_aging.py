@@ -1,5 +1,6 @@
 """Settings for the age of actions, and the targets that follow from them."""
 
+import logging
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.client.actions import Action, Directive, resolve
-from edgeflow.client.aging import Aging
+from edgeflow.client.aging import LOOK_AHEAD_S, OFF, Aging
 from edgeflow.client.connection.bounds import check_schema
 from edgeflow.client.pose import Pose, from_rotvec, identity
 from edgeflow.client.session import Session
@@ -21,7 +22,9 @@ MS = 1_000_000
 LOOK = Aging(look_ahead_s=0.05, control_rate_hz=20.0)
 
 
-def schema(rate_hz: float = 0.0, rotation: str = "euler_xyz", relative: bool = True) -> ActionSchema:
+def schema(
+    rate_hz: float = 0.0, rotation: str = "euler_xyz", relative: bool = True, whole_way: bool = False
+) -> ActionSchema:
     return ActionSchema(
         names=NAMES,
         units=("1",) * 7,
@@ -30,10 +33,11 @@ def schema(rate_hz: float = 0.0, rotation: str = "euler_xyz", relative: bool = T
         relative=(relative,) * 6 + (False,),
         rotation=rotation,
         control_rate_hz=rate_hz,
+        whole_way=whole_way,
     )
 
 
-def action(aging: Aging | None, age_ms: float = 100.0, values=(0.1, 0, 0, 0, 0, 0.2, 1), **changed) -> Action:
+def action(aging: Aging, age_ms: float = 100.0, values=(0.1, 0, 0, 0, 0, 0.2, 1), **changed) -> Action:
     fields = {
         "seq": 1,
         "epoch": 1,
@@ -52,7 +56,7 @@ def action(aging: Aging | None, age_ms: float = 100.0, values=(0.1, 0, 0, 0, 0, 
 
 
 @pytest.mark.parametrize("name", ["look_ahead_s", "slow_from_s", "command_lead_s", "camera_offset_s"])
-@pytest.mark.parametrize("value", [-0.001, 10.001, math.nan, math.inf, "0.1", None])
+@pytest.mark.parametrize("value", [-0.001, 10.001, math.nan, math.inf, "0.1"])
 def test_a_time_that_makes_no_sense_is_refused_with_the_range(name, value):
     with pytest.raises(InvalidArgument, match=rf"aging\.{name}: must be 0 to 10 s"):
         Aging(**{name: value})
@@ -81,7 +85,7 @@ def test_a_stated_control_rate_that_makes_no_sense_is_refused():
     st.lists(st.floats(-1, 1), min_size=7, max_size=7),
     st.floats(0, 500),
     st.sampled_from(["rotvec", "euler_xyz"]),
-    st.sampled_from([None, Aging(), Aging(control_rate_hz=20.0), Aging(command_lead_s=0.1, camera_offset_s=0.1)]),
+    st.sampled_from([Aging(), OFF, Aging(look_ahead_s=0.0, control_rate_hz=20.0), Aging(camera_offset_s=0.1)]),
 )
 def test_without_look_ahead_targets_are_bit_for_bit_those_of_the_action(values, age_ms, rotation, aging):
     agreed = schema(rotation=rotation)
@@ -92,6 +96,47 @@ def test_without_look_ahead_targets_are_bit_for_bit_those_of_the_action(values, 
     assert target.pose.quaternion.tobytes() == expected.pose.quaternion.tobytes()
     assert target.values == expected.values
     assert (target.factor, target.look_ahead_s, target.speed) == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("aging", "agreed", "factor"),
+    [
+        (Aging(), schema(20.0), 1.0 + 20.0 * LOOK_AHEAD_S),
+        (Aging(command_lead_s=0.02), schema(20.0), 1.0 + 20.0 * LOOK_AHEAD_S),
+        (Aging(control_rate_hz=10.0), schema(), 1.0 + 10.0 * LOOK_AHEAD_S),
+        (Aging(), schema(), 1.0),
+        (Aging(), schema(whole_way=True), 1.0),
+        (Aging(control_rate_hz=10.0), schema(whole_way=True), 1.0),
+        (OFF, schema(20.0), 1.0),
+        (Aging(), schema(20.0, relative=False), 1.0),
+    ],
+)
+def test_one_step_displacements_look_ahead_unless_told_not_to(aging, agreed, factor):
+    assert action(aging, 400.0, schema=agreed).target().factor == pytest.approx(factor)
+
+
+def test_an_action_is_one_step_or_the_whole_way():
+    with pytest.raises(ValueError, match="whole_way and a control_rate_hz; an action is one or the other"):
+        schema(20.0, whole_way=True)
+
+
+@pytest.mark.parametrize(
+    ("aging", "stated", "warned"),
+    [
+        (Aging(camera_offset_s=0.01), {}, True),
+        (Aging(), {"control_rate_hz": 20.0}, False),
+        (Aging(), {"whole_way": True}, False),
+        (Aging(), {"horizon": 2, "step_ms": 50.0}, False),
+        (Aging(control_rate_hz=20.0), {}, False),
+        (OFF, {}, False),
+    ],
+)
+def test_a_policy_that_states_no_rate_is_told_once(aging, stated, warned, caplog):
+    session = Session(session_settings(), "grasp", ManualClock(MS), 0, aging)
+    with caplog.at_level(logging.WARNING, "edgeflow.client"):
+        for _ in range(3):
+            session.stream_opened(opened(**stated), None)
+    assert ["aging=Aging(control_rate_hz=...)" in each for each in caplog.messages] == [True] * warned
 
 
 @pytest.mark.parametrize(("age_ms", "factor"), [(0, 1.0), (25, 1.5), (50, 2.0), (400, 2.0)])
@@ -157,7 +202,7 @@ def test_speed_never_rises_with_age(slow_from_s, ages):
 
 
 def test_how_the_action_was_verified_is_on_its_target():
-    verified = action(None, settled=5, tolerance_bins=1, max_passes=2)
+    verified = action(OFF, settled=5, tolerance_bins=1, max_passes=2)
     target = Directive(Command.ACT, action=verified).target
     assert (target.settled, target.tolerance_bins, target.max_passes) == (5, 1, 2)
 
@@ -179,7 +224,7 @@ def test_a_refused_open_leaves_the_session_closed():
 def test_a_robot_looks_ahead_from_when_its_camera_saw(serve, connect, eventually):
     """The clock stands still, so the age at receipt is the camera's offset alone."""
     clock = ManualClock(1000 * MS)
-    aging = Aging(look_ahead_s=0.05, control_rate_hz=20.0, camera_offset_s=0.025, command_lead_s=0.01)
+    aging = Aging(control_rate_hz=20.0, camera_offset_s=0.025, command_lead_s=0.01)
     image = np.zeros((6, 8, 3), np.uint8)
     with connect(serve(answer_all), clock=clock, aging=aging) as client:
         client.push(image, identity())

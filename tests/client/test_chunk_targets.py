@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.client.actions import Action, resolve, resolve_rows
-from edgeflow.client.aging import Aging
+from edgeflow.client.aging import OFF, Aging
 from edgeflow.client.pose import Pose, from_euler_xyz, from_rotvec, identity, rotate
 from edgeflow.errors import FailedPrecondition
 from edgeflow.types import ActionSchema, StageTimings
@@ -96,7 +96,7 @@ def test_the_sum_is_not_bounded_by_the_limits_of_one_row():
     np.testing.assert_allclose(matrix(target.pose.quaternion), matrix(from_rotvec(np.array([0, 0, 7.2]))), atol=1e-12)
 
 
-@pytest.mark.parametrize("look", [None, Aging(look_ahead_s=0.05), Aging(look_ahead_s=0.05, control_rate_hz=20.0)])
+@pytest.mark.parametrize("look", [OFF, Aging(look_ahead_s=0.05), Aging(look_ahead_s=0.05, control_rate_hz=20.0)])
 def test_the_sum_is_the_look_ahead_and_replaces_the_other_one(look):
     chunk = np.full((8, 7), [0.01, 0, 0, 0, 0, 0, 0.5])
     target = chunk_action(chunk, 3, schema("base"), late_ms=300, aging=look).target()

@@ -102,6 +102,14 @@ def test_speculation_without_its_mode_is_refused():
     assert isinstance(result.exception, ConfigError) and "--mode speculative" in str(result.exception)
 
 
+@pytest.mark.parametrize(("policy", "mode"), [("tokens", "speculative"), ("flow", "serial")])
+def test_by_default_eval_demo_takes_the_pace_that_auto_takes(tmp_path, policy: str, mode: str):
+    options = ["--episodes", "1", "--profile", "rtx5090", "--policy", policy, "--out", str(tmp_path), "--json"]
+    result = CliRunner().invoke(app, ["eval-demo", *options])
+    assert result.exit_code == 0, result.output
+    assert [row["mode"] for row in json.loads(result.stdout)] == [mode]
+
+
 def test_eval_demo_writes_a_row_per_mode(tmp_path):
     options = [
         "--episodes",

@@ -23,7 +23,7 @@ from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
 IMAGES = frames_for((CAMERA,), None, 4, seed=0)
-QUICK = {"limits__rate_hz": 1000.0}  # the robots of a test are faster than real ones
+QUICK = {"limits__rate_hz": 1000.0, "mode": "pipelined"}  # the robots of a test are faster than real ones
 
 
 def plan_for(served, **changes):

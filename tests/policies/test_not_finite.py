@@ -58,7 +58,9 @@ class Case:
 def flow(kind: str, **settings: Any) -> Case:
     limits = settings.pop("limits", {})
     tensor = "model.action_out_proj.bias"
-    return Case(lambda path: write_flow(path, Tiny(kind=kind)), tensor, {"control_rate_hz": 20.0, **settings}, limits=limits)
+    return Case(
+        lambda path: write_flow(path, Tiny(kind=kind)), tensor, {"control_rate_hz": 20.0, **settings}, limits=limits
+    )
 
 
 def limited(name: str, **limits: Any) -> dict[str, DimensionLimits]:

@@ -152,6 +152,7 @@ def opened_of(message: pb.Opened) -> Opened:
             control_rate_hz=message.schema.control_rate_hz,
             horizon=message.schema.horizon or 1,
             step_ms=message.schema.step_ms if message.schema.horizon > 1 else 0.0,
+            whole_way=message.schema.whole_way,
         )
         mode = _MODES[message.mode]
     except (ValueError, KeyError) as error:

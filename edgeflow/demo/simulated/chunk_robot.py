@@ -180,6 +180,7 @@ def _opened(schema: ActionSchema) -> pb.Opened:
             control_rate_hz=schema.control_rate_hz,
             horizon=schema.horizon,
             step_ms=schema.step_ms,
+            whole_way=schema.whole_way,
         ),
         mode=pb.MODE_SERIAL,
         valid_for_ms=VALID_MS,

@@ -133,6 +133,7 @@ def _action_schema() -> dict[str, Any]:
         "relative": relative,
         "frame": "tool",
         "rotation": "rotvec",
+        "whole_way": True,
         "norm_stats_key": DATASET_KEY,
     }
 

@@ -15,7 +15,7 @@ from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, Speculation, StageProgram
+from edgeflow.types import Mode, Pace, Speculation, StageProgram
 
 
 class FrameEngine(PassEngine, Protocol):
@@ -42,13 +42,16 @@ def limits_for(
 
 
 class OfflineRun:
-    """One session per mode, all fed in lockstep: before each pass every session is offered its next frame."""
+    """One session per mode, all fed in lockstep: before each pass every session is offered its next frame.
+
+    modes: or paces. depth, speculation: of the modes that need them.
+    """
 
     def __init__(
         self,
         engine: FrameEngine,
         scheduler: Scheduler,
-        modes: list[Mode],
+        modes: Sequence[Mode | Pace],
         depth: int = 0,
         speculation: Speculation | None = None,
     ) -> None:
@@ -60,7 +63,8 @@ class OfflineRun:
         self._observations: dict[FrameRef, Any] = {}
         self._waiting: set[int] = set()
         for session, mode in enumerate(modes):
-            scheduler.open(session, 1, pace_of(mode, self._program.passes, depth, speculation), self._program)
+            pace = mode if isinstance(mode, Pace) else pace_of(mode, self._program.passes, depth, speculation)
+            scheduler.open(session, 1, pace, self._program)
 
     def decode(self, streams: Sequence[Iterable[Any]]) -> list[list[Decoded]]:
         """Decode every frame of every stream, one stream per session; results in the order of the frames."""

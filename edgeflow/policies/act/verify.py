@@ -54,10 +54,6 @@ def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]
 
 
 def _refuse_options(asked: Verification) -> None:
-    if asked.modes:
-        raise ConfigError(
-            f"mode: policies of this family, act, answer in one pass, so {asked.modes[0].value} is not one"
-        )
     if asked.weights != "float":
         raise ConfigError(f"weights: policies of this family, act, have float weights, not {asked.weights}")
     if asked.operators is not None:

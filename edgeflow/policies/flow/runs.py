@@ -16,11 +16,13 @@ from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
+from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, StageProgram
+from edgeflow.types import Mode, Pace, StageProgram
 
 FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
+SERIAL = Pace(1)
 CHUNK = "out.action_chunk"
 ROUNDS = 2
 """How often frames are run one behind the other, so that the first one meets others in flight."""
@@ -72,13 +74,17 @@ class Runner:
     sizes: FlowSizes
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
-    def runs(self, frames: Sequence[FlowFrame], steps: int, mode: Mode) -> list[Run]:
+    def paces(self, modes: Sequence[Mode], steps: int) -> dict[str, Pace]:
+        """The paces of modes by name, for answers of so many steps."""
+        return paces_by_mode(modes, replace(self.sizes, steps=steps).program)
+
+    def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[Run]:
         """Each frame's answer; in a pipeline, behind others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
         engine = self._engine(sizes, rows)
-        run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [mode])
-        stream = list(frames) * (ROUNDS if mode is Mode.PIPELINED else 1)
+        run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [pace])
+        stream = list(frames) * (ROUNDS if pace.depth > 1 else 1)
         decoded = run.decode([stream])[0][-len(frames) :]
         kept: dict[FrameRef, Any] = cast("Any", run.answers).steps
         return [_run(each.sampled.values, kept[each.sampled.frame]) for each in decoded]

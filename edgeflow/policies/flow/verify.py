@@ -23,7 +23,7 @@ from edgeflow.policies.flow.exported.verify import verify_exported
 from edgeflow.policies.flow.inside import values_inside
 from edgeflow.policies.flow.published import FlowArchitecture, Network
 from edgeflow.policies.flow.recorded import Recording, read_recordings
-from edgeflow.policies.flow.runs import CHUNK, FLOW_MODES, Runner, answers_of
+from edgeflow.policies.flow.runs import CHUNK, FLOW_MODES, SERIAL, Runner, answers_of
 from edgeflow.policies.flow.subject import Results, Subject, Tolerances, Values, unknown
 from edgeflow.policies.flow.verify_rtc import check_continuations
 from edgeflow.recorded.bundle import TENSORS_FILE
@@ -73,11 +73,7 @@ def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> R
 
 
 def _modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
-    """The modes that are asked for; ConfigError for others than frames one by one and pipelined, and for weights."""
-    wrong = [mode.value for mode in asked.modes if mode not in FLOW_MODES]
-    if wrong:
-        served = ", ".join(mode.value for mode in FLOW_MODES)
-        raise ConfigError(f"mode: {wrong[0]} is not verified for {family}; choose of {served}")
+    """The modes that are asked for, or frames one by one and pipelined; ConfigError for other weights."""
     if asked.weights != "float":
         raise ConfigError(f"weights: {asked.weights} is not measured for {family}")
     return tuple(asked.modes) or FLOW_MODES
@@ -87,17 +83,17 @@ def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[
     case, results = recording.case, []
     if CHUNK not in case.tensors:
         raise CheckpointError(f"{TENSORS_FILE} lacks {case.name}.{CHUNK}: name the directory of a bundle")
-    serial = runner.runs(recording.frames, recording.steps, Mode.SERIAL)
+    serial = runner.runs(recording.frames, recording.steps)
     sizes = replace(subject.sizes, steps=recording.steps)
     found = values_inside(subject.network, sizes, recording, torch.stack([run.x for run in serial], dim=1))
     found |= subject.more(recording, sizes)
     results += [(WITHOUT_MODE, each) for each in _compared(subject, recording, found)]
     names = set(found)
-    for mode in modes:
-        runs = serial if mode is Mode.SERIAL else runner.runs(recording.frames, recording.steps, mode)
+    for name, pace in runner.paces(modes, recording.steps).items():
+        runs = serial if pace == SERIAL else runner.runs(recording.frames, recording.steps, pace)
         answers = answers_of(subject.config, runs)
         names |= set(answers)
-        results += [(mode.value, each) for each in _compared(subject, recording, answers)]
+        results += [(name, each) for each in _compared(subject, recording, answers)]
     given = {name for name in case.tensors if name.startswith(GIVEN)}
     return results + [(WITHOUT_MODE, each) for each in unknown(case.name, case.tensors.keys() - names - given)]
 

@@ -50,13 +50,13 @@ def check_continuations(
     for values, tensors in read_continuations(subject.directory):
         case = _continuation(subject, recordings, values, tensors)
         names: set[str] = {NOISE, PREVIOUS}
-        for mode in modes:
-            runs = runner.runs(case.frames, case.steps, mode)
+        for way, pace in runner.paces(modes, case.steps).items():
+            runs = runner.runs(case.frames, case.steps, pace)
             found = _found(replace(subject.sizes, steps=case.steps), case, runs)
             found[CHUNK] = torch.stack([run.chunk for run in runs])[..., : subject.config.action]
             names |= set(found)
             results += [
-                (mode.value, subject.tolerances.compare(case.name, name, value, tensors[name]))
+                (way, subject.tolerances.compare(case.name, name, value, tensors[name]))
                 for name, value in found.items()
                 if name in tensors
             ]

@@ -86,6 +86,7 @@ class ActionDecoder:
                 frame=self._block.get("frame", "base"),
                 rotation=self._block.get("rotation", "euler_xyz"),
                 control_rate_hz=float(self._block.get("control_rate_hz", 0.0)),
+                whole_way=bool(self._block.get("whole_way", False)),
             )
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"config.json edgeflow_action: {error}") from error

@@ -60,7 +60,8 @@ class ActionStatistics:
 class OpenVLAConfig:
     """tower_heads: one entry per vision tower. action_vocab: V without padding; action ids end there.
 
-    action_block: names, units, relative, frame, rotation, control_rate_hz of the action, where the checkpoint has them.
+    action_block: names, units, relative, frame, rotation, and control_rate_hz or whole_way of the action, where the
+    checkpoint has them.
     vicuna_prompt: the chat prompt of the first release.
     """
 
@@ -80,11 +81,16 @@ class OpenVLAConfig:
 
 
 def load_config(
-    directory: Path, *, center_crop: bool = False, processor: Mapping[str, Any] | None = None
+    directory: Path,
+    *,
+    center_crop: bool = False,
+    processor: Mapping[str, Any] | None = None,
+    control_rate_hz: float = 0.0,
 ) -> OpenVLAConfig:
     """Read and check config.json, preprocessor_config.json and dataset_statistics.json.
 
-    processor: stands for preprocessor_config.json.
+    processor: stands for preprocessor_config.json. control_rate_hz: above 0, stands for what the checkpoint says of its
+    actions: each is one control step at this rate.
     """
     if not directory.is_dir():
         raise CheckpointError(f"{directory} is not a directory: give the directory of a checkpoint")
@@ -93,6 +99,9 @@ def load_config(
     processor = read_json(directory / "preprocessor_config.json") if processor is None else processor
     statistics = read_json(directory / "dataset_statistics.json", required=False)
     try:
+        if control_rate_hz:
+            stated = {"control_rate_hz": control_rate_hz, "whole_way": False}
+            values = {**values, "edgeflow_action": {**values.get("edgeflow_action", {}), **stated}}
         return _config(values, processor, statistics, center_crop=center_crop, name=directory.resolve().name)
     except KeyError as error:
         raise CheckpointError(f"{directory}: the configuration lacks {error.args[0]}") from error

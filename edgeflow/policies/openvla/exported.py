@@ -104,14 +104,16 @@ class StaticOpenVLACheckpoint:
     KV format, which its graphs do not read.
     """
 
-    def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE) -> None:
+    def __init__(
+        self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE, control_rate_hz: float = 0.0
+    ) -> None:
         if kv_format is not DENSE:
             raise ConfigError(
                 f"policy.kv: {kv_format.name}; the graphs of an exported model read keys and values in float32: remove "
                 "it, or serve the checkpoint"
             )
         self._directory = directory
-        self._config = config = load_config(directory, center_crop=center_crop)
+        self._config = config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
         self._manifest = manifest = open_artifact(directory)
         if manifest.family != "openvla":
             raise CheckpointError(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgeflow.static_graphs.stages import ModelProgram
 
 OFT_STEMS = ("action_head", "proprio_projector")
+RATE, MAX_RATE_HZ = "control_rate_hz", 1000.0
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 
 
@@ -27,11 +28,14 @@ def _detect(files: Files) -> bool:
 
 
 def _check(directory: Path, settings: Settings) -> None:
-    others = settings.keys() - {"kv"}
+    others = settings.keys() - {"kv", RATE}
     if others:
-        raise ConfigError(f"policy.{min(others)}: this family, openvla, has no such setting; it has kv")
+        raise ConfigError(f"policy.{min(others)}: this family, openvla, has no such setting; it has kv and {RATE}")
     if _kv(settings) not in get_args(KVName):
         raise ConfigError(f"policy.kv: must be one of {', '.join(get_args(KVName))}, got {settings['kv']!r}")
+    rate_hz = settings.get(RATE, 0.0)
+    if isinstance(rate_hz, bool) or not isinstance(rate_hz, int | float) or not 0.0 <= rate_hz <= MAX_RATE_HZ:
+        raise ConfigError(f"policy.{RATE}: must be 0 (not known) to {MAX_RATE_HZ:g} Hz, got {rate_hz!r}")
     check_kind(read_json(directory / "config.json"), "model_type", "openvla", family="openvla")
     extra = min((path for stem in OFT_STEMS for path in directory.glob(f"{stem}*.pt")), default=None)
     if extra is not None:
@@ -57,7 +61,12 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
 
     _check(directory, settings)
     kind = StaticOpenVLACheckpoint if is_artifact(directory) else PublishedOpenVLA
-    return kind(directory, center_crop=options.center_crop, kv_format=CONFIGURED[_kv(settings)])
+    return kind(
+        directory,
+        center_crop=options.center_crop,
+        kv_format=CONFIGURED[_kv(settings)],
+        control_rate_hz=float(settings.get(RATE, 0.0)),
+    )
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:

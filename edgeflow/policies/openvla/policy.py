@@ -121,10 +121,20 @@ class OpenVLAPolicy(OpenVLAFrames):
 
     @classmethod
     def load(
-        cls, path: Path, dtype: torch.dtype, device: torch.device, *, center_crop: bool = False, **decoder_options: Any
+        cls,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        center_crop: bool = False,
+        control_rate_hz: float = 0.0,
+        **decoder_options: Any,
     ) -> OpenVLAPolicy:
-        """The policy of a checkpoint directory; CheckpointError says what is wrong with it."""
-        config = load_config(Path(path), center_crop=center_crop)
+        """The policy of a checkpoint directory; CheckpointError says what is wrong with it.
+
+        control_rate_hz: as of load_config.
+        """
+        config = load_config(Path(path), center_crop=center_crop, control_rate_hz=control_rate_hz)
         prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
 

@@ -19,8 +19,11 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 class PublishedOpenVLA:
     """A checkpoint whose configuration has been read (engine/policy.Published)."""
 
-    def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE) -> None:
+    def __init__(
+        self, directory: Path, *, center_crop: bool, kv_format: KVFormat = DENSE, control_rate_hz: float = 0.0
+    ) -> None:
         self._directory = directory
+        self._control_rate_hz = control_rate_hz
         self._center_crop = center_crop
         self._kv_format = kv_format
         self._config = load_config(directory, center_crop=center_crop)
@@ -60,6 +63,7 @@ class PublishedOpenVLA:
             placement.dtype,
             placement.device,
             center_crop=self._center_crop,
+            control_rate_hz=self._control_rate_hz,
             kv_format=self._kv_format,
             table=placement.table,
             preprocess_on_device=placement.preprocess_on_device,

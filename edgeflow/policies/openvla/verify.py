@@ -41,15 +41,18 @@ from edgeflow.recorded.comparison import (
     mismatches,
     mismatches_but_ties,
 )
+from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Pace, StageProgram
 
 CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
-DEPTH, TEXT_ROWS = 3, 128  # where KV formats are measured: ticks per frame, and the text of a slot as served by default
+OTHERS = (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE)
+SERIAL = Pace(1)
+TEXT_ROWS = 128  # of a slot as served by default, where KV formats are measured
 SERIALLY = "tokens, against serial"
 PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
@@ -74,10 +77,15 @@ def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]
         return _kv_cost(directory, CONFIGURED[asked.kv], asked)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     return [
-        (mode.value, result)
-        for mode in asked.modes or MODES
-        for result in verify_bundle(directory, mode, asked.progress, table, asked.device)
+        (name, result)
+        for name, pace in paces_by_mode(asked.modes or MODES, _program(directory)).items()
+        for result in verify_bundle(directory, pace, asked.progress, table, asked.device)
     ]
+
+
+def _program(directory: Path) -> StageProgram:
+    """The program of the widest action, which every frame of a check has."""
+    return StageProgram.tokens(load_config(directory).action_width)
 
 
 def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[tuple[str, CheckResult]]:
@@ -107,18 +115,18 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[
     capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
     exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
     results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
-    alone = [decodings[0] for decodings in decode(cases, policy, Mode.SERIAL, table, kv_format=kv_format)]
-    for mode in asked.modes or (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE):
+    alone = [decodings[0] for decodings in decode(cases, policy, SERIAL, table, kv_format=kv_format)]
+    for name, pace in paces_by_mode(asked.modes or OTHERS, _program(directory)).items():
         for shift in Shift:
-            asked.progress(f"{mode.value}, {shift.value}", 0, 1)
-            decoded = decode(cases, policy, mode, table, kv_format=kv_format, shift=shift)
+            asked.progress(f"{name}, {shift.value}", 0, 1)
+            decoded = decode(cases, policy, pace, table, kv_format=kv_format, shift=shift)
             for case, serial, decodings in zip(cases, alone, decoded, strict=True):
                 ids = serial.sampled.token_ids
                 off = max(
                     mismatches_but_ties(each.sampled.token_ids, ids, serial.logits, kv_format.name)
                     for each in decodings
                 )
-                results.append((f"{mode.value}, {shift.value}", CheckResult(case.name, SERIALLY, off, 0)))
+                results.append((f"{name}, {shift.value}", CheckResult(case.name, SERIALLY, off, 0)))
     return results
 
 
@@ -136,7 +144,7 @@ def _forced(case: _Case, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> 
 
 def verify_bundle(
     directory: Path,
-    mode: Mode,
+    pace: Pace,
     progress: Progress = lambda *_: None,
     table: OperatorTable | None = None,
     device: torch.device = CPU,
@@ -153,7 +161,7 @@ def verify_bundle(
             results += _check_vision(case, policy, device)
             results += _check_hidden(case, policy, device)
     progress("decoding", len(cases), len(cases) + 1)
-    for case, decodings in zip(cases, decode(cases, policy, mode, table), strict=True):
+    for case, decodings in zip(cases, decode(cases, policy, pace, table), strict=True):
         results += check_decoding(case, decodings, policy)
     names = [case.name for case in cases]
     return sorted(results, key=lambda result: names.index(result.case))
@@ -206,7 +214,7 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
 def decode(
     cases: list[_Case],
     policy: TokenPolicy,
-    mode: Mode,
+    pace: Pace,
     table: OperatorTable | None,
     kv_format: KVFormat = DENSE,
     shift: Shift = Shift.ROTATE,
@@ -218,10 +226,10 @@ def decode(
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
     engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table, kv_format=kv_format)
-    rounds = 1 if mode is Mode.SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
-    run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [mode], depth=DEPTH)
+    rounds = 1 if pace == SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [pace])
     frames = [case.frame for case in cases]
-    if mode is Mode.SPECULATIVE:
+    if pace.speculation is not None:
         alone = [(policy.K, frame) for frame in frames]
         decoded = run.decode_arrivals([(0, frame) for frame in frames * rounds] + alone)
     else:

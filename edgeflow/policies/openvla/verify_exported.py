@@ -16,6 +16,7 @@ from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
 from edgeflow.policies.openvla.recorded import read_bundle
 from edgeflow.policies.openvla.verify import check_decoding, decode, prepared
 from edgeflow.recorded.exported import Results, artifact_of, judged
+from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.types import Mode
 
 MODES = (Mode.SERIAL, Mode.PIPELINED)
@@ -29,15 +30,16 @@ def verify_exported(directory: Path, artifact: Path, asked: Verification) -> Res
     policy = StaticOpenVLACheckpoint(artifact, center_crop=False).load(placement)
     cases = [prepared(case, policy) for case in read_bundle(directory)]
     results: Results = []
-    for index, mode in enumerate(_modes(asked.modes)):
-        asked.progress(mode.value, index, len(MODES))
-        for case, decodings in zip(cases, decode(cases, policy, mode, placement.table), strict=True):
-            results += [(mode.value, each) for each in check_decoding(case, decodings, policy)]
+    paces = paces_by_mode(_modes(asked.modes), policy.program())
+    for index, (name, pace) in enumerate(paces.items()):
+        asked.progress(name, index, len(paces))
+        for case, decodings in zip(cases, decode(cases, policy, pace, placement.table), strict=True):
+            results += [(name, each) for each in check_decoding(case, decodings, policy)]
     return judged(manifest, results)
 
 
 def _modes(asked: Sequence[Mode]) -> Sequence[Mode]:
-    wrong = [mode.value for mode in asked if mode not in MODES]
-    if wrong:
-        raise ConfigError(f"mode: {wrong[0]}; exported graphs are verified {', '.join(mode.value for mode in MODES)}")
+    if Mode.SPECULATIVE in asked:
+        names = ", ".join(mode.value for mode in (*MODES, Mode.DEPTH, Mode.AUTO))
+        raise ConfigError(f"mode: exported graphs are not run speculative, since they verify no drafts; use {names}")
     return asked or MODES

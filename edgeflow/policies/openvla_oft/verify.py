@@ -54,9 +54,7 @@ NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
 
 
 def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    """Every comparison of a bundle, case by case; ConfigError for modes or weights, which this family does not have."""
-    if asked.modes:
-        raise ConfigError("mode: openvla_oft answers in one pass, so it has no such modes")
+    """Every comparison of a bundle, case by case; ConfigError for weights, which this family does not have."""
     if asked.weights != "float":
         raise ConfigError(f"weights: {asked.weights} is not measured for openvla_oft")
     bundle = read_oft_bundle(directory)

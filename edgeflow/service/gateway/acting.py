@@ -153,6 +153,7 @@ def act_answer(done: ActDone) -> dict[str, Any]:
             "frame": schema.frame,
             "rotation": schema.rotation,
             "control_rate_hz": schema.control_rate_hz,
+            "whole_way": schema.whole_way,
             "horizon": schema.horizon,
             "step_ms": schema.step_ms,
         },

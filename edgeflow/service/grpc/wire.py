@@ -48,7 +48,7 @@ def opened_message(
             epoch=1,
             schema=schema_message(schema),
             action_tokens=plan.stages,
-            mode=_MODES[served_mode(plan.mode, plan.pace)],
+            mode=_MODES[served_mode(plan.mode, plan.pace, plan.stages)],
             model=model,
             valid_for_ms=valid_for_ms,
             depth=plan.pace.depth,
@@ -72,6 +72,7 @@ def schema_message(schema: ActionSchema) -> pb.ActionSchema:
         control_rate_hz=schema.control_rate_hz,
         horizon=schema.horizon,
         step_ms=schema.step_ms,
+        whole_way=schema.whole_way,
     )
 
 

@@ -27,6 +27,7 @@ _MODES = {
     "serial": pb.MODE_SERIAL,
     "pipelined": pb.MODE_PIPELINED,
     "speculative": pb.MODE_SPECULATIVE,
+    "auto": pb.MODE_AUTO,
 }
 
 
@@ -127,7 +128,11 @@ class ActBody(BaseModel):
     )
     model: str = ""
     unnorm_key: str = ""
-    mode: str = Field("", pattern="^(|serial|pipelined|speculative)$")
+    mode: str = Field(
+        "",
+        pattern="^(|serial|pipelined|speculative|auto)$",
+        description="empty or auto: serial, since no frame before this one has tokens to draft from",
+    )
 
 
 def parse_body(content_type: str, body: bytes) -> ActBody:

@@ -41,8 +41,8 @@ class StateAnswer(_Answer):
 class SchemaAnswer(_Answer):
     """The meaning of an action's numbers, one entry per number. low, high: null without a limit.
 
-    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated. horizon, step_ms: actions
-    per chunk, and the time between them.
+    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated. whole_way: they are the
+    whole way to their target instead. horizon, step_ms: actions per chunk, and the time between them.
     """
 
     names: list[str]
@@ -53,6 +53,7 @@ class SchemaAnswer(_Answer):
     frame: str
     rotation: str
     control_rate_hz: float
+    whole_way: bool
     horizon: int
     step_ms: float
 

@@ -21,11 +21,13 @@ _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 async def act_once(
     plane: ControlPlane, opened: OpenRequest, frame: CheckedFrame, caller: Caller, *, received_ns: int | None = None
 ) -> tuple[ActionEvent, ActionSchema]:
-    """The action for a single checked frame; raises RequestErrors. The mode is serial unless the request sets one.
+    """The action for a single checked frame; raises RequestErrors.
 
+    Without a mode, and in mode auto, it is serial: no frame before it has tokens to draft from.
     received_ns: when the frame reached this machine, on the monotonic clock; None = now.
     """
-    runner = await plane.open(replace(opened, mode=opened.mode or Mode.SERIAL), caller, single=True)
+    mode = Mode.SERIAL if opened.mode in (None, Mode.AUTO) else opened.mode
+    runner = await plane.open(replace(opened, mode=mode), caller, single=True)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
         runner.receive_checked(frame, received_ns)

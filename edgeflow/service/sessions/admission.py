@@ -18,7 +18,7 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
-from edgeflow.scheduler.pace import depths_of, pace_of, served_pace
+from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
@@ -161,8 +161,8 @@ class Admission:
         self._check_decoding(request, robot, others)
         robots = [self._at_pace(robot, pace, asked) for pace in self._paces(asked, request)]
         plans = [self._planned(each, asked) for each in robots]
-        if asked.mode is Mode.AUTO:
-            plans = self._by_age(plans, asked)
+        if asked.mode is Mode.AUTO and asked.limit_ns is not None:
+            plans = self._by_age(plans, asked, asked.limit_ns)
         fitting = [plan for plan in plans if self._fits(plan, others)]
         if not fitting:
             raise ResourceExhausted(
@@ -211,9 +211,8 @@ class Admission:
     def _paces(self, asked: _Asked, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            exact = Speculation()
-            known = asked.program.drafts > 0 and self._settling.of(stages, exact.tolerance_bins) is not None
-            return [*map(Pace, depths_of(stages)), *([Pace(0, exact)] if known else [])]
+            alone = asked.limit_ns is None or request.rtc  # in a pipeline, few chunks continue the one being played
+            return [auto_pace(asked.program)] if alone else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")
@@ -286,20 +285,18 @@ class Admission:
         seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
-    def _by_age(self, plans: list[SessionPlan], asked: _Asked) -> list[SessionPlan]:
+    def _by_age(self, plans: list[SessionPlan], asked: _Asked, limit_ns: int) -> list[SessionPlan]:
         """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
-        allowed, limit_ns = plans, asked.limit_ns
-        if limit_ns is not None:
-            lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
-            reached = zip(plans, lowest, strict=True)
-            allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) - self._reach_ns <= limit_ns]
-            if not allowed:
-                raise FailedPrecondition(
-                    f"an action age of {limit_ns // 1_000_000} ms cannot be kept; "
-                    f"the lowest possible is {-(-(min(lowest) - self._reach_ns) // 1_000_000)} ms",
-                    field="open.max_action_age_ms",
-                    reason=Reason.AGE_UNREACHABLE,
-                )
+        lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
+        reached = zip(plans, lowest, strict=True)
+        allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) - self._reach_ns <= limit_ns]
+        if not allowed:
+            raise FailedPrecondition(
+                f"an action age of {limit_ns // 1_000_000} ms cannot be kept; "
+                f"the lowest possible is {-(-(min(lowest) - self._reach_ns) // 1_000_000)} ms",
+                field="open.max_action_age_ms",
+                reason=Reason.AGE_UNREACHABLE,
+            )
         highest = max(plan.forecast.fps for plan in allowed)
         return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, *_youth(plan)))
 

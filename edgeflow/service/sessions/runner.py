@@ -15,7 +15,7 @@ from edgeflow.ipc.messages import ChangePace, Message, OpenSession
 from edgeflow.ipc.payloads import Payloads
 from edgeflow.reasons import Reason
 from edgeflow.rpc import control_pb2 as pb
-from edgeflow.scheduler.pace import pace_text, served_mode
+from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.observation.pixels import decode_frame, raw_pixels
@@ -73,9 +73,8 @@ class SessionRunner:
         self._last_frame_ns: int | None = None
         self._taken: list[Event] = []
         self._adopt(plan)
-        if plan.mode is not served_mode(plan.mode, plan.pace):
-            text = "the model gives one token per action: there is nothing to draft, and speculative is serial"
-            session.notify("mode", text)
+        if plan.mode is Mode.SPECULATIVE and plan.pace.speculation is None:
+            session.notify("mode", "this policy drafts no tokens, so speculative is serial")
 
     def receive(self, received: Received[pb.ClientMessage] | Unparsable) -> None:
         """Handle a message after Open; the stream continues whatever it contains."""

@@ -17,7 +17,7 @@ from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from edgeflow.policies.flow.runs import Runner
-from edgeflow.types import Image, Mode, Observation
+from edgeflow.types import Image, Observation
 from tests.demo.flow_training.reference import read_network, read_normaliser
 from tests.demo.flow_training.sampling import integrate
 from tests.policies.flow.served import loaded
@@ -40,7 +40,7 @@ def test_answers_are_those_of_the_training_network(delay: int):
     rows = np.random.default_rng(0).normal(size=(9, 7))
     frame, sizes = policy.prepare(seen), policy.sizes
     frame = replace(frame, guidance=guidance_of(Previous(rows, delay), policy.rtc, sizes))
-    served = Runner(policy.network, sizes).runs([frame], sizes.steps, Mode.SERIAL)[0].chunk
+    served = Runner(policy.network, sizes).runs([frame], sizes.steps)[0].chunk
 
     tokenizer = Tokenizer.from_file(str(EMBEDDED_FLOW_POLICY / "vlm" / "tokenizer.json"))
     ids = torch.tensor([prompt_ids(tokenizer, sim.instruction)])

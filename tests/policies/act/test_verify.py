@@ -15,7 +15,6 @@ from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import Verification
 from edgeflow.recorded.comparison import CheckResult
-from edgeflow.types import Mode
 from tests.oracles import ORACLES
 from tests.policies.act.checkpoint import change_tensors, write_bundle, write_json
 from tests.policies.act.twin import TwinSize
@@ -170,10 +169,6 @@ def test_ensembles_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (
-            {"modes": (Mode.SERIAL,)},
-            "mode: policies of this family, act, answer in one pass, so serial is not one",
-        ),
         ({"weights": "fp8"}, "weights: policies of this family, act, have float weights, not fp8"),
         (
             {"operators": Path("here.json")},

@@ -16,6 +16,7 @@ from edgeflow.policies.family import Verification
 from edgeflow.policies.registry import family_of
 from edgeflow.recorded.comparison import CheckResult
 from edgeflow.types import Mode
+from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.oracles import ORACLES
 
 EXPECTED, RTC = "expected.safetensors", "expected_rtc.safetensors"
@@ -31,15 +32,15 @@ def verify(directory: Path, **asked: Any) -> list[tuple[str, CheckResult]]:
     [pytest.param(f"{name}-tiny", marks=pytest.mark.oracle(f"{name}-tiny")) for name in ("smolvla", "pi0", "pi05")],
 )
 def test_the_original_implementation_agrees(name: str):
-    """Every stored value is compared, those of steps in both modes, and nothing is off."""
-    results = verify(ORACLES / name)
+    """Every stored value is compared, those of steps at every pace that auto may choose, and nothing is off."""
+    results = verify(ORACLES / name, modes=[Mode.AUTO])
     assert [(mode, result) for mode, result in results if not result.ok] == []
     compared = {(result.case, result.quantity) for _, result in results}
     for file in (EXPECTED, RTC):
         for stored in load_file(ORACLES / name / file):
             case, group, quantity = stored.split(".", 2)
             assert group == "in" or (case, quantity.replace("_", " ")) in compared
-    for mode in ("serial", "pipelined"):
+    for mode in ("serial", "depth 2", "pipelined"):
         steps = {result.quantity for each, result in results if each == mode}
         assert {"x t", "v t", "v t base", "error", "action chunk"} <= steps
     bounds = {result.tolerance for _, result in results if result.quantity == "action chunk"}
@@ -101,8 +102,9 @@ def test_a_value_that_nothing_is_compared_with_is_off(bundle: Path, tmp_path: Pa
 
 @pytest.mark.oracle("pi05-tiny")
 def test_what_is_not_verified(bundle: Path):
-    with pytest.raises(ConfigError, match="mode: speculative is not verified for pi05; choose of serial, pipelined"):
-        verify(bundle, modes=[Mode.SPECULATIVE])
+    told = r"^mode: policies of the family pi05 are not run speculative; use serial, pipelined, depth, auto$"
+    with pytest.raises(ConfigError, match=told):
+        verify_checkpoint(bundle, [Mode.SPECULATIVE], lambda *_: None)
     with pytest.raises(ConfigError, match="weights: fp8 is not measured for pi05"):
         verify(bundle, weights="fp8")
 

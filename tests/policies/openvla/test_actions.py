@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from edgeflow.errors import CheckpointError
+from edgeflow.engine.policy import LoadOptions, Placement
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.actions import ActionDecoder
-from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig
+from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, load_config
+from edgeflow.policies.openvla.family import OPENVLA
+from tests.tiny_checkpoint import write_checkpoint
 
 NARROW = ActionStatistics((-1.0, 0.0, 5.0), (1.0, 4.0, 5.0), (True, True, True))
 MASKED = ActionStatistics((-1.0,) * 7, (3.0,) * 7, (True,) * 6 + (False,))
@@ -117,3 +123,20 @@ def test_the_checkpoint_may_name_its_action():
 def test_a_wrong_action_block_is_told(block: dict[str, object]):
     with pytest.raises(CheckpointError, match="edgeflow_action"):
         actions({"a": NARROW}, **block).schema(None)
+
+
+@pytest.mark.parametrize("block", [{}, {"edgeflow_action": {"whole_way": True}}])
+def test_the_configuration_states_the_control_rate_of_a_checkpoint(tmp_path: Path, block: dict):
+    directory = write_checkpoint(tmp_path / "tiny", **block)
+    stated = ActionDecoder(load_config(directory)).schema(None)
+    assert (stated.control_rate_hz, stated.whole_way) == (0.0, bool(block))
+    published = OPENVLA.load(directory, {"control_rate_hz": 5}, LoadOptions(center_crop=False))
+    policy = published.load(Placement(dtype=torch.float32, device=torch.device("cpu"), table=built_in_table()))
+    schema = policy.action_schema(None)
+    assert (schema.control_rate_hz, schema.whole_way) == (5.0, False)
+
+
+@pytest.mark.parametrize("rate_hz", [-1, 1001.0, True, "5"])
+def test_a_control_rate_that_is_none_is_refused_by_name(tmp_path: Path, rate_hz: object):
+    with pytest.raises(ConfigError, match=r"^policy\.control_rate_hz: must be 0 \(not known\) to 1000 Hz, got"):
+        OPENVLA.check(tmp_path, {"control_rate_hz": rate_hz})

@@ -18,10 +18,11 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.policies.openvla.verify import verify_bundle
-from edgeflow.types import Mode
+from edgeflow.types import Pace
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
+PIPELINED = Pace(5)  # as many ticks as the widest action has numbers
 PICTURES = {
     "wide": Image.effect_noise((90, 31), 80).convert("RGB"),
     "grey": Image.effect_noise((20, 33), 80),
@@ -84,9 +85,9 @@ def bundle(tmp_path_factory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
-def test_every_case_and_quantity_is_compared_and_agrees(bundle: Path, mode: Mode):
-    results = verify_bundle(bundle, mode)
+@pytest.mark.parametrize("pace", [Pace(1), PIPELINED])
+def test_every_case_and_quantity_is_compared_and_agrees(bundle: Path, pace: Pace):
+    results = verify_bundle(bundle, pace)
     assert [result for result in results if not result.ok] == []
     for name in PICTURES:
         assert {result.quantity for result in results if result.case == name} == {
@@ -109,5 +110,5 @@ def test_what_is_off_is_named(bundle: Path, tmp_path: Path, name: str, quantity:
     tensors[f"grey.{name}"] = wrong + 2e-4 if damage == "value" else wrong[..., :-1].contiguous()
     (tmp_path / "expected.safetensors").unlink()
     save_file(tensors, tmp_path / "expected.safetensors")
-    off = [(result.case, result.quantity) for result in verify_bundle(tmp_path, Mode.PIPELINED) if not result.ok]
+    off = [(result.case, result.quantity) for result in verify_bundle(tmp_path, PIPELINED) if not result.ok]
     assert off == [("grey", quantity)]

@@ -19,26 +19,27 @@ from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.verify import verify_bundle
 from edgeflow.recorded.comparison import exact_float32
-from edgeflow.types import Mode
+from edgeflow.types import Mode, Pace
 from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")
+SERIAL = Pace(1)
 
 
 @pytest.mark.oracle("openvla-tiny")
-@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
-def test_the_original_implementation_agrees(mode: Mode):
-    results = verify_bundle(ORACLES / "openvla-tiny", mode)
-    assert [result for result in results if not result.ok] == []
-    assert {result.quantity for result in results} == {
+def test_the_original_implementation_agrees_at_every_pace_that_auto_may_choose():
+    results = verify_checkpoint(ORACLES / "openvla-tiny", [Mode.AUTO], lambda *_: None)
+    assert [result for _, result in results if not result.ok] == []
+    assert {pace for pace, _ in results} == {"serial", "depth 2", "depth 3", "depth 4", "pipelined", "speculative"}
+    assert {result.quantity for _, result in results} == {
         "input ids", "pixel values", "dino patches", "siglip patches", "projected", "final hidden",
         "prefill logits", "step logits", "action tokens", "normalized actions", "actions",
         "pixel values, letterbox", "pixel values, resize-crop",
     }  # fmt: skip
-    assert len({result.case for result in results}) == 3
+    assert len({result.case for _, result in results}) == 3
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +109,9 @@ def change_case(bundle: Path, **entries: object) -> None:
     (bundle / "cases.json").write_text(json.dumps(recorded))
 
 
-@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
-def test_two_independent_implementations_agree(bundle: Path, mode: Mode):
-    results = verify_bundle(bundle, mode)
+@pytest.mark.parametrize("pace", [SERIAL, Pace(7)])
+def test_two_independent_implementations_agree(bundle: Path, pace: Pace):
+    results = verify_bundle(bundle, pace)
     assert [result for result in results if not result.ok] == []
     assert {"projected", "final hidden", "prefill logits", "action tokens", "actions"} <= {
         result.quantity for result in results
@@ -126,7 +127,7 @@ def test_a_wrong_record_is_off(bundle: Path, entry: str, quantity: str):
     values = json.loads((bundle / "cases.json").read_text())["cases"][0][entry]
     values[2] += 1
     change_case(bundle, **{entry: values})
-    assert [result.quantity for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok] == [quantity]
+    assert [result.quantity for result in verify_bundle(bundle, SERIAL) if not result.ok] == [quantity]
 
 
 @pytest.mark.parametrize("name", ["one.projected", "one.prefill_last_logits", "one.final_hidden_last"])
@@ -135,12 +136,12 @@ def test_a_wrong_tensor_is_off(bundle: Path, name: str, wrong: float):
     tensors = load_file(bundle / "expected.safetensors")
     tensors[name].view(-1)[7] += wrong
     save_file(tensors, bundle / "expected.safetensors")
-    assert len([result for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok]) == 1
+    assert len([result for result in verify_bundle(bundle, SERIAL) if not result.ok]) == 1
 
 
 def test_text_ids_may_be_recorded_without_the_trailing_space_alone(bundle: Path):
     change_case(bundle, input_ids_after_29871=None)
-    assert [result for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok] == []
+    assert [result for result in verify_bundle(bundle, SERIAL) if not result.ok] == []
 
 
 def test_a_large_value_may_deviate_by_its_own_rounding_only(bundle: Path):
@@ -149,7 +150,7 @@ def test_a_large_value_may_deviate_by_its_own_rounding_only(bundle: Path):
     for wrong, off in ((0.0, 0), (1.0, 1)):
         tensors["one.projected"].view(-1)[0] += wrong
         save_file(tensors, bundle / "expected.safetensors")
-        (found,) = (result for result in verify_bundle(bundle, Mode.SERIAL) if result.quantity == "projected")
+        (found,) = (result for result in verify_bundle(bundle, SERIAL) if result.quantity == "projected")
         assert (not found.ok) == bool(off)
         assert found.tolerance == pytest.approx(1e-4 * max(1.0, float(scale) / 20), rel=0.1)
 
@@ -170,7 +171,7 @@ def test_a_large_value_may_deviate_by_its_own_rounding_only(bundle: Path):
 def test_a_record_of_the_wrong_kind_is_told(bundle: Path, entries: dict[str, object], message: str):
     change_case(bundle, **entries)
     with pytest.raises(CheckpointError, match=message) as caught:
-        verify_bundle(bundle, Mode.SERIAL)
+        verify_bundle(bundle, SERIAL)
     assert "\n" not in str(caught.value)
 
 
@@ -178,7 +179,7 @@ def test_two_cases_of_one_name_are_told(bundle: Path):
     recorded = json.loads((bundle / "cases.json").read_text())
     (bundle / "cases.json").write_text(json.dumps({"cases": recorded["cases"] * 2}))
     with pytest.raises(CheckpointError, match="same name"):
-        verify_bundle(bundle, Mode.SERIAL)
+        verify_bundle(bundle, SERIAL)
 
 
 @pytest.mark.parametrize("ids", [[[10**6]], [[-1]], [[0]] * 8, [0]], ids=["beyond", "below", "too-many", "flat"])
@@ -186,7 +187,7 @@ def test_step_ids_that_fit_no_step_are_off(bundle: Path, ids: list):
     tensors = load_file(bundle / "expected.safetensors")
     tensors |= {"one.step_top1_ids": torch.tensor(ids), "one.step_top1_logits": torch.zeros(len(ids), 1)}
     save_file(tensors, bundle / "expected.safetensors")
-    off = [result.quantity for result in verify_bundle(bundle, Mode.SERIAL) if not result.ok]
+    off = [result.quantity for result in verify_bundle(bundle, SERIAL) if not result.ok]
     assert off == ["step logits"]
 
 
@@ -194,16 +195,16 @@ def test_step_ids_that_fit_no_step_are_off(bundle: Path, ids: list):
 def test_a_broken_bundle_is_told(bundle: Path, missing: str):
     (bundle / missing).unlink()
     with pytest.raises(CheckpointError, match=missing.split(".")[0] if missing != "frame.png" else "image"):
-        verify_bundle(bundle, Mode.SERIAL)
+        verify_bundle(bundle, SERIAL)
 
 
 def test_every_tensor_is_on_the_device_that_is_named(bundle: Path):
     """On an emulated device, where an operation over tensors of two devices fails as it does on CUDA."""
     with other_device() as device, exact_float32(OTHER):
-        results = verify_bundle(bundle, Mode.SERIAL, device=OTHER)
+        results = verify_bundle(bundle, SERIAL, device=OTHER)
     assert results and [result for result in results if not result.ok] == []
     assert {"aten.linear.default", "aten.softmax.int"} & set(device.computed), "attention and matrices ran there"
-    on_the_cpu = verify_bundle(bundle, Mode.SERIAL)
+    on_the_cpu = verify_bundle(bundle, SERIAL)
     assert [result.quantity for result in results] == [result.quantity for result in on_the_cpu]
 
 

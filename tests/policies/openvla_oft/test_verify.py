@@ -23,6 +23,7 @@ from edgeflow.policies.openvla_oft.verify import verify
 from edgeflow.policies.registry import family_of
 from edgeflow.recorded.comparison import CheckResult
 from edgeflow.types import Mode
+from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.oracles import ORACLES
 from tests.policies.openvla_oft.tiny import KEY, KINDS, TinyOFT, write_bundle
 from tests.tiny_checkpoint import TinySize
@@ -327,9 +328,15 @@ def test_what_is_done_wrong_is_seen_in_the_recorded_bundle(mutant, monkeypatch):
     assert failed(ORACLE) & MUTANTS[mutant]
 
 
-def test_there_are_no_modes_and_no_other_weights(bundle: Path):
-    with pytest.raises(ConfigError, match=r"^mode: openvla_oft answers in one pass, so it has no such modes$"):
-        verified(bundle, modes=(Mode.SERIAL,))
+@pytest.mark.parametrize("mode", [Mode.SPECULATIVE, Mode.PIPELINED, Mode.DEPTH])
+def test_one_pass_is_serial(bundle: Path, mode: Mode):
+    told = f"^mode: policies of the family openvla_oft are not run {mode.value}; use serial, auto$"
+    with pytest.raises(ConfigError, match=told):
+        verify_checkpoint(bundle, [mode], lambda *_: None)
+    verify_checkpoint(bundle, [Mode.SERIAL, Mode.AUTO], lambda *_: None)
+
+
+def test_there_are_no_other_weights(bundle: Path):
     with pytest.raises(ConfigError, match=r"^weights: fp8 is not measured for openvla_oft$"):
         verified(bundle, weights="fp8")
 

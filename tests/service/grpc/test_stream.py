@@ -129,7 +129,7 @@ async def test_an_invalid_policy_output_becomes_hold(checkpoint, values, valid):
 async def test_an_action_older_than_permitted_becomes_hold(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
-        await robot.open(max_action_age_ms=1)
+        await robot.open(mode=pb.MODE_SERIAL, max_action_age_ms=1)
         await robot.frame(1)
         await eventually(lambda: bool(served.script.worker.held))
         received_ns = time.monotonic_ns()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgeflow.config import ServiceConfig
 from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow.ipc.messages import Pong
 from edgeflow.scheduler.settling import LEAST_SAMPLES
@@ -164,17 +165,26 @@ def test_auto_chooses_drafts_once_it_is_known_how_they_settle_and_not_before():
     assert plan.worst_age_ns <= AUTO_AGE_MS * MS
 
 
+@pytest.mark.parametrize("period_ms", [10, 500])
+def test_without_an_age_limit_auto_drafts_from_the_first_frame(period_ms: int):
+    """Also where the configuration and the session say nothing."""
+    plan = rtx5090(mode=ServiceConfig().mode).plan(request(period_ms), ())
+    assert (plan.mode, plan.pace) == (Mode.AUTO, EXACT)
+    assert plan.forecast.assumed and plan.forecast.passes_per_action == 7, "no frame needs more passes than tokens"
+    assert measured().plan(request(period_ms, Mode.AUTO), ()).pace == EXACT
+
+
 def test_auto_takes_the_highest_rate_that_keeps_the_age():
     admission = measured()
-    found = {age_ms: admission.plan(request(10, Mode.AUTO, age_ms), ()).pace for age_ms in (110, 200, 300, 0)}
-    assert found == {110: EXACT, 200: EXACT, 300: Pace(4), 0: Pace(7)}
+    found = {age_ms: admission.plan(request(10, Mode.AUTO, age_ms), ()).pace for age_ms in (110, 200, 300)}
+    assert found == {110: EXACT, 200: EXACT, 300: Pace(4)}
     slow = measured((0, 0, 0, 0, 10, 20, 70))
     assert slow.plan(request(10, Mode.AUTO, 200), ()).pace == Pace(2)
 
 
 def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
-    assert measured().plan(request(500, Mode.AUTO), ()).pace == EXACT
-    assert rtx5090().plan(request(500, Mode.AUTO), ()).pace == Pace(1)
+    assert measured().plan(request(500, Mode.AUTO, 1000), ()).pace == EXACT
+    assert rtx5090().plan(request(500, Mode.AUTO, 1000), ()).pace == Pace(1)
 
 
 @pytest.mark.parametrize("period_ms", [10, 33, 100, 500])

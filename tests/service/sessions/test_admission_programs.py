@@ -74,7 +74,7 @@ def test_how_answers_settle_is_known_for_each_width_by_itself():
     assert admission.observe(told((60, 40), stages=4))
     arm, base = (admission.plan(keyed(drafting(), key), ()).forecast for key in PROGRAMS)
     assert (arm.assumed, base.assumed) == (True, False)
-    auto = {key: admission.plan(keyed(request(500, Mode.AUTO), key), ()).pace for key in PROGRAMS}
+    auto = {key: admission.plan(keyed(request(500, Mode.AUTO, 1000), key), ()).pace for key in PROGRAMS}
     assert auto == {"arm": Pace(1), "base": Pace(0, Speculation())}
 
 
@@ -94,10 +94,20 @@ def test_what_is_no_answer_in_tokens_is_served_serially_where_drafts_are_asked_f
 ):
     admission = serving({"": program})
     plan = admission.plan(drafting(), ())
-    assert (plan.pace, served_mode(plan.mode, plan.pace)) == (Pace(1), Mode.SERIAL)
+    assert (plan.pace, served_mode(plan.mode, plan.pace, plan.stages)) == (Pace(1), Mode.SERIAL)
     assert plan.forecast.fps == pytest.approx(1000 / frame_ms, rel=0.01)
     assert "speculative" not in admission.modes()
     assert admission.plan(request(10, Mode.PIPELINED), ()).pace == Pace(program.passes)
+    assert admission.plan(request(10, Mode.AUTO), ()).pace == Pace(1)
+
+
+def test_auto_is_serial_where_chunks_continue_each_other():
+    asked = request(10, Mode.AUTO, age_ms=1000)
+    admission = serving({"": DENOISING})
+    assert admission.plan(asked, ()).pace == Pace(DENOISING.passes), "the highest rate within the limit"
+    assert admission.plan(replace(asked, rtc=True), ()).pace == Pace(1)
+    with pytest.raises(FailedPrecondition, match="an action age of 20 ms cannot be kept"):
+        admission.plan(replace(asked, rtc=True, max_action_age_ns=20 * MS), ())
 
 
 def test_without_keys_there_is_one_program():

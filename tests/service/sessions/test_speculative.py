@@ -99,7 +99,7 @@ async def test_with_one_token_per_action_speculative_is_serial_and_the_robot_is_
         opened = await robot.open(mode=pb.MODE_SPECULATIVE)
         assert (opened.mode, opened.depth, opened.max_passes) == (pb.MODE_SERIAL, 1, 0)
         assert opened_with(script).pace == Pace(1)
-        assert "one token per action" in (await robot.notice("mode")).text
+        assert "drafts no tokens" in (await robot.notice("mode")).text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
-        session = (await robot.open()).session
+        session = (await robot.open(mode=pb.MODE_PIPELINED)).session
         await robot.frame(1, instruction="grasp the blue handle")
         await eventually(lambda: bool(served.script.worker.held))
         served.script.worker.kill()

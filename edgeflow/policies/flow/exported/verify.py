@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.engine.exported.flow import StaticNetwork
@@ -17,6 +18,7 @@ from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.policies.flow.recorded import Recording, read_recordings
 from edgeflow.policies.flow.runs import Runner, answers_of
 from edgeflow.policies.flow.subject import Results, Tolerances
+from edgeflow.recorded.comparison import CheckResult
 from edgeflow.recorded.exported import artifact_of, judged
 from edgeflow.types import Mode
 
@@ -52,18 +54,17 @@ def verify_exported(
     with torch.inference_mode():
         for index, recording in enumerate(fitting):
             asked.progress(recording.case.name, index, len(fitting))
-            for mode in modes:
-                results += _compared(recording, runner, mode, architecture, tolerances)
+            for name, pace in runner.paces(modes, recording.steps).items():
+                runs = runner.runs(recording.frames, recording.steps, pace)
+                found = _compared(recording, answers_of(architecture.flow, runs), tolerances)
+                results += [(name, each) for each in found]
     return judged(opened.manifest, results)
 
 
-def _compared(
-    recording: Recording, runner: Runner, mode: Mode, architecture: FlowArchitecture[Any], tolerances: Tolerances
-) -> Results:
+def _compared(recording: Recording, answers: Mapping[str, Tensor], tolerances: Tolerances) -> list[CheckResult]:
     case = recording.case
-    answers = answers_of(architecture.flow, runner.runs(recording.frames, recording.steps, mode))
     return [
-        (mode.value, tolerances.compare(case.name, name, found, case.tensors[name]))
+        tolerances.compare(case.name, name, found, case.tensors[name])
         for name, found in answers.items()
         if name in case.tensors
     ]
