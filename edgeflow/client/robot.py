@@ -28,7 +28,7 @@ from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
-from edgeflow.client.pose import Pose
+from edgeflow.client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow.client.session import Session
 from edgeflow.client.state import State, encode_state
 from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
@@ -59,7 +59,8 @@ class RobotClient:
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robot.md); None = not at all. blending: what is played where chunks of several actions overlap (there too).
     rtc: answers continue the chunk being played (real-time chunking); None = where service and policy can, True =
-    refuse those that cannot.
+    refuse those that cannot. max_distance_m: the farthest that a pose given to `push` may be from the origin, and the
+    farthest that one action may move the tool: millimetres taken for metres are noticed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class RobotClient:
         state: Sequence[StateSpec] = (),
         blending: Blending = LATEST,
         rtc: bool | None = None,
+        max_distance_m: float = MAX_DISTANCE_M,
     ) -> None:
         self._aging = aging or OFF
         self._settings = SessionSettings(
@@ -107,13 +109,20 @@ class RobotClient:
         open_message(self._settings, instruction)  # refuses here what could not be sent later
         if not resume_within_s >= 0.0:
             raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
+        check_distance(max_distance_m)
         self._address = address
         self._on_action = on_action
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
         patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
         self._session = Session(
-            self._settings, instruction, self._clock, patience_ns, aging=self._aging, blending=blending
+            self._settings,
+            instruction,
+            self._clock,
+            patience_ns,
+            aging=self._aging,
+            blending=blending,
+            max_distance_m=max_distance_m,
         )
         self._changed = threading.Condition()
         self._published = self._session.directive()
@@ -177,11 +186,13 @@ class RobotClient:
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
-        pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
+        images: by camera name, or the image itself where the session has one camera. pose: of the tool at capture, in
+        the base's frame; actions that displace the tool are anchored to it. instruction: takes effect with this frame.
         captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
         minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
-        InvalidArgument if images or state do not match the session or captured_ns is not of the last 60 s, and the
-        service's refusal if it does not take the session back after a lost stream.
+        InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
+        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)

@@ -27,8 +27,8 @@ def test_a_frame_gets_its_action(serve, connect, eventually):
         eventually(lambda: client.latest().command is Command.ACT)
         directive = client.latest()
         assert directive.action.seq == seq
-        assert directive.target.pose.position[0] == pytest.approx(0.01)
-        assert directive.target.values == {"gripper": 1.0}
+        assert directive.tool.pose.position[0] == pytest.approx(0.01)
+        assert directive.tool.values == {"gripper": 1.0}
         eventually(lambda: client.statistics().acted == 1)
         assert client.statistics().age_max_ns > 0
 

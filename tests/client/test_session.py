@@ -69,7 +69,7 @@ def robot() -> Robot:
 
 
 def at(x: float) -> Pose:
-    return Pose(np.array([x, 0.0, 0.0]), identity().quaternion)
+    return Pose(np.array([x, 0.0, 0.0]), wxyz=identity().wxyz)
 
 
 def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
@@ -79,7 +79,7 @@ def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
         frames.append(robot.write())
     for index in (0, 2):
         assert robot.act(frames[index])
-        target = robot.session.directive().target
+        target = robot.session.directive().tool
         assert target is not None and target.pose is not None
         assert target.pose.position[0] == pytest.approx(index + 1.01)
     assert not robot.act(frames[1]), "an older result came late"
