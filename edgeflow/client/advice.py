@@ -9,7 +9,7 @@ _log = logging.getLogger("edgeflow.client")
 
 
 class Advice:
-    """What a robot's loop reads and pushes, as far as it shows that it cannot move the robot.
+    """Notices a loop that cannot move its robot, by what it reads and pushes.
 
     A loop that reads the right kind at least once, among others, is left alone.
     """

@@ -40,7 +40,7 @@ def _encode(image: Image, camera: CameraSpec) -> bytes:
     if isinstance(image, np.ndarray):
         return _raw(image, camera, field)
     if not isinstance(image, bytes | bytearray | memoryview):
-        raise InvalidArgument(f"is {_described(image)}; {_wanted(image, camera)}", field=field)
+        raise InvalidArgument(f"has type {_described(image)}; {_wanted(image, camera)}", field=field)
     data = bytes(image)
     expected = camera.height * camera.width * 3
     if camera.format is ImageFormat.RGB8 and len(data) != expected:
@@ -58,12 +58,12 @@ def _raw(image: NDArray[np.uint8], camera: CameraSpec, field: str) -> bytes:
 
 
 def _described(image: object) -> str:
-    kind, library = type(image), type(image).__module__.partition(".")[0]
-    return f"a {kind.__name__}" if library == "builtins" else f"a {kind.__name__} of {library}"
+    kind = type(image)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _wanted(image: object, camera: CameraSpec) -> str:
-    """What to pass instead, by the library that the image is of; nothing is imported for it."""
+    """Advice by the library that the image is of; nothing is imported for it."""
     if camera.format is ImageFormat.JPEG:
         return "the camera was opened as JPEG: pass the encoded bytes"
     array = f"a uint8 array [{camera.height}, {camera.width}, 3], or its bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,6 +15,7 @@ Vector = NDArray[np.float64]
 
 MAX_DISTANCE_M = 100.0  # of a robot's tool from the origin of its base, unless the client says otherwise
 LONGEST_M = 1e6  # that a client may permit
+MAX_ANGLE = 4.0 * math.pi  # of roll, pitch and yaw as given: degrees are noticed
 UNIT_TOLERANCE = 1e-3  # by which the length of a quaternion may differ from 1, and a matrix from a rotation
 _ROUNDING = 1e-12  # within it a quaternion is stored as given
 _SMALL_ANGLE = 1e-9  # radians; below it a rotation vector's axis is undefined
@@ -53,11 +55,7 @@ class Pose:
         """The pose of a homogeneous matrix `[4, 4]`: the rotation, and the position in the last column."""
         given = _numbers(matrix, (4, 4), "matrix", "a homogeneous matrix")
         turn = given[:3, :3]
-        off = max(
-            float(np.abs(turn @ turn.T - np.eye(3)).max()),
-            float(np.abs(given[3] - np.array([0.0, 0.0, 0.0, 1.0])).max()),
-        )
-        if off > UNIT_TOLERANCE or np.linalg.det(turn) < 0.0:
+        if not (_rotates(turn) and np.allclose(given[3], (0.0, 0.0, 0.0, 1.0), rtol=0.0, atol=UNIT_TOLERANCE)):
             raise InvalidArgument(
                 "is not the matrix of a pose: its first three rows and columns must be a rotation and its last row "
                 f"0 0 0 1, to within {UNIT_TOLERANCE:g}",
@@ -69,6 +67,12 @@ class Pose:
     def from_rpy(cls, position: ArrayLike, rpy: ArrayLike) -> Pose:
         """The pose of a position and roll, pitch and yaw in radians: about the fixed x, then y, then z axis."""
         angles = _numbers(rpy, (3,), "rpy", "roll, pitch and yaw in radians")
+        if (np.abs(angles) > MAX_ANGLE).any():
+            raise InvalidArgument(
+                f"is {angles.tolist()}; an angle is at most {MAX_ANGLE:.2f} radians, two turns. Convert degrees by "
+                "numpy.radians",
+                field="rpy",
+            )
         return cls(position, wxyz=from_euler_xyz(angles))
 
     @property
@@ -107,7 +111,7 @@ def check_pose(pose: object, max_distance_m: float) -> None:
             "Pose(position, xyzw=...), Pose.from_matrix or Pose.from_rpy",
             field="pose",
         )
-    far_m = float(np.linalg.norm(pose.position))
+    far_m = math.hypot(*pose.position)
     if far_m > max_distance_m:
         raise InvalidArgument(
             f"is {far_m:g} m from the origin; max_distance_m of the client is {max_distance_m:g}. Positions are in "
@@ -244,6 +248,13 @@ def _unit(given: ArrayLike | None, field: str) -> Vector:
             field=field,
         )
     return numbers if abs(length - 1.0) <= _ROUNDING else numbers / length
+
+
+def _rotates(turn: Vector) -> bool:
+    """True if a matrix `[3, 3]` is a rotation, to within UNIT_TOLERANCE."""
+    if (np.abs(turn) > 1.0 + UNIT_TOLERANCE).any():
+        return False
+    return np.allclose(turn @ turn.T, np.eye(3), rtol=0.0, atol=UNIT_TOLERANCE) and float(np.linalg.det(turn)) > 0.0
 
 
 def _of_rotation(turn: Vector) -> Vector:
