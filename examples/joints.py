@@ -3,7 +3,7 @@
 python examples/joints.py [--address 127.0.0.1:50051] [--task "pick up the cube"] [--answers 60]
     [--camera top:128x96 --camera wrist:128x96] [--state observation.state:6]
 
-The arm is simulated. Put the calls of a real one into `Arm`, in the four places marked HERE.
+The arm is simulated. Put the calls of a real one into `Arm`, in the five places marked HERE.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ class Arm:
         # HERE: stay where the arm is.
         self.holds += 1
 
+    def wait_for_person(self) -> None:
+        # HERE: return when a person has looked at the arm and says that it may move again.
+        pass
+
 
 def control(address: str, task: str, arm: Arm, answers: int) -> None:
     """Push the newest frame, do what the service says now, hold when it says nothing."""
@@ -63,7 +67,8 @@ def control(address: str, task: str, arm: Arm, answers: int) -> None:
                 arm.move(directive.joints)
             else:
                 arm.hold()  # directive.reason says why
-            if directive.needs_reset:  # after STOP or a longer silence; a real robot asks a person first
+            if directive.needs_reset:  # after STOP, a fault of the service or a longer silence
+                arm.wait_for_person()
                 client.reset()
 
 

@@ -2,7 +2,7 @@
 
 python examples/tool_pose.py [--address 127.0.0.1:50051] [--task "grasp the red handle"] [--answers 60]
 
-The arm is simulated. Put the calls of a real one into `Arm`, in the four places marked HERE.
+The arm is simulated. Put the calls of a real one into `Arm`, in the five places marked HERE.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Arm:
         # HERE: stay where the arm is.
         self.holds += 1
 
+    def wait_for_person(self) -> None:
+        # HERE: return when a person has looked at the arm and says that it may move again.
+        pass
+
 
 def control(address: str, task: str, arm: Arm, answers: int) -> None:
     """Push the newest frame, do what the service says now, hold when it says nothing."""
@@ -62,7 +66,8 @@ def control(address: str, task: str, arm: Arm, answers: int) -> None:
                 arm.move(tool.pose, tool.values["gripper"])
             else:
                 arm.hold()  # directive.reason says why
-            if directive.needs_reset:  # after STOP or a longer silence; a real robot asks a person first
+            if directive.needs_reset:  # after STOP, a fault of the service or a longer silence
+                arm.wait_for_person()
                 client.reset()
 
 
