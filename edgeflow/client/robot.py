@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from edgeflow.client.actions import Directive
 from edgeflow.client.aging import OFF, Aging
@@ -38,6 +39,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Mode, StateSpec
 
 FOREVER_S = 1e9
+Entry = TypeVar("Entry")
 _log = logging.getLogger("edgeflow.client")
 
 
@@ -91,17 +93,17 @@ class RobotClient:
     ) -> None:
         self._aging = aging or OFF
         self._settings = SessionSettings(
-            cameras=tuple(cameras),
+            cameras=_listed(cameras, "cameras"),
             control_period_s=control_period_s,
             mode=mode,
             max_action_age_s=max_action_age_s,
             model=model,
-            proprio_names=tuple(proprio_names),
+            proprio_names=_listed(proprio_names, "proprio_names"),
             unnorm_key=unnorm_key,
             depth=depth,
             tolerance_bins=tolerance_bins,
             max_passes=max_passes,
-            state=tuple(state),
+            state=_listed(state, "state"),
             rtc=rtc,
         )
         check_address(address)
@@ -283,3 +285,9 @@ class RobotClient:
                     self._on_action(directive)
             except Exception:
                 _log.exception("on_action raised")
+
+
+def _listed(given: Iterable[Entry], field: str) -> tuple[Entry, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"must be a list, got {given!r:.80}", field=field)
+    return tuple(given)

@@ -98,8 +98,17 @@ class Talk:
         self.server.stopping.wait()
 
 
-def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0, horizon: int = 0, step_ms: float = 0.0) -> pb.Opened:
-    dimensions = [pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=name != "gripper") for name in NAMES]
+def opened(
+    valid_for_ms: int = 100,
+    predicted_age_ms: float = 0.0,
+    horizon: int = 0,
+    step_ms: float = 0.0,
+    relative: bool = True,
+) -> pb.Opened:
+    dimensions = [
+        pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=relative and name != "gripper")
+        for name in NAMES
+    ]
     schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec", horizon=horizon, step_ms=step_ms)
     return pb.Opened(
         session=1,

@@ -110,6 +110,14 @@ def test_a_frame_was_captured_in_the_last_minute(robot: Robot, age_ns, reason):
     assert robot.write().instruction == "grasp"
 
 
+@pytest.mark.parametrize("captured_ns", ["now", 1e9, math.nan, [1]])
+def test_a_capture_time_is_integer_nanoseconds(robot: Robot, captured_ns):
+    with pytest.raises(InvalidArgument, match="captured_ns: must be integer nanoseconds of the client's clock"):
+        robot.push_captured(captured_ns)
+    assert robot.push_captured(np.int64(robot.clock.now_ns())) == 1
+    assert robot.write().stamp_ns == robot.clock.now_ns()
+
+
 def test_a_pose_too_far_is_not_offered(robot: Robot):
     with pytest.raises(InvalidArgument, match=r"pose\.position: is 400 m .* max_distance_m of the client is 100"):
         robot.push(at(400.0))
