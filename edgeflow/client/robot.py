@@ -3,8 +3,8 @@
     with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the red handle",
                      control_period_s=0.05) as client:
         while working():
-            client.push(grab_image(), pose=tool_pose())
-            directive = client.latest()
+            client.push(grab_image(), state={"observation.state": joint_angles()})
+            joints = client.latest().joints  # `tool` where the policy moves the tool; None = hold
             ...
 
 Threads: the caller's; one that reads the stream and reconnects; one that ticks the watchdog; with on_action one
