@@ -111,6 +111,8 @@ def check_pose(pose: object, max_distance_m: float) -> None:
             "Pose(position, xyzw=...), Pose.from_matrix or Pose.from_rpy",
             field="pose",
         )
+    if not pose.finite:
+        raise InvalidArgument("is not finite: it was composed of numbers that are too large", field="pose")
     far_m = math.hypot(*pose.position)
     if far_m > max_distance_m:
         raise InvalidArgument(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeflow.client.pose import Pose, angle, check_distance, check_pose, distance, from_rotvec, rotate
+from edgeflow.client.pose import Pose, angle, check_distance, check_pose, compose, distance, from_rotvec, rotate
 from edgeflow.errors import InvalidArgument
 
 POSITION = [0.1, -0.2, 0.3]
@@ -108,6 +108,14 @@ def test_millimetres_taken_for_metres_are_noticed():
     with pytest.raises(InvalidArgument, match=r"pose\.position: is 500 m .* max_distance_m .* is 100\. .* millimetres"):
         check_pose(Pose([400.0, 0.0, 300.0], wxyz=ONE), 100.0)
     check_pose(Pose([400.0, 0.0, 300.0], wxyz=ONE), 500.0)
+
+
+def test_a_composition_that_overflowed_is_not_pushed():
+    far = Pose([1.7e308, 0.0, 0.0], wxyz=ONE)
+    with np.errstate(over="ignore"):
+        beyond = compose(far, far)
+    with pytest.raises(InvalidArgument, match="pose: is not finite"):
+        check_pose(beyond, 100.0)
 
 
 @pytest.mark.parametrize("given", [np.eye(4), (POSITION, ONE), "pose"])
