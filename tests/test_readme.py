@@ -9,9 +9,9 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_robot_loop_is_the_example_that_runs():
+def test_the_robot_loop_is_that_of_the_example_that_runs():
     (shown,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert shown == (ROOT / "examples" / "robot_loop.py").read_text()
+    assert shown in (ROOT / "examples" / "joints.py").read_text()
     assert len(shown.splitlines()) < 30
 
 

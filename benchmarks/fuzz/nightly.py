@@ -27,6 +27,7 @@ from edgeflow.console import table_console
 
 ROOT = Path(__file__).parents[2]
 PROPERTIES = (
+    "tests/client/test_targets.py",  # 100,000 pushes
     "tests/service/sessions/test_session_properties.py",
     "tests/service/http/test_api_schema.py",
     "tests/service/chat/test_chat_schema.py",

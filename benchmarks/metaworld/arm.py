@@ -80,4 +80,4 @@ def _schema(limit_m: float) -> ActionSchema:
 
 
 def _at(position: Vector) -> Pose:
-    return Pose(position, identity().quaternion)
+    return Pose(position, wxyz=identity().wxyz)

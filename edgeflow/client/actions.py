@@ -8,14 +8,17 @@ from typing import Literal
 
 import numpy as np
 
+from edgeflow.client.advice import Advice
 from edgeflow.client.aging import OFF, Aging
 from edgeflow.client.displacement import POSITION, ROTATION, displacement, look_ahead_factor
-from edgeflow.client.pose import Pose, Vector, compose, multiply
+from edgeflow.client.pose import Pose, Vector, compose, composed, multiply
 from edgeflow.client.timeline import Timeline
 from edgeflow.errors import FailedPrecondition
 from edgeflow.reasons import Reason
 from edgeflow.trajectory import ChunkReport
 from edgeflow.types import ActionSchema, Command, StageTimings
+
+DISPLACEMENTS = "directive.action.values, the displacements that it answers in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,14 @@ class Target:
     step_age_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTarget(Target):
+    """The target of an action that displaces the tool."""
+
+    pose: Pose
+    """Of the tool, in the frame of the pose that was pushed."""
+
+
 def _no_chunk() -> Vector:
     return np.zeros((0, 0))
 
@@ -58,7 +69,7 @@ class Action:
     frame did not draft its tokens. aging: how targets allow for the action's age. chunk: [horizon,
     dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
     the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
-    apart: another chunk than that one was played when it came.
+    apart: another chunk than that one was played when it came. advice: of the session.
     """
 
     seq: int
@@ -82,6 +93,7 @@ class Action:
     step_ns: int = 0
     report: ChunkReport = field(default_factory=ChunkReport)
     apart: bool = False
+    advice: Advice = field(default_factory=Advice)
 
     def __post_init__(self) -> None:
         if not self.chunk.size:
@@ -91,6 +103,11 @@ class Action:
     def age_ns(self) -> int:
         """Age of the frame at receipt, counted from capture, whatever the step."""
         return self.received_ns - self.stamp_ns
+
+    @property
+    def moves_tool(self) -> bool:
+        """True if it displaces the tool."""
+        return bool(_moves(self.schema, self.values))
 
     @property
     def late(self) -> bool:
@@ -125,13 +142,21 @@ class Action:
         now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's moment if that is
         later. Against its frame, a row of a chunk is the motion of all rows up to it. From a given pose it is one row,
         and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
-        FailedPrecondition if the action is relative and its frame was pushed without a pose.
+        FailedPrecondition if the action is relative and its frame was pushed without a pose, and if the target is not
+        finite.
         """
         aging = self.aging
         commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
         age_s = aging.age_s(self.stamp_ns, commanded_ns)
         step_age_s = aging.age_s(self.moment_ns, commanded_ns)
-        target = self._resolved(aging, age_s, pose_of)
+        with np.errstate(all="ignore"):  # a number too large is told below
+            target = self._resolved(aging, age_s, pose_of)
+        if target.pose is not None and not target.pose.finite:
+            raise FailedPrecondition(
+                f"{self.values.tolist()} is too large a motion for a target",
+                field="action.values",
+                reason=Reason.ACTION_OUT_OF_LIMITS,
+            )
         return replace(
             target,
             age_s=age_s,
@@ -176,9 +201,40 @@ class Directive:
     needs_reset: bool = False
 
     @property
-    def target(self) -> Target | None:
-        """The action resolved against its frame; None for HOLD and STOP. Raises like `Action.target`."""
-        return self.action.target() if self.action else None
+    def joints(self) -> Vector | None:
+        """`[dims]`, the row that is due of a policy whose actions are absolute, such as joint angles and a gripper.
+
+        In the order and the units of `client.opened.schema`. None for HOLD and STOP, and where a number of the action
+        is a displacement: of the tool, read `tool`; of anything else, `action.values`.
+        """
+        action = self.action
+        if action is None:
+            return None
+        if any(action.schema.relative):
+            action.advice.misread("joints", "directive.tool" if action.moves_tool else DISPLACEMENTS)
+            return None
+        action.advice.read()
+        return action.values
+
+    @property
+    def tool(self) -> ToolTarget | None:
+        """The target pose of the tool, and every other dimension, of a policy whose actions displace the tool.
+
+        The action resolved against the pose of its frame; of a chunk, the row that is due. None for HOLD and STOP, if
+        that frame was pushed without a pose, and where the actions do not displace the tool: then read `joints`.
+        """
+        action = self.action
+        if action is None:
+            return None
+        if not action.moves_tool:
+            action.advice.misread("tool", DISPLACEMENTS if any(action.schema.relative) else "directive.joints")
+            return None
+        action.advice.read()
+        if action.frame_pose is None:
+            action.advice.pose_missing()
+            return None
+        target = action.target()
+        return target if isinstance(target, ToolTarget) else None
 
 
 def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None, factor: float = 1.0) -> Target:
@@ -192,7 +248,7 @@ def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None, factor: f
     if not moves:
         return Target(pose=None, values=others)
     pose = _moved(_anchored(anchor), displacement(moves, schema, factor), schema)
-    return Target(pose=pose, values=others, factor=factor)
+    return ToolTarget(pose=pose, values=others, factor=factor)
 
 
 def resolve_rows(schema: ActionSchema, rows: Vector, anchor: Pose | None) -> Target:
@@ -221,7 +277,7 @@ def _moved(pose: Pose, by: Pose, schema: ActionSchema) -> Pose:
     """The pose after a displacement in the frame of the schema."""
     if schema.frame == "tool":
         return compose(pose, by)
-    return Pose(pose.position + by.position, multiply(by.quaternion, pose.quaternion))
+    return composed(pose.position + by.position, multiply(by.wxyz, pose.wxyz))
 
 
 def _moves(schema: ActionSchema, values: Vector) -> dict[str, float]:

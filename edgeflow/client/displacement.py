@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, from_euler_xyz, from_rotvec, to_euler_xyz, to_rotvec
+from edgeflow.client.pose import Pose, Vector, composed, from_euler_xyz, from_rotvec, to_euler_xyz, to_rotvec
 from edgeflow.types import ActionSchema
 
 POSITION = ("x", "y", "z")
 ROTATION = ("roll", "pitch", "yaw")
+MAX_TURN = 2.0 * math.pi  # radians, of one displacement about an axis
+LARGEST = 1e300  # of any number of an action, so that blending cannot overflow
 _FACTORS = 129  # at which the Euler angles of a scaled rotation are compared with their limits
 _SLACK = 1e-9  # radians, for rounding
 
@@ -22,6 +24,14 @@ def moves_tool(schema: ActionSchema) -> bool:
     return any(relative and name in (*POSITION, *ROTATION) for name, relative in dimensions)
 
 
+def within_reach(rows: Vector, schema: ActionSchema, max_distance_m: float) -> bool:
+    """True if no displacement of the tool in rows [..., dims] is beyond max_distance_m or MAX_TURN, and nothing else
+    beyond LARGEST: so targets are finite where the schema states no limits, too.
+    """
+    most = [_most(name, relative, max_distance_m) for name, relative in zip(schema.names, schema.relative, strict=True)]
+    return bool((np.abs(rows) <= np.array(most)).all())
+
+
 def displacement(moves: Mapping[str, float], schema: ActionSchema, factor: float = 1.0) -> Pose:
     """The displacement of relative dimensions, `factor` times: the position and the angle of the rotation are scaled.
 
@@ -29,8 +39,8 @@ def displacement(moves: Mapping[str, float], schema: ActionSchema, factor: float
     """
     shift, angles = _vector(moves, POSITION), _vector(moves, ROTATION)
     if factor == 1.0:
-        return Pose(shift, from_rotvec(angles) if schema.rotation == "rotvec" else from_euler_xyz(angles))
-    return Pose(factor * shift, from_rotvec(factor * _rotvec(angles, schema)))
+        return composed(shift, from_rotvec(angles) if schema.rotation == "rotvec" else from_euler_xyz(angles))
+    return composed(factor * shift, from_rotvec(factor * _rotvec(angles, schema)))
 
 
 def look_ahead_factor(moves: Mapping[str, float], schema: ActionSchema, steps: float, most_steps: float) -> float:
@@ -47,6 +57,12 @@ def look_ahead_factor(moves: Mapping[str, float], schema: ActionSchema, steps: f
     if angle > 0.0 and schema.rotation == "euler_xyz" and most > 1.0:
         most = _most_euler(moves, schema, turn, most)
     return max(1.0, min(1.0 + steps, most))
+
+
+def _most(name: str, relative: bool, max_distance_m: float) -> float:
+    if not relative or name not in (*POSITION, *ROTATION):
+        return LARGEST
+    return max_distance_m if name in POSITION else MAX_TURN
 
 
 def _vector(moves: Mapping[str, float], names: tuple[str, ...]) -> Vector:

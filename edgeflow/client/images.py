@@ -30,7 +30,7 @@ def encode_images(images: Images, cameras: Sequence[CameraSpec]) -> list[bytes]:
     names = [camera.name for camera in cameras]
     if set(images) != set(names):
         raise InvalidArgument(
-            f"has cameras {sorted(images)}; the session was opened with {sorted(names)}", field="images"
+            f"has cameras {sorted(images, key=str)}; the session was opened with {sorted(names)}", field="images"
         )
     return [_encode(images[camera.name], camera) for camera in cameras]
 
@@ -39,6 +39,8 @@ def _encode(image: Image, camera: CameraSpec) -> bytes:
     field = f"images[{camera.name!r}]"
     if isinstance(image, np.ndarray):
         return _raw(image, camera, field)
+    if not isinstance(image, bytes | bytearray | memoryview):
+        raise InvalidArgument(f"has type {_described(image)}; {_wanted(image, camera)}", field=field)
     data = bytes(image)
     expected = camera.height * camera.width * 3
     if camera.format is ImageFormat.RGB8 and len(data) != expected:
@@ -53,3 +55,21 @@ def _raw(image: NDArray[np.uint8], camera: CameraSpec, field: str) -> bytes:
     if image.dtype != np.uint8 or image.shape != shape:
         raise InvalidArgument(f"is {image.dtype} {list(image.shape)}; expected is uint8 {list(shape)}", field=field)
     return image.tobytes()
+
+
+def _described(image: object) -> str:
+    kind = type(image)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _wanted(image: object, camera: CameraSpec) -> str:
+    """Advice by the library that the image is of; nothing is imported for it."""
+    if camera.format is ImageFormat.JPEG:
+        return "the camera was opened as JPEG: pass the encoded bytes"
+    array = f"a uint8 array [{camera.height}, {camera.width}, 3], or its bytes"
+    library = type(image).__module__.partition(".")[0]
+    if library == "PIL":
+        return f"pass {array}: numpy.asarray(image.convert('RGB'))"
+    if library == "torch":
+        return f"pass {array}: image.cpu().numpy(), channels last, 0 to 255"
+    return f"pass {array}"

@@ -2,30 +2,129 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from edgeflow.errors import InvalidArgument
 
 Vector = NDArray[np.float64]
 
+MAX_DISTANCE_M = 100.0  # of a robot's tool from the origin of its base, unless the client says otherwise
+LONGEST_M = 1e6  # that a client may permit
+MAX_ANGLE = 4.0 * math.pi  # of roll, pitch and yaw as given: degrees are noticed
+UNIT_TOLERANCE = 1e-3  # by which the length of a quaternion may differ from 1, and a matrix from a rotation
+_ROUNDING = 1e-12  # within it a quaternion is stored as given
 _SMALL_ANGLE = 1e-9  # radians; below it a rotation vector's axis is undefined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Pose:
     """A frame expressed in a parent frame.
 
-    position: `[3]`, metres. quaternion: `[4]`, unit, (w, x, y, z).
+    Made by `Pose(position, wxyz=...)`, or `Pose(position, xyzw=...)` as ROS, tf2 and SciPy order a quaternion, or by
+    `from_matrix` or `from_rpy`. A quaternion is normalised. InvalidArgument for numbers that are not finite, a wrong
+    shape, or a quaternion whose length is not 1 within UNIT_TOLERANCE.
     """
 
     position: Vector
-    quaternion: Vector
+    """`[3]`, metres."""
+    wxyz: Vector
+    """The rotation: a unit quaternion `[4]`, w first."""
+
+    def __init__(
+        self, position: ArrayLike, *unnamed: NoReturn, wxyz: ArrayLike | None = None, xyzw: ArrayLike | None = None
+    ) -> None:
+        if len(unnamed) or (wxyz is None) == (xyzw is None):
+            raise InvalidArgument(
+                "name the order of one quaternion: write Pose(position, wxyz=...) if w comes first, or "
+                "Pose(position, xyzw=...) if w comes last, as in ROS and SciPy",
+                field="pose",
+            )
+        _keep(
+            self,
+            _numbers(position, (3,), "pose.position", "x, y and z in metres; for a 4 x 4 matrix, Pose.from_matrix"),
+            _unit(wxyz, "pose.wxyz") if wxyz is not None else np.roll(_unit(xyzw, "pose.xyzw"), 1),
+        )
+
+    @classmethod
+    def from_matrix(cls, matrix: ArrayLike) -> Pose:
+        """The pose of a homogeneous matrix `[4, 4]`: the rotation, and the position in the last column."""
+        given = _numbers(matrix, (4, 4), "matrix", "a homogeneous matrix")
+        turn = given[:3, :3]
+        if not (_rotates(turn) and np.allclose(given[3], (0.0, 0.0, 0.0, 1.0), rtol=0.0, atol=UNIT_TOLERANCE)):
+            raise InvalidArgument(
+                "is not the matrix of a pose: its first three rows and columns must be a rotation and its last row "
+                f"0 0 0 1, to within {UNIT_TOLERANCE:g}",
+                field="matrix",
+            )
+        return cls(given[:3, 3], wxyz=_of_rotation(turn))
+
+    @classmethod
+    def from_rpy(cls, position: ArrayLike, rpy: ArrayLike) -> Pose:
+        """The pose of a position and roll, pitch and yaw in radians: about the fixed x, then y, then z axis."""
+        angles = _numbers(rpy, (3,), "rpy", "roll, pitch and yaw in radians")
+        if (np.abs(angles) > MAX_ANGLE).any():
+            raise InvalidArgument(
+                f"is {angles.tolist()}; an angle is at most {MAX_ANGLE:.2f} radians, two turns. Convert degrees by "
+                "numpy.radians",
+                field="rpy",
+            )
+        return cls(position, wxyz=from_euler_xyz(angles))
+
+    @property
+    def xyzw(self) -> Vector:
+        """The rotation as a unit quaternion `[4]`, w last, as in ROS, tf2 and SciPy."""
+        return np.roll(self.wxyz, -1)
+
+    @property
+    def finite(self) -> bool:
+        """True unless a number is NaN or infinite, which only a composition can give."""
+        return bool(np.isfinite(self.position).all() and np.isfinite(self.wxyz).all())
+
+
+def composed(position: Vector, wxyz: Vector) -> Pose:
+    """The result of composing poses, unchecked: actions may have no limits, so who hands it out looks at `finite`."""
+    pose = object.__new__(Pose)
+    _keep(pose, position, wxyz)
+    return pose
+
+
+def check_distance(max_distance_m: object) -> None:
+    """Raise InvalidArgument for what no distance can be limited to."""
+    if not isinstance(max_distance_m, int | float) or not 0.0 < max_distance_m <= LONGEST_M:
+        raise InvalidArgument(
+            f"must be above 0 and at most {LONGEST_M:g} m, got {max_distance_m!r}", field="max_distance_m"
+        )
+
+
+def check_pose(pose: object, max_distance_m: float) -> None:
+    """Raise InvalidArgument for what is neither a pose nor None, and for a position farther than max_distance_m."""
+    if pose is None:
+        return
+    if not isinstance(pose, Pose):
+        raise InvalidArgument(
+            f"must be a Pose, got {type(pose).__name__}; make one by Pose(position, wxyz=...), "
+            "Pose(position, xyzw=...), Pose.from_matrix or Pose.from_rpy",
+            field="pose",
+        )
+    if not pose.finite:
+        raise InvalidArgument("is not finite: it was composed of numbers that are too large", field="pose")
+    far_m = math.hypot(*pose.position)
+    if far_m > max_distance_m:
+        raise InvalidArgument(
+            f"is {far_m:g} m from the origin; max_distance_m of the client is {max_distance_m:g}. Positions are in "
+            "metres: divide millimetres by 1000",
+            field="pose.position",
+        )
 
 
 def identity() -> Pose:
     """The parent frame itself."""
-    return Pose(np.zeros(3), np.array([1.0, 0.0, 0.0, 0.0]))
+    return Pose(np.zeros(3), wxyz=np.array([1.0, 0.0, 0.0, 0.0]))
 
 
 def from_rotvec(rotvec: Vector) -> Vector:
@@ -92,10 +191,7 @@ def rotate(quaternion: Vector, vector: Vector) -> Vector:
 
 def compose(parent: Pose, child: Pose) -> Pose:
     """The pose of a child, given in the parent's frame, expressed in the frame the parent is expressed in."""
-    return Pose(
-        parent.position + rotate(parent.quaternion, child.position),
-        multiply(parent.quaternion, child.quaternion),
-    )
+    return composed(parent.position + rotate(parent.wxyz, child.position), multiply(parent.wxyz, child.wxyz))
 
 
 def inverse(pose: Pose) -> Pose:
@@ -105,8 +201,8 @@ def inverse(pose: Pose) -> Pose:
 
 def relative(frame: Pose, target: Pose) -> Pose:
     """The pose `x` for which `compose(frame, x)` is `target`."""
-    back = conjugate(frame.quaternion)
-    return Pose(rotate(back, target.position - frame.position), multiply(back, target.quaternion))
+    back = conjugate(frame.wxyz)
+    return composed(rotate(back, target.position - frame.position), multiply(back, target.wxyz))
 
 
 def distance(a: Pose, b: Pose) -> float:
@@ -116,4 +212,65 @@ def distance(a: Pose, b: Pose) -> float:
 
 def angle(a: Pose, b: Pose) -> float:
     """The smallest angle between two orientations, radians in [0, pi]."""
-    return float(np.linalg.norm(to_rotvec(multiply(conjugate(a.quaternion), b.quaternion))))
+    return float(np.linalg.norm(to_rotvec(multiply(conjugate(a.wxyz), b.wxyz))))
+
+
+def _keep(pose: Pose, position: Vector, wxyz: Vector) -> None:
+    for name, values in (("position", position), ("wxyz", wxyz)):
+        values.setflags(write=False)
+        object.__setattr__(pose, name, values)
+
+
+def _numbers(given: ArrayLike | None, shape: tuple[int, ...], field: str, what: str) -> Vector:
+    """A copy as finite numbers of this shape."""
+    size = " x ".join(map(str, shape))
+    try:
+        found = np.array(given)
+    except (TypeError, ValueError, RuntimeError):  # ragged, or an array of another library on its own device
+        found = np.array(None)
+    if found.dtype.kind not in "fiu":
+        raise InvalidArgument(f"must be {size} numbers ({what}), got {type(given).__name__}", field=field)
+    if found.shape != shape:
+        raise InvalidArgument(f"has shape {list(found.shape)}; it must be {size} numbers ({what})", field=field)
+    with np.errstate(over="ignore"):
+        numbers = found.astype(np.float64)
+    if not np.isfinite(numbers).all():
+        raise InvalidArgument(f"is {numbers.tolist()}; every number must be finite", field=field)
+    return numbers
+
+
+def _unit(given: ArrayLike | None, field: str) -> Vector:
+    """A quaternion of length 1."""
+    numbers = _numbers(given, (4,), field, "a unit quaternion")
+    with np.errstate(over="ignore"):
+        length = float(np.linalg.norm(numbers))
+    if not abs(length - 1.0) <= UNIT_TOLERANCE:
+        raise InvalidArgument(
+            f"is {numbers.tolist()}, of length {length:g}; a rotation has length 1, to within {UNIT_TOLERANCE:g}",
+            field=field,
+        )
+    return numbers if abs(length - 1.0) <= _ROUNDING else numbers / length
+
+
+def _rotates(turn: Vector) -> bool:
+    """True if a matrix `[3, 3]` is a rotation, to within UNIT_TOLERANCE."""
+    if (np.abs(turn) > 1.0 + UNIT_TOLERANCE).any():
+        return False
+    return np.allclose(turn @ turn.T, np.eye(3), rtol=0.0, atol=UNIT_TOLERANCE) and float(np.linalg.det(turn)) > 0.0
+
+
+def _of_rotation(turn: Vector) -> Vector:
+    """The unit quaternion `[4]`, w first, of a rotation matrix `[3, 3]`."""
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = turn
+    # Each row is the quaternion times four of its own components; the longest row is the most exact.
+    rows = np.array(
+        [
+            [1.0 + xx + yy + zz, zy - yz, xz - zx, yx - xy],
+            [zy - yz, 1.0 + xx - yy - zz, xy + yx, xz + zx],
+            [xz - zx, xy + yx, 1.0 - xx + yy - zz, yz + zy],
+            [yx - xy, xz + zx, yz + zy, 1.0 - xx - yy + zz],
+        ]
+    )
+    lengths = np.linalg.norm(rows, axis=1)
+    longest = int(lengths.argmax())
+    return np.asarray(rows[longest] / lengths[longest], dtype=np.float64)

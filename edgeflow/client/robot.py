@@ -3,8 +3,8 @@
     with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the red handle",
                      control_period_s=0.05) as client:
         while working():
-            client.push(grab_image(), pose=tool_pose())
-            directive = client.latest()
+            client.push(grab_image(), state={"observation.state": joint_angles()})
+            joints = client.latest().joints  # `tool` where the policy moves the tool; None = hold
             ...
 
 Threads: the caller's; one that reads the stream and reconnects; one that ticks the watchdog; with on_action one
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
+from typing import TypeVar
 
 from edgeflow.client.actions import Directive
 from edgeflow.client.aging import DEFAULT, Aging
@@ -28,7 +29,7 @@ from edgeflow.client.connection.outgoing import Outgoing
 from edgeflow.client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow.client.flight import Statistics
 from edgeflow.client.images import Images, encode_images
-from edgeflow.client.pose import Pose
+from edgeflow.client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow.client.session import Session
 from edgeflow.client.state import State, encode_state
 from edgeflow.client.watchdog import RESUME_WITHIN_NS, WatchdogThread
@@ -38,6 +39,7 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Mode, StateSpec
 
 FOREVER_S = 1e9
+Entry = TypeVar("Entry")
 _log = logging.getLogger("edgeflow.client")
 
 
@@ -60,7 +62,9 @@ class RobotClient:
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
     is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
-    (real-time chunking); None = where service and policy can, True = refuse those that cannot.
+    (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
+    farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
+    millimetres taken for metres are noticed.
     """
 
     def __init__(
@@ -87,20 +91,21 @@ class RobotClient:
         state: Sequence[StateSpec] = (),
         blending: Blending = LATEST,
         rtc: bool | None = None,
+        max_distance_m: float = MAX_DISTANCE_M,
     ) -> None:
         self._aging = aging or DEFAULT
         self._settings = SessionSettings(
-            cameras=tuple(cameras),
+            cameras=_listed(cameras, "cameras"),
             control_period_s=control_period_s,
             mode=mode,
             max_action_age_s=max_action_age_s,
             model=model,
-            proprio_names=tuple(proprio_names),
+            proprio_names=_listed(proprio_names, "proprio_names"),
             unnorm_key=unnorm_key,
             depth=depth,
             tolerance_bins=tolerance_bins,
             max_passes=max_passes,
-            state=tuple(state),
+            state=_listed(state, "state"),
             rtc=rtc,
         )
         check_address(address)
@@ -108,13 +113,20 @@ class RobotClient:
         open_message(self._settings, instruction)  # refuses here what could not be sent later
         if not resume_within_s >= 0.0:
             raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
+        check_distance(max_distance_m)
         self._address = address
         self._on_action = on_action
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
         patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
         self._session = Session(
-            self._settings, instruction, self._clock, patience_ns, aging=self._aging, blending=blending
+            self._settings,
+            instruction,
+            self._clock,
+            patience_ns,
+            aging=self._aging,
+            blending=blending,
+            max_distance_m=max_distance_m,
         )
         self._changed = threading.Condition()
         self._published = self._session.directive()
@@ -178,11 +190,13 @@ class RobotClient:
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
-        pose: of the tool at capture; relative actions are anchored to it. instruction: takes effect with this frame.
+        images: by camera name, or the image itself where the session has one camera. pose: of the tool at capture, in
+        the base's frame; actions that displace the tool are anchored to it. instruction: takes effect with this frame.
         captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
         minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
-        InvalidArgument if images or state do not match the session or captured_ns is not of the last 60 s, and the
-        service's refusal if it does not take the session back after a lost stream.
+        InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
+        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
@@ -273,3 +287,9 @@ class RobotClient:
                     self._on_action(directive)
             except Exception:
                 _log.exception("on_action raised")
+
+
+def _listed(given: Iterable[Entry], field: str) -> tuple[Entry, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"must be a list, got {given!r:.80}", field=field)
+    return tuple(given)

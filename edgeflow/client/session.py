@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from edgeflow.client.actions import Action, Directive
+from edgeflow.client.advice import Advice
 from edgeflow.client.aging import DEFAULT, Aging
 from edgeflow.client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow.client.connection.bounds import check_captured, within_limits
@@ -25,8 +26,9 @@ from edgeflow.client.connection.wire import (
     settings_after,
     timings_of,
 )
+from edgeflow.client.displacement import within_reach
 from edgeflow.client.flight import Flight, Taken
-from edgeflow.client.pose import Pose
+from edgeflow.client.pose import MAX_DISTANCE_M, Pose, check_pose
 from edgeflow.client.timeline import Timeline
 from edgeflow.client.watchdog import Watchdog
 from edgeflow.clock import Clock
@@ -53,6 +55,7 @@ class Session:
         resume_within_ns: int,
         aging: Aging = DEFAULT,
         blending: Blending = LATEST,
+        max_distance_m: float = MAX_DISTANCE_M,
     ) -> None:
         self.flight = Flight()
         self.opened: Opened | None = None
@@ -63,6 +66,8 @@ class Session:
         self._instruction = instruction
         self._clock = clock
         self._aging = aging
+        self._advice = Advice()
+        self._max_distance_m = max_distance_m
         self._blender = Blender(blending)
         self._watchdog = Watchdog(clock, resume_within_ns)
         self._outgoing: Outgoing | None = None
@@ -90,6 +95,7 @@ class Session:
         """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
         check_text(instruction)
+        check_pose(pose, self._max_distance_m)
         check_captured(stamp_ns, self._clock.now_ns())
         playing = self._playing_at(stamp_ns)
         if instruction not in ("", self._instruction):
@@ -215,7 +221,8 @@ class Session:
         if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
             self.flight.too_old += 1
             return False
-        if not within_limits(rows, opened.schema):
+        schema = opened.schema
+        if not within_limits(rows, schema) or not within_reach(rows, schema, self._max_distance_m):
             self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
             return False
         if self._watchdog.directive().command is not Command.ACT:
@@ -272,6 +279,7 @@ class Session:
             tolerance_bins=message.tolerance_bins,
             max_passes=message.max_passes,
             aging=self._aging,
+            advice=self._advice,
             chunk=chunk.played,
             step=step,
             step_ns=timeline.step_ns,

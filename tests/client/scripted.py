@@ -98,9 +98,12 @@ class Talk:
         self.server.stopping.wait()
 
 
-def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0, **stated) -> pb.Opened:
+def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0, *, relative: bool = True, **stated) -> pb.Opened:
     """An answer to Open. stated: fields of its schema."""
-    dimensions = [pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=name != "gripper") for name in NAMES]
+    dimensions = [
+        pb.ActionDimension(name=name, unit="1", low=-1, high=1, relative=relative and name != "gripper")
+        for name in NAMES
+    ]
     schema = pb.ActionSchema(dimensions=dimensions, frame="tool", rotation="rotvec", **stated)
     return pb.Opened(
         session=1,

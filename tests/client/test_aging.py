@@ -89,11 +89,11 @@ def test_a_stated_control_rate_that_makes_no_sense_is_refused():
 )
 def test_without_look_ahead_targets_are_bit_for_bit_those_of_the_action(values, age_ms, rotation, aging):
     agreed = schema(rotation=rotation)
-    anchor = Pose(np.array([0.3, -0.2, 0.1]), from_rotvec(np.array([0.1, 0.2, -0.3])))
+    anchor = Pose(np.array([0.3, -0.2, 0.1]), wxyz=from_rotvec(np.array([0.1, 0.2, -0.3])))
     target = action(aging, age_ms, values, schema=agreed, frame_pose=anchor).target()
     expected = resolve(agreed, np.array(values), anchor)
     assert target.pose.position.tobytes() == expected.pose.position.tobytes()
-    assert target.pose.quaternion.tobytes() == expected.pose.quaternion.tobytes()
+    assert target.pose.wxyz.tobytes() == expected.pose.wxyz.tobytes()
     assert target.values == expected.values
     assert (target.factor, target.look_ahead_s, target.speed) == (1.0, 0.0, 1.0)
 
@@ -146,7 +146,7 @@ def test_a_target_looks_ahead_by_the_age_and_no_further_than_permitted(age_ms, f
     assert target.look_ahead_s == pytest.approx((factor - 1.0) / 20.0)
     assert target.age_s == pytest.approx(age_ms / 1000)
     np.testing.assert_allclose(target.pose.position, [0.1 * factor, 0, 0])
-    np.testing.assert_allclose(target.pose.quaternion, from_rotvec(np.array([0, 0, 0.2 * factor])))
+    np.testing.assert_allclose(target.pose.wxyz, from_rotvec(np.array([0, 0, 0.2 * factor])))
     assert target.values == {"gripper": 1.0}
 
 
@@ -203,7 +203,7 @@ def test_speed_never_rises_with_age(slow_from_s, ages):
 
 def test_how_the_action_was_verified_is_on_its_target():
     verified = action(OFF, settled=5, tolerance_bins=1, max_passes=2)
-    target = Directive(Command.ACT, action=verified).target
+    target = Directive(Command.ACT, action=verified).tool
     assert (target.settled, target.tolerance_bins, target.max_passes) == (5, 1, 2)
 
 
@@ -231,9 +231,9 @@ def test_a_robot_looks_ahead_from_when_its_camera_saw(serve, connect, eventually
         eventually(lambda: client.latest().command is Command.ACT)
         directive = client.latest()
         assert directive.action.age_ns == 25 * MS
-        assert directive.target.age_s == pytest.approx(0.035)
-        assert directive.target.factor == pytest.approx(1.7)
-        assert directive.target.pose.position[0] == pytest.approx(0.017)
+        assert directive.tool.age_s == pytest.approx(0.035)
+        assert directive.tool.factor == pytest.approx(1.7)
+        assert directive.tool.pose.position[0] == pytest.approx(0.017)
         client.push(image, identity(), captured_ns=clock.now_ns() - 5 * MS)
         eventually(lambda: client.latest().action is not None and client.latest().action.seq == 2)
         assert client.latest().action.age_ns == 5 * MS

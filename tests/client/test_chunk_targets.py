@@ -65,10 +65,10 @@ def chunk_action(chunk: np.ndarray, step: int, agreed: ActionSchema, late_ms: fl
 @given(st.integers(0, 1000), st.integers(1, 8), FRAMES, ROTATIONS)
 def test_rows_are_composed_one_after_another(seed, count, frame, rotation):
     rng = np.random.default_rng(seed)
-    rows, anchor = rng.uniform(-1, 1, (count, 7)), Pose(rng.normal(size=3), from_rotvec(rng.normal(size=3)))
+    rows, anchor = rng.uniform(-1, 1, (count, 7)), Pose(rng.normal(size=3), wxyz=from_rotvec(rng.normal(size=3)))
     target = resolve_rows(schema(frame, rotation), rows, anchor)
     turn_of = {"rotvec": from_rotvec, "euler_xyz": from_euler_xyz}[rotation]
-    expected = homogeneous(anchor.position, matrix(anchor.quaternion))
+    expected = homogeneous(anchor.position, matrix(anchor.wxyz))
     for row in rows:
         turn = matrix(turn_of(row[3:6]))
         if frame == "tool":
@@ -76,24 +76,24 @@ def test_rows_are_composed_one_after_another(seed, count, frame, rotation):
         else:
             expected = homogeneous(expected[:3, 3] + row[:3], turn @ expected[:3, :3])
     np.testing.assert_allclose(target.pose.position, expected[:3, 3], atol=1e-12)
-    np.testing.assert_allclose(matrix(target.pose.quaternion), expected[:3, :3], atol=1e-12)
+    np.testing.assert_allclose(matrix(target.pose.wxyz), expected[:3, :3], atol=1e-12)
     assert (target.values, target.factor) == ({"gripper": rows[-1, 6]}, count)
 
 
 @given(st.integers(0, 1000), FRAMES, ROTATIONS)
 def test_one_row_is_the_action_itself(seed, frame, rotation):
     rng = np.random.default_rng(seed)
-    row, anchor = rng.uniform(-1, 1, 7), Pose(rng.normal(size=3), from_rotvec(rng.normal(size=3)))
+    row, anchor = rng.uniform(-1, 1, 7), Pose(rng.normal(size=3), wxyz=from_rotvec(rng.normal(size=3)))
     one, plain = resolve_rows(schema(frame, rotation), row[None], anchor), resolve(schema(frame, rotation), row, anchor)
     assert one.pose.position.tobytes() == plain.pose.position.tobytes()
-    assert one.pose.quaternion.tobytes() == plain.pose.quaternion.tobytes()
+    assert one.pose.wxyz.tobytes() == plain.pose.wxyz.tobytes()
 
 
 def test_the_sum_is_not_bounded_by_the_limits_of_one_row():
     chunk = np.full((8, 7), [0.9, 0, 0, 0, 0, 0.9, 0.5])
     target = chunk_action(chunk, 7, schema("base")).target()
     assert target.pose.position[0] == pytest.approx(7.2)
-    np.testing.assert_allclose(matrix(target.pose.quaternion), matrix(from_rotvec(np.array([0, 0, 7.2]))), atol=1e-12)
+    np.testing.assert_allclose(matrix(target.pose.wxyz), matrix(from_rotvec(np.array([0, 0, 7.2]))), atol=1e-12)
 
 
 @pytest.mark.parametrize("look", [OFF, Aging(look_ahead_s=0.05), Aging(look_ahead_s=0.05, control_rate_hz=20.0)])
@@ -106,7 +106,7 @@ def test_the_sum_is_the_look_ahead_and_replaces_the_other_one(look):
 
 def test_from_a_present_pose_it_is_one_row():
     chunk = 0.01 * np.arange(8)[:, None] * np.ones(7)
-    present = Pose(np.array([5.0, 0.0, 0.0]), identity().quaternion)
+    present = Pose(np.array([5.0, 0.0, 0.0]), wxyz=identity().wxyz)
     target = chunk_action(chunk, 3, schema("base")).target(present)
     assert target.pose.position[0] == pytest.approx(5.03)
     assert (target.factor, target.look_ahead_s, target.step) == (1.0, 0.0, 3)

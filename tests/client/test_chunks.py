@@ -389,5 +389,5 @@ def test_with_a_horizon_of_1_blending_changes_nothing(events, blending, limit_s,
         if expected.action is not None:
             assert found.action.values.tobytes() == expected.action.values.tobytes()
             assert found.action.valid_until_ns == expected.action.valid_until_ns
-            assert found.target.pose.position.tobytes() == expected.target.pose.position.tobytes()
+            assert found.tool.pose.position.tobytes() == expected.tool.pose.position.tobytes()
             assert (found.action.step, found.action.chunk.shape) == (0, (1, DIMS))

@@ -67,7 +67,7 @@ def test_position_and_rotation_are_scaled(values, factor, rotation):
     agreed = schema([-1] * 6, [1] * 6, rotation)
     scaled = displacement(named(values), agreed, factor)
     np.testing.assert_allclose(scaled.position, factor * values[:3], atol=1e-12)
-    np.testing.assert_allclose(matrix(scaled.quaternion), exponential(factor * cross(angles)), atol=1e-9)
+    np.testing.assert_allclose(matrix(scaled.wxyz), exponential(factor * cross(angles)), atol=1e-9)
 
 
 @pytest.mark.parametrize("rotation", ["rotvec", "euler_xyz"])
@@ -79,15 +79,15 @@ def test_a_whole_factor_is_the_displacement_repeated(count, rotation):
     agreed = schema([-1] * 6, [1] * 6, rotation)
     once, often = displacement(moves, agreed), displacement(moves, agreed, float(count))
     np.testing.assert_allclose(often.position, count * once.position, atol=1e-12)
-    repeated = np.linalg.matrix_power(matrix(once.quaternion), count)
-    np.testing.assert_allclose(matrix(often.quaternion), repeated, atol=1e-12)
+    repeated = np.linalg.matrix_power(matrix(once.wxyz), count)
+    np.testing.assert_allclose(matrix(often.wxyz), repeated, atol=1e-12)
 
 
 def test_euler_angles_are_not_multiplied_one_by_one():
     moves = {"roll": 0.4, "pitch": 0.5, "yaw": 0.6}
     agreed = schema([-3] * 6, [3] * 6, "euler_xyz")
     wrong = matrix(from_euler_xyz(np.array([0.8, 1.0, 1.2])))
-    assert np.abs(matrix(displacement(moves, agreed, 2.0).quaternion) - wrong).max() > 0.05
+    assert np.abs(matrix(displacement(moves, agreed, 2.0).wxyz) - wrong).max() > 0.05
 
 
 @settings(deadline=None)
@@ -100,12 +100,12 @@ def test_the_scaled_displacement_keeps_every_limit_and_its_direction(values, low
     factor = look_ahead_factor(moves, agreed, age, 20.0)
     assert 1.0 <= factor <= 1.0 + age
     scaled = displacement(moves, agreed, factor)
-    reached = np.concatenate([scaled.position, angles_of(scaled.quaternion, rotation)])
+    reached = np.concatenate([scaled.position, angles_of(scaled.wxyz, rotation)])
     slack = 1e-9 if rotation == "rotvec" else 2e-4  # between two of the factors that are tried
     assert (low - slack <= reached).all() and (reached <= high + slack).all()
     np.testing.assert_allclose(np.cross(scaled.position, values[:3]), 0.0, atol=1e-12)
-    before = to_rotvec(displacement(moves, agreed).quaternion)
-    after = to_rotvec(scaled.quaternion)
+    before = to_rotvec(displacement(moves, agreed).wxyz)
+    after = to_rotvec(scaled.wxyz)
     np.testing.assert_allclose(np.cross(before, after), 0.0, atol=1e-9)
     assert np.dot(before, after) >= 0.0 and np.dot(scaled.position, values[:3]) >= 0.0
 
@@ -131,7 +131,7 @@ def test_no_much_larger_factor_would_do(values, bounds, age, rotation):
     factor, step = 1.0, 0.02
     while (following := factor + step) <= min(1.0 + age, math.pi / angle):
         scaled = displacement(moves, agreed, following)
-        reached = np.concatenate([scaled.position, angles_of(scaled.quaternion, rotation)])
+        reached = np.concatenate([scaled.position, angles_of(scaled.wxyz, rotation)])
         if (np.abs(reached) > bounds).any():
             break
         factor = following

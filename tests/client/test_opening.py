@@ -111,6 +111,12 @@ def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
         connect(serve(answer_all), **wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"cameras": CAMERA}, {"cameras": None}, {"state": 6}, {"proprio_names": "arm"}])
+def test_what_must_be_a_list_is_told(serve, connect, wrong):
+    with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))}: must be a list, got"):
+        connect(serve(answer_all), **wrong)
+
+
 def test_a_schema_that_nobody_can_keep_is_refused(serve, connect):
     def contradict(talk: Talk) -> None:
         talk.hear()

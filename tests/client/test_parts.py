@@ -6,6 +6,8 @@ import random
 import grpc
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from edgeflow.client.connection.address import check_address
 from edgeflow.client.connection.backoff import LONGEST_S, SHORTEST_S, Backoff
@@ -85,6 +87,17 @@ def test_images_travel_in_the_order_of_the_cameras():
         (PIXELS[:2], [RGB], r"\[3, 4, 3\]"),
         (b"short", [RGB], "36"),
         (PIXELS, [JPEG], "JPEG"),
+        (PIXELS.tolist(), [RGB], r"images\['wrist'\]: has type list; pass a uint8 array \[3, 4, 3\]"),
+        ([0] * 36, [RGB], "has type list"),
+        (36, [RGB], "has type int"),
+        ("frame.jpg", [JPEG], "has type str; the camera was opened as JPEG: pass the encoded bytes"),
+        (
+            Image.fromarray(PIXELS),
+            [RGB],
+            r"has type PIL\.Image\.Image; pass .*: numpy\.asarray\(image\.convert\('RGB'\)\)",
+        ),
+        (torch.zeros(3, 4, 3), [RGB], r"has type torch\.Tensor; pass .*: image\.cpu\(\)\.numpy\(\)"),
+        ({1: PIXELS, "wrist": PIXELS}, [RGB], "has cameras"),
     ],
 )
 def test_a_wrong_image_is_refused_before_it_travels(images, cameras, told):
@@ -228,6 +241,26 @@ def test_no_limit_and_the_default_leave_the_service_its_own(limit_s, on_the_wire
 )  # fmt: skip
 def test_settings_that_cannot_be_sent_are_refused(changed):
     with pytest.raises(InvalidArgument, match="open"):
+        open_message(session_settings(**changed), "grasp")
+
+
+def test_a_mode_may_be_given_by_its_name():
+    assert open_message(session_settings(mode="speculative"), "grasp").mode == pb.MODE_SPECULATIVE
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"mode": "speculativ"}, "mode: must be one of serial, pipelined, .*, got 'speculativ'"),
+        ({"mode": ""}, "mode: must be one of"),
+        ({"mode": 2}, "mode: must be one of .*, got 2"),
+        ({"cameras": ("wrist",)}, r"cameras\[0\]: must be a CameraSpec\(.*\), got 'wrist'"),
+        ({"cameras": (CameraSpec("wrist", 4, 3, "png"),)}, r"cameras\[0\]: must be .* ImageFormat\.RGB8 or JPEG"),
+        ({"state": ("observation.state",)}, r"state\[0\]: must be a StateSpec\(name=\.\.\., size=\.\.\.\)"),
+    ],
+)
+def test_a_setting_of_another_kind_is_told_with_what_to_pass(changed, told):
+    with pytest.raises(InvalidArgument, match=told):
         open_message(session_settings(**changed), "grasp")
 
 

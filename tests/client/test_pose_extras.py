@@ -7,7 +7,7 @@ from edgeflow.client.pose import Pose, angle, compose, distance, from_euler_xyz,
 
 
 def random_pose(rng: np.random.Generator) -> Pose:
-    return Pose(rng.normal(size=3), from_rotvec(rng.normal(size=3)))
+    return Pose(rng.normal(size=3), wxyz=from_rotvec(rng.normal(size=3)))
 
 
 def matrix(axis: int, turn: float) -> np.ndarray:
@@ -47,7 +47,7 @@ def test_euler_angles_turn_about_fixed_axes(seed):
 
 
 def test_angle_is_that_of_the_smallest_turn():
-    a = Pose(np.zeros(3), from_rotvec(np.array([0.0, 0.0, 3.0])))
-    b = Pose(np.array([3.0, 4.0, 0.0]), from_rotvec(np.array([0.0, 0.0, -3.0])))
+    a = Pose(np.zeros(3), wxyz=from_rotvec(np.array([0.0, 0.0, 3.0])))
+    b = Pose(np.array([3.0, 4.0, 0.0]), wxyz=from_rotvec(np.array([0.0, 0.0, -3.0])))
     assert angle(a, b) == pytest.approx(2 * np.pi - 6.0)
     assert distance(a, b) == pytest.approx(5.0)

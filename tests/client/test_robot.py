@@ -1,24 +1,20 @@
 """The client against a real gRPC server, through a socket."""
 
 import contextlib
-import importlib.util
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgeflow.client.pose import identity
+from edgeflow.client.pose import Pose, identity
 from edgeflow.clock import ManualClock
 from edgeflow.errors import FailedPrecondition, InvalidArgument
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.types import CameraSpec, Command, ImageFormat
 from tests.client.conftest import IMAGE
 from tests.client.scripted import Talk, answer_all
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_frame_gets_its_action(serve, connect, eventually):
@@ -27,8 +23,8 @@ def test_a_frame_gets_its_action(serve, connect, eventually):
         eventually(lambda: client.latest().command is Command.ACT)
         directive = client.latest()
         assert directive.action.seq == seq
-        assert directive.target.pose.position[0] == pytest.approx(0.01)
-        assert directive.target.values == {"gripper": 1.0}
+        assert directive.tool.pose.position[0] == pytest.approx(0.01)
+        assert directive.tool.values == {"gripper": 1.0}
         eventually(lambda: client.statistics().acted == 1)
         assert client.statistics().age_max_ns > 0
 
@@ -165,6 +161,16 @@ def test_a_callback_that_raises_is_called_again(serve, connect, eventually, capl
     assert seen[-1].reason == "CLOSED"
 
 
+def test_the_farthest_pose_is_the_clients_own_setting(serve, connect):
+    server = serve(answer_all)
+    with pytest.raises(InvalidArgument, match="max_distance_m"):
+        connect(server, max_distance_m=0)
+    with connect(server, max_distance_m=2.0) as client:
+        client.push(IMAGE, pose=Pose([0.0, 0.0, 1.9], wxyz=[1, 0, 0, 0]))
+        with pytest.raises(InvalidArgument, match=r"pose\.position: is 2\.1 m .* max_distance_m of the client is 2\."):
+            client.push(IMAGE, pose=Pose([0.0, 0.0, 2.1], wxyz=[1, 0, 0, 0]))
+
+
 def test_misuse_is_told(serve, connect):
     client = connect(serve(answer_all))
     with pytest.raises(FailedPrecondition):
@@ -217,27 +223,3 @@ def test_two_clients_do_not_hear_each_other(serve, connect, eventually):
         one.push(IMAGE, pose=identity())
         eventually(lambda: one.latest().command is Command.ACT)
         assert other.latest().reason == "WAITING"
-
-
-def test_the_example_moves_the_robot(serve):
-    """examples/robot_loop.py, the loop of the README."""
-    path = ROOT / "examples" / "robot_loop.py"
-    assert len(path.read_text().splitlines()) < 30
-    spec = importlib.util.spec_from_file_location("robot_loop", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    camera = example.CAMERA
-    picture = np.zeros((camera.height, camera.width, 3), np.uint8)
-    moves, holds = [], []
-    example.control(
-        serve(answer_all).address,
-        "grasp the red handle",
-        lambda: picture,
-        identity,
-        lambda pose, gripper: moves.append((pose, gripper)),
-        lambda: holds.append(True),
-        steps=12,
-    )
-    assert len(moves) >= 6
-    assert moves[0][0].position[0] == pytest.approx(0.01) and moves[0][1] == 1.0
-    assert len(moves) + len(holds) == 12

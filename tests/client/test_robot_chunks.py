@@ -1,7 +1,6 @@
-"""Chunks through a real gRPC server and a clock of the test, and the example of docs/robot.md."""
+"""Chunks through a real gRPC server and a clock of the test, and the loops of docs/robot.md."""
 
 import re
-import textwrap
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from edgeflow.client.pose import identity
 from edgeflow.clock import ManualClock
 from edgeflow.types import Command
 from tests.client.conftest import IMAGE
-from tests.client.scripted import CAMERA, NAMES, Talk
+from tests.client.scripted import NAMES, Talk
 
 MS = 1_000_000
 HORIZON, STEP_MS = 5, 20.0
@@ -58,22 +57,28 @@ def test_the_service_hears_which_row_is_played(serve, connect, eventually):
     assert (second.playing.seq, second.playing.step) == (1, 2)
 
 
-def test_the_example_of_the_documentation_runs(serve):
-    (shown,) = [text for text in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "blending" in text]
+def answer_in_joints(talk: Talk) -> None:
+    talk.open(valid_for_ms=500, horizon=HORIZON, step_ms=STEP_MS, relative=False)
+    for frame in talk.frames():
+        talk.act(frame, np.ravel(ROWS), horizon=HORIZON, step_ms=STEP_MS)
+
+
+def test_the_loops_of_the_documentation_run(serve):
+    first, blending, _ = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     moves: list[np.ndarray] = []
     deadline = time.monotonic() + 60
     names = {
-        "address": serve(answer_with_chunks).address,
-        "CAMERA": CAMERA,
-        "task": "grasp the red handle",
+        "address": serve(answer_in_joints).address,
         "working": lambda: not moves and time.monotonic() < deadline,
-        "image": lambda: IMAGE,
-        "pose": identity,
-        "joint_angles": lambda: [0.0] * 6,
+        "image": lambda name: np.zeros((480, 640, 3), np.uint8),
+        "joint_angles": lambda: np.zeros(6),
         "move": moves.append,
+        "hold": lambda: None,
     }
-    exec(textwrap.dedent(shown), names)
-    assert [move.shape for move in moves] == [(len(NAMES),)]
+    for shown in (first, blending):
+        moves.clear()
+        exec(shown, names)
+        assert [move.shape for move in moves] == [(len(NAMES),)]
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", DOCS.read_text()))

@@ -69,7 +69,7 @@ def robot() -> Robot:
 
 
 def at(x: float) -> Pose:
-    return Pose(np.array([x, 0.0, 0.0]), identity().quaternion)
+    return Pose(np.array([x, 0.0, 0.0]), wxyz=identity().wxyz)
 
 
 def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
@@ -79,7 +79,7 @@ def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
         frames.append(robot.write())
     for index in (0, 2):
         assert robot.act(frames[index])
-        target = robot.session.directive().target
+        target = robot.session.directive().tool
         assert target is not None and target.pose is not None
         assert target.pose.position[0] == pytest.approx(index + 1.01)
     assert not robot.act(frames[1]), "an older result came late"
@@ -108,6 +108,42 @@ def test_a_frame_was_captured_in_the_last_minute(robot: Robot, age_ns, reason):
     assert robot.session.flight.statistics().offered == 0
     robot.push()
     assert robot.write().instruction == "grasp"
+
+
+@pytest.mark.parametrize("captured_ns", ["now", 1e9, math.nan, [1]])
+def test_a_capture_time_is_integer_nanoseconds(robot: Robot, captured_ns):
+    with pytest.raises(InvalidArgument, match="captured_ns: must be integer nanoseconds of the client's clock"):
+        robot.push_captured(captured_ns)
+    assert robot.push_captured(np.int64(robot.clock.now_ns())) == 1
+    assert robot.write().stamp_ns == robot.clock.now_ns()
+
+
+def test_a_pose_too_far_is_not_offered(robot: Robot):
+    with pytest.raises(InvalidArgument, match=r"pose\.position: is 400 m .* max_distance_m of the client is 100"):
+        robot.push(at(400.0))
+    assert robot.session.flight.statistics().offered == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "held"),
+    [
+        ([99.0, 0, 0, 0, 0, 6.0, 1e9], False),
+        ([101.0, 0, 0, 0, 0, 0, 0], True),
+        ([0, 0, 0, 0, 0, 6.3, 0], True),
+        ([0, 0, 0, 0, 0, 0, 1e301], True),
+    ],
+)
+def test_a_motion_that_no_arm_makes_is_held_also_without_limits(robot: Robot, values, held):
+    answer = opened()
+    for dimension in answer.schema.dimensions:
+        dimension.low, dimension.high = -math.inf, math.inf
+    robot.session.stream_opened(answer, robot.stream)
+    robot.push(at(99.0))
+    assert robot.act(robot.write(), values=values) is not held
+    directive = robot.session.directive()
+    assert (directive.command, directive.reason) == (
+        (Command.HOLD, "ACTION_OUT_OF_LIMITS") if held else (Command.ACT, "")
+    )
 
 
 def test_a_validity_beyond_the_cap_is_cut(robot: Robot):

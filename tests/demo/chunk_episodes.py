@@ -82,7 +82,7 @@ def _play(sim: RobotSim, anchor: Pose, chunk: Rows, row: int) -> None:
         sim.hold()
         return
     for each in np.asarray(chunk[: row + 1], np.float64):
-        anchor = composed(anchor, Pose(each[:3], from_rotvec(each[3:6])))
+        anchor = composed(anchor, Pose(each[:3], wxyz=from_rotvec(each[3:6])))
     sim.command(anchor, float(chunk[row, 6]))
 
 

@@ -30,7 +30,7 @@ IMAGE = np.zeros((96, 96, 3), np.uint8)
 
 
 def at(x: float) -> Pose:
-    return Pose(np.array([x, 0.0, 0.0]), identity().quaternion)
+    return Pose(np.array([x, 0.0, 0.0]), wxyz=identity().wxyz)
 
 
 class StubWorld:

@@ -97,14 +97,14 @@ def test_doing_nothing_times_out(sim):
 
 
 def test_closing_on_nothing_leaves_the_episode_running():
-    nowhere = Pose(np.array([0.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0, 0.0]))
+    nowhere = Pose(np.array([0.0, 0.0, 1.0]), wxyz=np.array([1.0, 0.0, 0.0, 0.0]))
     grasps = [handle.grasp(0.0) for handle in sample_layout(np.random.default_rng(0), 0.0)]
     assert judge_closing(nowhere, grasps, 0) is Outcome.RUNNING
 
 
 def test_the_tool_never_moves_faster_than_its_limit(sim):
     sim.reset(5)
-    sim.command(Pose(np.array([0.6, 0.2, 0.1]), sim.pose().quaternion), 1.0)
+    sim.command(Pose(np.array([0.6, 0.2, 0.1]), wxyz=sim.pose().wxyz), 1.0)
     before = sim.pose().position
     for _ in range(10):
         sim.step(0.1)
@@ -115,7 +115,7 @@ def test_the_tool_never_moves_faster_than_its_limit(sim):
 
 def test_hold_stops_the_tool(sim):
     sim.reset(5)
-    sim.command(Pose(np.array([0.6, 0.2, 0.1]), sim.pose().quaternion), 1.0)
+    sim.command(Pose(np.array([0.6, 0.2, 0.1]), wxyz=sim.pose().wxyz), 1.0)
     sim.step(0.2)
     sim.hold()
     sim.step(0.3)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -27,29 +23,11 @@ from edgeflow.policies.registry import family_of
 from edgeflow.types import CameraSpec, Image, ImageFormat, Observation, StateSpec
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
-from tests.service.front_process import HANG_S, wait_for
+from tests.policies.serving import served
+from tests.service.front_process import HANG_S
 
 INSTRUCTION = "put the cup on the plate"
 CPU = torch.device("cpu")
-
-
-@contextlib.contextmanager
-def served(directory: Path, policy: dict[str, Any], **config: Any) -> Iterator[str]:
-    """Run the command, as a person would; the address of its gRPC server."""
-    path, ready, log = (directory.parent / name for name in ("config.json", "ready.json", "log"))
-    ports = {name: {"port": 0} for name in ("grpc", "http", "health")}
-    settings = {"model": str(directory), "policy": policy, "chat": {"enabled": False}, "standby": False}
-    path.write_text(json.dumps({**settings, **ports, **config}))
-    command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(path), "--ready-file", str(ready)]
-    with log.open("w") as stream:
-        process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
-    try:
-        wait_for(lambda: ready.exists() or process.poll() is not None)
-        assert process.poll() is None, log.read_text()
-        yield f"127.0.0.1:{json.loads(ready.read_text())['grpc']}"
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
 
 
 def loaded(directory: Path, settings: dict[str, Any]) -> OnePassPolicy:
@@ -110,7 +88,7 @@ def test_a_robot_gets_the_chunk_that_the_policy_computes(tmp_path: Path, name: s
     cameras = [CameraSpec("spare", 8, 8, ImageFormat.RGB8), *cameras[::-1]]
     sent = {names[each]: values for each, values in pixels.items()} | {"spare": np.zeros((8, 8, 3), np.uint8)}
     vectors = [StateSpec(name="force", size=2), *(StateSpec(name=each.name, size=each.size) for each in needs.state)]
-    with served(directory, settings, cameras=names) as address:
+    with served(tmp_path, str(directory), policy=settings, cameras=names) as address:
         options: dict[str, Any] = {"instruction": INSTRUCTION, "control_period_s": 0.1, "open_timeout_s": 30.0}
         acted: SimpleQueue[Action] = SimpleQueue()
         options["on_action"] = lambda directive: directive.action and acted.put(directive.action)

@@ -62,6 +62,11 @@ def check_validity(valid_for_ms: int) -> None:
 
 def check_captured(captured_ns: int, now_ns: int) -> None:
     """Raise InvalidArgument for a capture time that is not of the last 60 s: no age would count from it."""
+    if not isinstance(captured_ns, int | np.integer):
+        raise InvalidArgument(
+            f"must be integer nanoseconds of the client's clock, such as time.monotonic_ns(), got {captured_ns!r:.80}",
+            field="captured_ns",
+        )
     ahead_ns = captured_ns - now_ns
     if ahead_ns > 0:
         reason, text = Reason.STAMP_FUTURE, f"is {ahead_ns} ns ahead of the client's clock; it may not be"

@@ -256,6 +256,7 @@ def _milliseconds(text: str) -> int | None:
 
 
 def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
+    _check_cameras(settings)
     _check_state(settings)
     modes = {mode: number for number, mode in _MODES.items()}
     message = pb.Open(
@@ -268,7 +269,7 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         instruction=instruction,
         control_period_ms=_period_ms(settings.control_period_s),
         max_action_age_ms=_age_ms(settings.max_action_age_s),
-        mode=modes[settings.mode] if settings.mode else pb.MODE_UNSPECIFIED,
+        mode=modes[_mode(settings.mode)] if settings.mode is not None else pb.MODE_UNSPECIFIED,
         unnorm_key=settings.unnorm_key,
         depth=settings.depth,
         tolerance_bins=settings.tolerance_bins,
@@ -284,7 +285,28 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     return message
 
 
+def _mode(given: object) -> Mode:
+    """A mode, also from its name."""
+    try:
+        return Mode(given)
+    except ValueError:
+        known = ", ".join(mode.value for mode in Mode)
+        raise InvalidArgument(f"must be one of {known}, got {given!r}", field="mode") from None
+
+
+def _check_cameras(settings: SessionSettings) -> None:
+    for index, camera in enumerate(settings.cameras):
+        if not isinstance(camera, CameraSpec) or camera.format not in _FORMATS:
+            raise InvalidArgument(
+                f"must be a CameraSpec(name, width, height, ImageFormat.RGB8 or JPEG), got {camera!r:.80}",
+                field=f"cameras[{index}]",
+            )
+
+
 def _check_state(settings: SessionSettings) -> None:
+    for index, each in enumerate(settings.state):
+        if not isinstance(each, StateSpec):
+            raise InvalidArgument(f"must be a StateSpec(name=..., size=...), got {each!r:.80}", field=f"state[{index}]")
     if settings.state and settings.proprio_names:
         raise ValueError("state and proprio_names are both set; set one of them")
     names = [each.name for each in settings.state]

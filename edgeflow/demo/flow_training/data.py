@@ -81,4 +81,4 @@ class FlowStudio(Studio):
 
 
 def _flat(pose: Pose) -> NDArray[np.float64]:
-    return np.concatenate([pose.position, pose.quaternion])
+    return np.concatenate([pose.position, pose.wxyz])

@@ -68,7 +68,7 @@ def label(state: State) -> Labels:
 
 
 def _project(tool: Pose, point: Vector) -> tuple[Vector, bool]:
-    local = relative(tool, Pose(point, np.array([1.0, 0.0, 0.0, 0.0]))).position
+    local = relative(tool, Pose(point, wxyz=np.array([1.0, 0.0, 0.0, 0.0]))).position
     depth = local[2] + CAMERA_BEHIND
     return _HALF_IMAGE + FOCAL * local[:2] / max(depth, 1e-3), bool(depth > 0.03)
 
@@ -82,12 +82,12 @@ def _sample_tool(rng: np.random.Generator, grasp: Pose) -> Pose:
         return compose(grasp, _offset(rng, _between(how_near, _NEAR_METRES), _between(how_near, _NEAR_RADIANS)))
     approach = relative(grasp, sample_start(rng))
     left, turned = rng.uniform() ** 1.5, rng.uniform() ** 1.5
-    on_the_way = compose(grasp, Pose(left * approach.position, from_rotvec(turned * to_rotvec(approach.quaternion))))
+    on_the_way = compose(grasp, Pose(left * approach.position, wxyz=from_rotvec(turned * to_rotvec(approach.wxyz))))
     return compose(on_the_way, _offset(rng, _FUNNEL_METRES, _FUNNEL_RADIANS))
 
 
 def _offset(rng: np.random.Generator, metres: float, radians: float) -> Pose:
-    return Pose(metres * rng.standard_normal(3), from_rotvec(radians * rng.standard_normal(3)))
+    return Pose(metres * rng.standard_normal(3), wxyz=from_rotvec(radians * rng.standard_normal(3)))
 
 
 def _between(share: float, bounds: tuple[float, float]) -> float:

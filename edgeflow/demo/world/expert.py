@@ -19,12 +19,12 @@ def expert_action(tool: Pose, grasp: Pose) -> Vector:
     left = relative(tool, grasp)
     far, turned = distances(tool, grasp)
     closed = far <= CLOSE_WITHIN and turned <= CLOSE_ALIGNED
-    return np.concatenate([left.position, to_rotvec(left.quaternion), [0.0 if closed else 1.0]])
+    return np.concatenate([left.position, to_rotvec(left.wxyz), [0.0 if closed else 1.0]])
 
 
 def action_goal(frame: Pose, action: Vector) -> Pose:
     """The tool pose that an action `[7]` commands when resolved against `frame`."""
-    return compose(frame, Pose(np.asarray(action[:3], float), from_rotvec(np.asarray(action[3:6], float))))
+    return compose(frame, Pose(np.asarray(action[:3], float), wxyz=from_rotvec(np.asarray(action[3:6], float))))
 
 
 class Expert:

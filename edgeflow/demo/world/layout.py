@@ -47,13 +47,13 @@ class Handle:
         span = self.high - self.low
         travelled = np.mod(self.origin[:2] + self.velocity * time - self.low, 2.0 * span)
         planar = self.low + np.where(travelled > span, 2.0 * span - travelled, travelled)
-        return Pose(np.array([planar[0], planar[1], self.origin[2]]), self.quaternion)
+        return Pose(np.array([planar[0], planar[1], self.origin[2]]), wxyz=self.quaternion)
 
     def grasp(self, time: float) -> Pose:
         """The tool pose from which the gripper closes on the pin."""
         plate = self.pose(time)
-        pin = rotate(plate.quaternion, np.array([0.0, 0.0, GRASP_HEIGHT]))
-        return Pose(plate.position + pin, multiply(plate.quaternion, TOOL_DOWN))
+        pin = rotate(plate.wxyz, np.array([0.0, 0.0, GRASP_HEIGHT]))
+        return Pose(plate.position + pin, wxyz=multiply(plate.wxyz, TOOL_DOWN))
 
 
 def sample_layout(rng: np.random.Generator, speed: float) -> tuple[Handle, ...]:

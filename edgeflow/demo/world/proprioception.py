@@ -15,4 +15,4 @@ STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
 
 def state_of(tool: Pose, aperture: float) -> Vector:
     """State `[7]`: position in the base frame, rotation vector from the tool pointing down, gripper (1 open)."""
-    return np.concatenate([tool.position, to_rotvec(multiply(conjugate(TOOL_DOWN), tool.quaternion)), [aperture]])
+    return np.concatenate([tool.position, to_rotvec(multiply(conjugate(TOOL_DOWN), tool.wxyz)), [aperture]])

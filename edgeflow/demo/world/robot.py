@@ -52,7 +52,7 @@ class Kinematics:
         self._mujoco.mj_jacSite(self._model, self._scratch, self._jacobian[:3], self._jacobian[3:], self._site)
         quaternion = np.zeros(4)
         self._mujoco.mju_mat2Quat(quaternion, self._scratch.site_xmat[self._site])
-        turn = to_rotvec(multiply(target.quaternion, conjugate(quaternion)))
+        turn = to_rotvec(multiply(target.wxyz, conjugate(quaternion)))
         return np.concatenate([target.position - self._scratch.site_xpos[self._site], turn])
 
 
@@ -72,7 +72,7 @@ class Arm:
         """Pose of the tool centre point, from the simulated joints."""
         data, quaternion = self._scene.data, np.zeros(4)
         self._scene.mujoco.mju_mat2Quat(quaternion, data.site_xmat[self._site])
-        return Pose(data.site_xpos[self._site].copy(), quaternion)
+        return Pose(data.site_xpos[self._site].copy(), wxyz=quaternion)
 
     def teleport(self, target: Pose, gripper: float = 1.0) -> float:
         """Set the joints so that the tool is at `target`, at rest; the error left (metres plus radians)."""
@@ -88,7 +88,7 @@ class Arm:
 
     def head_for(self, goal: Pose) -> None:
         """Set a new goal; its position is clamped to the reachable box."""
-        self.goal = Pose(np.clip(goal.position, REACH_LOW, REACH_HIGH), goal.quaternion)
+        self.goal = Pose(np.clip(goal.position, REACH_LOW, REACH_HIGH), wxyz=goal.wxyz)
 
     def hold(self) -> None:
         """Hold the controller's set point."""
@@ -113,7 +113,7 @@ class Arm:
 def approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
     """The pose after `seconds` of motion towards the goal, with translation and rotation limited separately."""
     left = relative(pose, goal)
-    turn = to_rotvec(left.quaternion)
+    turn = to_rotvec(left.wxyz)
     far, angle = float(np.linalg.norm(left.position)), float(np.linalg.norm(turn))
     move = left.position * min(1.0, MAX_SPEED * seconds / max(far, 1e-12))
-    return compose(pose, Pose(move, from_rotvec(turn * min(1.0, MAX_TURN * seconds / max(angle, 1e-12)))))
+    return compose(pose, Pose(move, wxyz=from_rotvec(turn * min(1.0, MAX_TURN * seconds / max(angle, 1e-12)))))

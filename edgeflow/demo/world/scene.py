@@ -63,7 +63,7 @@ class Scene:
             pose = handle.pose(time)
             self.data.mocap_pos[post] = pose.position
             self.data.mocap_pos[mocap] = pose.position
-            self.data.mocap_quat[mocap] = pose.quaternion
+            self.data.mocap_quat[mocap] = pose.wxyz
 
     def moment(self) -> Moment:
         """A copy of the current state."""

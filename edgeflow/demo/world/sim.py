@@ -135,4 +135,4 @@ def sample_start(rng: np.random.Generator) -> Pose:
     """Draw a tool pose above the table, pointing roughly down, from which all handles are in view."""
     yaw, tilt = rng.uniform(-START_YAW, START_YAW), rng.uniform(-START_TILT, START_TILT, 2)
     turned = multiply(from_rotvec(np.array([0.0, 0.0, yaw])), from_rotvec(np.array([*tilt, 0.0])))
-    return Pose(rng.uniform(START_LOW, START_HIGH), multiply(turned, TOOL_DOWN))
+    return Pose(rng.uniform(START_LOW, START_HIGH), wxyz=multiply(turned, TOOL_DOWN))

@@ -59,7 +59,7 @@ def sample_task(rng: np.random.Generator, handles: Sequence[Handle]) -> Task:
 def distances(tool: Pose, grasp: Pose) -> tuple[float, float]:
     """Distance in metres and angle in radians between the tool and a grasp pose."""
     left = relative(tool, grasp)
-    return float(np.linalg.norm(left.position)), float(np.linalg.norm(to_rotvec(left.quaternion)))
+    return float(np.linalg.norm(left.position)), float(np.linalg.norm(to_rotvec(left.wxyz)))
 
 
 def judge_closing(tool: Pose, grasps: Sequence[Pose], target: int) -> Outcome:

@@ -85,4 +85,4 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def flat(pose) -> np.ndarray:
     """Position and quaternion of a pose, `[7]`."""
-    return np.concatenate([pose.position, pose.quaternion])
+    return np.concatenate([pose.position, pose.wxyz])

@@ -45,7 +45,7 @@ def rolled_out(tool, grasp):
         for _ in range(5):
             reached = approach(reached, grasp, STEP_S / 5)
         move, tool = relative(tool, reached), reached
-        rows.append([*move.position, *to_rotvec(move.quaternion), 0.0 if closed else 1.0])
+        rows.append([*move.position, *to_rotvec(move.wxyz), 0.0 if closed else 1.0])
     return np.array(rows)
 
 
@@ -106,9 +106,9 @@ def test_most_chunks_that_are_drawn_keep_rows_to_a_goal_nearby(pairs):
 
 
 def test_the_state_is_zero_turn_for_a_tool_that_points_down():
-    down = Pose(np.array([0.4, 0.1, 0.3]), np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0]))
+    down = Pose(np.array([0.4, 0.1, 0.3]), wxyz=np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0]))
     np.testing.assert_allclose(state_of(down, 0.25), [0.4, 0.1, 0.3, 0.0, 0.0, 0.0, 0.25], atol=1e-9)
-    turned = compose(down, Pose(np.zeros(3), np.array([np.cos(0.1), 0.0, 0.0, np.sin(0.1)])))
+    turned = compose(down, Pose(np.zeros(3), wxyz=np.array([np.cos(0.1), 0.0, 0.0, np.sin(0.1)])))
     np.testing.assert_allclose(state_of(turned, 1.0)[3:6], [0.0, 0.0, 0.2], atol=1e-9)
 
 
