@@ -98,8 +98,8 @@ class _Walk:
             self._frame(body)
         elif marker == _SCAN:
             self._scan()
-        elif marker == _EXIF and self._orientation is None and body.startswith(PREFIX):
-            self._orientation = orientation(body)
+        elif marker == _EXIF and self._orientation is None and body[: len(PREFIX)] == PREFIX:
+            self._orientation = orientation(bytes(body))
 
     def _frame(self, body: Payload) -> None:
         """Read a frame header: precision, height, width, number of components, three bytes per component."""
