@@ -18,7 +18,6 @@ from pydantic_core import ErrorDetails
 from edgeflow.config_base import Section
 from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
 from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
 
@@ -340,9 +339,12 @@ def is_loopback(host: str) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = read_regular(path, MAX_CONFIG_BYTES)
+        with path.open("rb") as stream:  # a pipe is welcome: `--config <(jq … base.json)`
+            text = stream.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"config: {path} exceeds the limit of {MAX_CONFIG_BYTES} bytes")
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -291,3 +292,14 @@ def test_a_bad_mapping_names_its_key(tmp_path: Path, values: object, key: str):
     path.write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=rf"^{key}"):
         load_config(path, {})
+
+
+def test_a_configuration_may_come_through_a_pipe():
+    """As from `--config <(jq … base.json)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b'{"max_sessions": 3}')
+    os.close(writer)
+    try:
+        assert load_config(Path(f"/dev/fd/{reader}"), {}).max_sessions == 3
+    finally:
+        os.close(reader)
