@@ -346,13 +346,23 @@ def _read(path: Path) -> dict[str, Any]:
     if len(text) > MAX_CONFIG_BYTES:
         raise ConfigError(f"config: {path} exceeds the limit of {MAX_CONFIG_BYTES} bytes")
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         raise ConfigError(f"config: {path} line {error.lineno} column {error.colno}: {error.msg}") from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"config: {path} is not valid JSON in UTF-8") from error
     if not isinstance(values, dict):
         raise ConfigError(f"config: {path} must hold one JSON object")
+    return values
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; ConfigError for a key that is given twice, of which JSON would take the last."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"config: an object has the key {twice[:64]!r} twice: remove one of them")
     return values
 
 
@@ -381,7 +391,8 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     names = _all_keys(ServiceConfig, "")
     prefix = "".join(f"{part}." for part in loc[:-1])
     here = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    near = difflib.get_close_matches(str(loc[-1]), list(here), n=1)
+    turned = [name for name in here if sorted(name) == sorted(str(loc[-1]))]  # difflib finds mode nearer to modle
+    near = turned or difflib.get_close_matches(str(loc[-1]), list(here), n=1)
     if near:
         return f"; did you mean {here[near[0]]}?"
     leaves = {name.rpartition(".")[2]: name for name in names}

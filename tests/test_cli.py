@@ -66,6 +66,21 @@ def test_help_is_there(command: str):
     assert "Usage" in result.stdout and command.split()[-1] in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ('exec "$0" -m edgeflow.cli config schema > /dev/full', 1, "edgeflow: No space left on device\n"),
+        ('exec "$0" -m edgeflow.cli --version > /dev/full', 1, "edgeflow: No space left on device\n"),
+        ('ulimit -v 400000; exec "$0" -m edgeflow.cli serve', 2, "edgeflow: ulimit -v is 400000 KiB, and the service"),
+        ('ulimit -s 256; exec "$0" -m edgeflow.cli serve', 2, "edgeflow: ulimit -s is 256 KiB, and the service"),
+    ],
+)
+def test_what_the_system_does_not_give_is_said_in_one_line(shell: str, code: int, said: str):
+    done = subprocess.run(["sh", "-c", shell, sys.executable], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
 def test_closed_standard_streams_are_replaced():
     """Their numbers go to no other file."""
     code = """

@@ -86,6 +86,9 @@ def serve(
 ) -> None:
     """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
+    from edgeflow.service.host.limits import check_limits
+
+    check_limits()
     from edgeflow.config import load_config
     from edgeflow.service.host.output import Output
     from edgeflow.service.observe.log import EventLog
