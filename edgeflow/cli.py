@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from edgeflow.errors import DependencyError, EdgeflowError, StartError, how_to_install
@@ -123,7 +122,7 @@ def _cannot_go_on(error: OSError) -> int:
     """The exit code after an error of the system's that is nobody's mistake; others are raised."""
     if error.errno not in OF_THE_SYSTEM:
         raise error
-    sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - the interpreter flushes it at its end
+    sys.stdout = None  # the interpreter would flush it at its end
     about = f": {error.filename}" if error.filename else ""
     return 1 if error.errno == errno.EPIPE else _fail(f"{error.strerror}{about}", 1)
 
@@ -132,7 +131,7 @@ def _fail(text: str, code: int) -> int:
     try:
         print("edgeflow:", " ".join(text.split()), file=sys.stderr)
     except OSError:  # a full disk or a closed pipe: the exit code says it too
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the interpreter flushes it at its end
+        sys.stderr = None
     return code
 
 

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from edgeflow.config_base import Section
+from edgeflow.config_file import read_config
 from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
 from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
 
-MAX_CONFIG_BYTES = 1 << 20
 BODY_BYTES_PER_TOKEN = 8  # of a long prompt; English prose has about four
 _Name = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -309,7 +309,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
 
     overrides: by dotted key (`grpc.port`); None keeps the file's value or the default.
     """
-    values = _read(path) if path else {}
+    values = read_config(path) if path else {}
     for key, value in overrides.items():
         if value is not None:
             _set(values, key, value)
@@ -335,35 +335,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:  # a pipe is welcome: `--config <(jq … base.json)`
-            text = stream.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
-    if len(text) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"config: {path} exceeds the limit of {MAX_CONFIG_BYTES} bytes")
-    try:
-        values = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"config: {path} line {error.lineno} column {error.colno}: {error.msg}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"config: {path} is not valid JSON in UTF-8") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"config: {path} must hold one JSON object")
-    return values
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; ConfigError for a key that is given twice, of which JSON would take the last."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"config: an object has the key {twice[:64]!r} twice: remove one of them")
-    return values
 
 
 def _set(values: dict[str, Any], key: str, value: object) -> None:

@@ -171,8 +171,11 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             "chat: weights is int8, but draft is lookup: 8-bit decode weights serve single rows",
         ),
         (eagle3({"kv": "int4"}), "chat: kv is int4, but eagle3.chain is false: a tree of drafts needs positions"),
-        ('{"mode": "auto", "mode": "serial"}', "config: an object has the key 'mode' twice"),
-        ('{"chat": {"kv": "int8", "kv": "int4"}}', "config: an object has the key 'kv' twice"),
+        ('{"mode": "auto", "mode": "serial"}', "c.json gives mode twice: remove one of them"),
+        ('{"chat": {"kv": "int8", "kv": "int4"}}', "c.json gives chat.kv twice"),
+        ('{"chat": {"slots": [{}, {"id": "a", "id": "b"}]}}', "c.json gives chat.slots[1].id twice"),
+        ('{"grpc": {"port": 1, "port": 2}, "grpc": {"port": 3}}', "c.json gives grpc twice"),
+        ('{"' + "x" * 9000 + '": {"a": 1, "a": 1}}', "xxx.a twice: remove one of them"),
         (
             {"chat": {"slots": [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}, {"id": "a", "text": "y"}]}},
             "chat: slots: 2 have the id 'a': give each its own",
