@@ -58,13 +58,17 @@ class Doors:
     def _bind_chat(self) -> socket.socket:
         """The chat front's socket, in a folder that only this user may enter; the gateway connects to it."""
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._open.append(sock)
             self._folder = make_private_folder()
-            sock.bind(str(self._folder / SOCKET))
-            sock.listen(BACKLOG)
         except OSError as error:
             raise AddressError(
                 f"chat: no folder for its socket: {error.strerror}: set TMPDIR to a folder that can be written to"
             ) from None
+        path = self._folder / SOCKET
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._open.append(sock)
+            sock.bind(str(path))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise AddressError(f"chat: cannot listen on {path}: {error.strerror or error}") from None
         return sock

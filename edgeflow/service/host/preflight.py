@@ -13,6 +13,7 @@ from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
 from edgeflow.policies.registry import family_of
+from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
 from edgeflow.text.weight_files import find_weights
 
@@ -24,9 +25,9 @@ GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "
 
 
 def check_configured(config: ServiceConfig) -> None:
-    """Check what a configuration names: models, profile, overlays, device. StartError names the key.
+    """Check that what a configuration names is there: models, profile, overlays, tokens, certificates, device.
 
-    Nothing is loaded. Models of the hub are fetched by the worker, and checked there.
+    StartError names the key. Nothing is loaded. Models of the hub are fetched by the worker, and checked there.
     """
     if not is_hub_id(config.model):
         check_model_directory(resolve_model(config.model), config.policy)
@@ -42,6 +43,11 @@ def check_configured(config: ServiceConfig) -> None:
     for key, file in files.items():
         if file:
             _check_readable(key, Path(file))
+    tls = config.tls
+    secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}
+    for key, file in {"tls.cert": tls.cert, "tls.client_ca": tls.client_ca, **secrets}.items():
+        if file:
+            read_file(key, file, private=key in secrets)
     if config.device == "cuda" and not _may_have_cuda():
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
 
@@ -82,7 +88,9 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
 def _read_object(file: Path) -> dict[str, object]:
     try:
         value = json.loads(read_regular(file, MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        raise CheckpointError(f"model: cannot read {file}: {error.strerror}") from None
+    except (ValueError, RecursionError):
         raise CheckpointError(f"model: {file} is not readable JSON: fetch the checkpoint again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"model: {file} is not a JSON object: fetch the checkpoint again")

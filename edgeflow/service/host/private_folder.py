@@ -25,18 +25,15 @@ def make_private_folder() -> Path:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user's that holds a socket on which nobody listens, or nothing, and nothing else."""
+    """Remove a folder of this user's that holds a socket on which nobody listens, and nothing else."""
     with contextlib.suppress(OSError):
         status = folder.lstat()
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
         if not ours or time.time() - status.st_mtime < YOUNG_S:
             return
-        names = os.listdir(folder)  # noqa: PTH208 - names alone
-        if names == [SOCKET] and _is_abandoned(folder / SOCKET):
+        if os.listdir(folder) == [SOCKET] and _is_abandoned(folder / SOCKET):  # noqa: PTH208 - names alone
             (folder / SOCKET).unlink()
-        elif names:
-            return
-        folder.rmdir()
+            folder.rmdir()
 
 
 def _is_abandoned(path: Path) -> bool:

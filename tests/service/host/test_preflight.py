@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.config import ServiceConfig
+from edgeflow.engine.control.profile import load_profile
 from edgeflow.errors import StartError
 from edgeflow.service.host import preflight
 from edgeflow.service.host.preflight import check_configured
@@ -28,6 +29,8 @@ ABSENT = "/absent/folder"
         ({"profile": "rtx4090"}, "profile: cannot read 'rtx4090': No such file"),
         ({"profile": "/dev/zero"}, "profile: cannot read '/dev/zero': Is not a regular file"),
         ({"operators": ABSENT}, f"operators: cannot read '{ABSENT}': No such file"),
+        ({"tokens_file": ABSENT}, f"tokens_file: cannot read {ABSENT}: No such file"),
+        ({"tls": {"cert": "/dev/zero", "key": ABSENT}}, "tls.cert: cannot read /dev/zero: Is not a regular file"),
         ({"device": "cuda"}, "device: cuda is not available here"),
     ],
 )
@@ -53,6 +56,20 @@ def test_a_gpu_s_driver_is_enough_to_ask_the_libraries(tmp_path: Path, monkeypat
 def test_defaults_and_hub_ids_pass_and_chat_that_is_off_is_not_looked_at():
     for values in ({}, {"model": "owner/name"}, {"chat": {"enabled": False, "model": ABSENT}}):
         check_configured(ServiceConfig.model_validate(values))
+
+
+def test_the_profiles_that_are_known_are_those_that_can_be_loaded():
+    known = ", ".join(preflight.PROFILES)
+    with pytest.raises(StartError, match=f"use {known} or a JSON file"):
+        load_profile(ABSENT)
+    assert {getattr(load_profile(name), "name", "none") for name in preflight.PROFILES} == set(preflight.PROFILES)
+
+
+def test_a_lack_of_descriptors_is_not_taken_for_a_broken_checkpoint(tmp_path: Path):
+    """Nor is anything else that the system says of a file."""
+    (tmp_path / "config.json").symlink_to("/proc/self/mem")
+    with pytest.raises(StartError, match=r"^model: cannot read .*config\.json: "):
+        check_configured(ServiceConfig.model_validate({"model": str(tmp_path)}))
 
 
 @pytest.mark.parametrize("below", ["pretrained_model", "last/pretrained_model", "checkpoints/last/pretrained_model"])
