@@ -12,7 +12,7 @@ from edgeflow.client.connection.credentials import Credentials
 from edgeflow.config import load_config
 from edgeflow.engine.chat.terminal import read_text
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import EdgeflowError
+from edgeflow.errors import ConfigError, EdgeflowError
 from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.kernels.table.overlay import read_overlay
 from edgeflow.models.checkpoint import read_tensors
@@ -22,7 +22,6 @@ from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import read_json_value
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "configuration": lambda path: load_config(path, {}),
     "operators": read_overlay,
     "profile": lambda path: load_profile(str(path)),
     ".pt": lambda path: read_weights_only(path, 1 << 40),
@@ -44,6 +43,12 @@ def test_what_is_no_regular_file_is_rejected_at_once(tmp_path: Path, kind: str, 
     with pytest.raises(EdgeflowError) as caught:
         read(path)
     assert str(path) in caught.value.text
+
+
+@pytest.mark.parametrize("of_folder", [False, True])
+def test_a_configuration_may_be_a_pipe_but_no_device_and_no_folder(tmp_path: Path, of_folder: bool):
+    with pytest.raises(ConfigError, match=r"config: .*(exceeds the limit|Is a directory)"):
+        load_config(tmp_path if of_folder else Path("/dev/zero"), {})
 
 
 def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path):
