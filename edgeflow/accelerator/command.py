@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from edgeflow.accelerator import constants
 from edgeflow.accelerator.hybrid import Run, compare_run
@@ -16,7 +15,7 @@ from edgeflow.accelerator.placement import TokenTime
 from edgeflow.accelerator.report import ROWS, Report, cosimulate
 from edgeflow.accelerator.sizes import MIB
 from edgeflow.accelerator.subject import Subject, subject
-from edgeflow.console import table_console
+from edgeflow.console import FoldingTable, table_console
 from edgeflow.errors import ConfigError
 
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
@@ -56,13 +55,13 @@ def _print(report: Report, console: Console) -> None:
         _print_run(report.run, console)
 
 
-def _layer_table(report: Report) -> Table:
+def _layer_table(report: Report) -> FoldingTable:
     """A layer as in Table I. Placements that differ in the head alone have one column."""
     columns: list[TokenTime] = []
     for time in report.times:
         if all(time.layer != other.layer for other in columns):
             columns.append(time)
-    table = Table(title=escape(f"{report.subject.name}: a layer, one token, microseconds"))
+    table = FoldingTable(title=escape(f"{report.subject.name}: a layer, one token, microseconds"))
     table.add_column("", no_wrap=True)
     for name in ("Table I", *COLUMNS):
         table.add_column(name, justify="right")
@@ -88,8 +87,8 @@ def _limits(limits: Mapping[str, float]) -> str:
     return "\n".join(f"{limit} {time:.1f}" if len(limits) > 1 else limit for limit, time in limits.items())
 
 
-def _token_table(report: Report) -> Table:
-    table = Table(title="a token: milliseconds, tokens per second")
+def _token_table(report: Report) -> FoldingTable:
+    table = FoldingTable(title="a token: milliseconds, tokens per second")
     table.add_column("placement", no_wrap=True)
     for name in ("layers", "head", "token", "tokens/s", "no overlap", "paper"):
         table.add_column(name, justify="right")
@@ -104,9 +103,9 @@ def _token_table(report: Report) -> Table:
     return table
 
 
-def _size_table(report: Report) -> Table:
+def _size_table(report: Report) -> FoldingTable:
     sizes, second = report.sizes, report.second_head
-    table = Table("weights", "MiB", "of FP16", title=f"sizes, groups of {report.subject.group}")
+    table = FoldingTable("weights", "MiB", "of FP16", title=f"sizes, groups of {report.subject.group}")
     for name, count in (
         ("FP16", sizes.fp16),
         ("AutoAWQ file", sizes.autoawq),
