@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from edgeflow.errors import DependencyError, EdgeflowError, StartError, how_to_install
@@ -31,6 +31,19 @@ from edgeflow.commands import (
 from edgeflow.console import open_standard_streams
 from edgeflow.loadtest.options import loadtest
 from edgeflow.openmp import limit_spinning
+
+OF_THE_SYSTEM = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.EPIPE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+    errno.EAGAIN,
+)
+"""A full or broken disk, a reader that has gone, no more descriptors, memory or processes."""
 
 app = typer.Typer(
     name="edgeflow",
@@ -88,11 +101,16 @@ def main() -> None:
     open_standard_streams()
     limit_spinning(os.environ)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # otherwise the interpreter finds at its end that the disk is full
     except StartError as error:
         sys.exit(_fail(error.text, 2))
     except EdgeflowError as error:
         sys.exit(_fail(error.text, 1))
+    except OSError as error:
+        sys.exit(_cannot_go_on(error))
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "edgeflow":
             raise
@@ -100,11 +118,20 @@ def main() -> None:
         sys.exit(_fail(missing.text, 2))
 
 
+def _cannot_go_on(error: OSError) -> int:
+    """The exit code after an error of the system's that is nobody's mistake; others are raised."""
+    if error.errno not in OF_THE_SYSTEM:
+        raise error
+    sys.stdout = None  # the interpreter would flush it at its end
+    about = f": {error.filename}" if error.filename else ""
+    return 1 if error.errno == errno.EPIPE else _fail(f"{error.strerror}{about}", 1)
+
+
 def _fail(text: str, code: int) -> int:
     try:
         print("edgeflow:", " ".join(text.split()), file=sys.stderr)
     except OSError:  # a full disk or a closed pipe: the exit code says it too
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the interpreter flushes it at its end
+        sys.stderr = None
     return code
 
 

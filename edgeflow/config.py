@@ -16,13 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from edgeflow.config_base import Section
+from edgeflow.config_file import read_config
 from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
 from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow.types import MOST_TOLERANCE_BINS
 
-MAX_CONFIG_BYTES = 1 << 20
 BODY_BYTES_PER_TOKEN = 8  # of a long prompt; English prose has about four
 _Name = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -310,7 +309,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
 
     overrides: by dotted key (`grpc.port`); None keeps the file's value or the default.
     """
-    values = _read(path) if path else {}
+    values = read_config(path) if path else {}
     for key, value in overrides.items():
         if value is not None:
             _set(values, key, value)
@@ -338,22 +337,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = read_regular(path, MAX_CONFIG_BYTES)
-    except OSError as error:
-        raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"config: {path} line {error.lineno} column {error.colno}: {error.msg}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"config: {path} is not valid JSON in UTF-8") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"config: {path} must hold one JSON object")
-    return values
-
-
 def _set(values: dict[str, Any], key: str, value: object) -> None:
     *sections, last = key.split(".")
     for section in sections:
@@ -379,7 +362,8 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     names = _all_keys(ServiceConfig, "")
     prefix = "".join(f"{part}." for part in loc[:-1])
     here = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    near = difflib.get_close_matches(str(loc[-1]), list(here), n=1)
+    turned = [name for name in here if sorted(name) == sorted(str(loc[-1]))]  # difflib finds mode nearer to modle
+    near = turned or difflib.get_close_matches(str(loc[-1]), list(here), n=1)
     if near:
         return f"; did you mean {here[near[0]]}?"
     leaves = {name.rpartition(".")[2]: name for name in names}

@@ -172,6 +172,14 @@ class ChatConfig(Section):
         return "none" if self.weights == "auto" else "lookup"
 
     @model_validator(mode="after")
+    def _slots_differ(self) -> ChatConfig:
+        ids = [slot.id for slot in self.slots]
+        for name in ids:
+            if ids.count(name) > 1:
+                raise ValueError(f"slots: {ids.count(name)} have the id {name!r}: give each its own")
+        return self
+
+    @model_validator(mode="after")
     def _a_gate_goes_with_its_base(self) -> ChatConfig:
         long = self.long
         if long.gate and self.kv != "model":

@@ -21,8 +21,9 @@ HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model.bin")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
-def resolve_model(name: str, *, chat: bool = False) -> Path:
+def resolve_model(name: str, *, chat: bool = False, key: str = "model") -> Path:
     """The directory of `demo`, of `demo-flow`, of a path, or of a hub id. chat: of `demo-chat` and `demo-logs` too.
+    key: of the configuration, by which errors name it.
 
     Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
     """
@@ -36,7 +37,7 @@ def resolve_model(name: str, *, chat: bool = False) -> Path:
     if name in embedded:
         folder, kind, option = embedded[name]
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"model: the embedded {kind} is not installed: run `edgeflow train-demo{option}`")
+            raise CheckpointError(f"{key}: the embedded {kind} is not installed: run `edgeflow train-demo{option}`")
         return folder
     path = Path(name).expanduser()
     if path.is_dir():
@@ -44,9 +45,9 @@ def resolve_model(name: str, *, chat: bool = False) -> Path:
     if not is_hub_id(name):
         *others, last = embedded
         raise CheckpointError(
-            f"model: {name} is not a directory: give a checkpoint directory, a hub id, {', '.join(others)} or {last}"
+            f"{key}: {name} is not a directory: give a checkpoint directory, a hub id, {', '.join(others)} or {last}"
         )
-    return _from_hub(name)
+    return _from_hub(name, key=key)
 
 
 def is_hub_id(name: str) -> bool:

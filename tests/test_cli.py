@@ -66,6 +66,33 @@ def test_help_is_there(command: str):
     assert "Usage" in result.stdout and command.split()[-1] in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [
+        ('exec "$0" -m edgeflow.cli config schema > /dev/full', "edgeflow: No space left on device\n"),
+        ('exec "$0" -m edgeflow.cli --version > /dev/full', "edgeflow: No space left on device\n"),
+        ('exec "$0" -m edgeflow.cli config schema > /dev/full 2>&1', ""),
+    ],
+)
+def test_what_the_system_does_not_give_is_said_in_one_line(shell: str, said: str):
+    done = subprocess.run(["sh", "-c", shell, sys.executable], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("-v 400000", "ulimit -v is 400000 KiB, and the service needs at least 1048576: raise the limit"),
+        ("-s 256", "ulimit -s is 256 KiB, and the service needs at least 1024: raise the limit"),
+        ("-n 24", "ulimit -n is 24, and the service needs at least 48: raise the limit"),
+    ],
+)
+def test_a_limit_with_which_no_service_starts_is_told(limit: str, said: str):
+    command = ["sh", "-c", f'ulimit {limit}; exec "$0" -m edgeflow.cli serve', sys.executable]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, failure(done)) == (2, said)
+
+
 def test_closed_standard_streams_are_replaced():
     """Their numbers go to no other file."""
     code = """

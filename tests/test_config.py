@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,17 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
             "chat: weights is int8, but draft is lookup: 8-bit decode weights serve single rows",
         ),
         (eagle3({"kv": "int4"}), "chat: kv is int4, but eagle3.chain is false: a tree of drafts needs positions"),
+        ('{"mode": "auto", "mode": "serial"}', "c.json gives mode twice: remove one of them"),
+        ('{"chat": {"kv": "int8", "kv": "int4"}}', "c.json gives chat.kv twice"),
+        ('{"chat": {"slots": [{}, {"id": "a", "id": "b"}]}}', "c.json gives chat.slots[1].id twice"),
+        ('{"grpc": {"port": 1, "port": 2}, "grpc": {"port": 3}}', "c.json gives grpc twice"),
+        ('{"' + "x" * 9000 + '": {"a": 1, "a": 1}}', "xxx.a twice: remove one of them"),
+        (
+            {"chat": {"slots": [{"id": "a", "text": "x"}, {"id": "b", "text": "x"}, {"id": "a", "text": "y"}]}},
+            "chat: slots: 2 have the id 'a': give each its own",
+        ),
+        ({"modle": "demo"}, "modle: unknown key; did you mean model?"),
+        ({"grpc": {"prot": 1}}, "grpc.prot: unknown key; did you mean grpc.port?"),
         ("{", "line 1 column 2"),
         ("[]", "must hold one JSON object"),
         ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
@@ -291,3 +303,14 @@ def test_a_bad_mapping_names_its_key(tmp_path: Path, values: object, key: str):
     path.write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=rf"^{key}"):
         load_config(path, {})
+
+
+def test_a_configuration_may_come_through_a_pipe():
+    """As from `--config <(jq … base.json)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b'{"max_sessions": 3}')
+    os.close(writer)
+    try:
+        assert load_config(Path(f"/dev/fd/{reader}"), {}).max_sessions == 3
+    finally:
+        os.close(reader)

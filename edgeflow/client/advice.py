@@ -16,7 +16,7 @@ class Advice:
 
     def __init__(self) -> None:
         self._wrong = 0
-        self._right = self._told_pose = False
+        self._right = self._told_pose = self._told_flood = False
 
     def read(self) -> None:
         """The kind that the policy answers in was read."""
@@ -35,4 +35,13 @@ class Advice:
             _log.warning(
                 "directive.tool is None: this policy moves the tool from the pose of its frame, and the frame was "
                 "pushed without one; write client.push(images, pose=...)"
+            )
+
+    def flooded(self) -> None:
+        """The service ended a stream because of far too many frames."""
+        if not self._told_flood:
+            self._told_flood = True
+            _log.warning(
+                "the service ended the stream because frames came far above the declared rate: begin each step of "
+                "the loop with edgeflow.client.rate.RateKeeper(control_period_s).wait()"
             )

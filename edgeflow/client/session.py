@@ -182,6 +182,8 @@ class Session:
         if self._outgoing is not None:
             self._asked = self._settings  # the next service may be a newer one
         self.error, self.refused, self._outgoing = error, final, None
+        if getattr(error, "reason", "").upper() == Reason.RATE_EXCEEDED:
+            self._advice.flooded()
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
         self.flight.leave_all()

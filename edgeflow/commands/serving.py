@@ -86,10 +86,9 @@ def serve(
 ) -> None:
     """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
-    from edgeflow.config import load_config
+    from edgeflow.service.host.limits import check_limits
     from edgeflow.service.host.output import Output
     from edgeflow.service.observe.log import EventLog
-    from edgeflow.service.run import run_service
 
     overrides = {
         "model": model,
@@ -117,6 +116,10 @@ def serve(
     with Output() as output:
         log = EventLog(MonotonicClock(), output.lines)
         try:
+            check_limits()
+            from edgeflow.config import load_config
+            from edgeflow.service.run import run_service
+
             settings = load_config(config, overrides)
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
                 code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)

@@ -18,10 +18,13 @@ def config_schema() -> None:
 
 
 def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:
-    """Check a configuration file and print it with all defaults filled in."""
+    """Check a configuration file and what it names on this machine, and print it with all defaults filled in."""
     from edgeflow.config import load_config
+    from edgeflow.service.host.preflight import check_configured
 
-    print(load_config(path, {}).model_dump_json(indent=2))
+    config = load_config(path, {})
+    check_configured(config)
+    print(config.model_dump_json(indent=2))
 
 
 def token_new(

@@ -27,7 +27,8 @@ def check_out(out: Path, folder: Path) -> None:
     if out.resolve() == folder.resolve():
         raise ConfigError(f"out: {out} is the folder of the checkpoint; give another one")
     others = out.is_dir() and any(each.name != DRAFT for each in out.iterdir())
-    if others and not (out / MANIFEST).is_file():
+    ours = (out / MANIFEST).is_file() or (out / DRAFT / MANIFEST).is_file()  # the latter after a cut change-over
+    if others and not ours:
         raise ConfigError(f"out: {out} holds other files; give a new folder, or one of an artifact, which is replaced")
     make_folder(out)
 
@@ -37,7 +38,8 @@ def replacing(out: Path) -> Iterator[Path]:
     """A folder to write an artifact to, which takes the place of an earlier one in `out` when all of it is written.
 
     Until then the earlier one remains. The change-over removes its manifest first and moves the new one last: where it
-    is cut short, `out` is rejected as a model until the export is run again. ConfigError where it cannot be written.
+    is cut short, neither is there, and `out` is rejected as a model until the export is run again. ConfigError where it
+    cannot be written.
     """
     draft = out / DRAFT
     with writing(out):
@@ -45,10 +47,12 @@ def replacing(out: Path) -> Iterator[Path]:
         draft.mkdir()
         try:
             yield draft
-            _clear(out)
-            _take_over(draft, out)
-        finally:
+        except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
+            raise
+        _clear(out)
+        _take_over(draft, out)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _clear(out: Path) -> None:

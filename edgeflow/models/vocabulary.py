@@ -50,9 +50,9 @@ class Int8Embedding:
 
 
 def shares_embedding(weights: Weights, stem: str, *, tied: bool) -> bool:
-    """Whether the head is the embedding: where the configuration ties them, unless the files hold a head that differs.
+    """True when the head is the embedding: where the configuration ties them and the files hold no other head.
 
-    transformers takes the head of the files then: training untied it. stem: of the embedding's name.
+    transformers takes a differing head of the files: training untied it. stem: of the embedding's name.
     """
     own = f"{HEAD}.weight"
     return tied and (own not in weights or torch.equal(weights[own], weights[f"{stem}embed_tokens.weight"]))

@@ -16,7 +16,6 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
-from edgeflow.model_paths import is_hub_id, resolve_model
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.act_desk import ActDesk
@@ -26,7 +25,7 @@ from edgeflow.service.children.launch import LaunchChild
 from edgeflow.service.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
-from edgeflow.service.host.preflight import check_model_directory
+from edgeflow.service.host.preflight import check_configured
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observation.summary import policy_summary
@@ -231,9 +230,7 @@ class Service:
 
     def _preflight(self) -> None:
         """Checks that need neither worker nor log, so that mistakes are reported at once."""
-        config = self._config
-        if not is_hub_id(config.model):  # the worker fetches hub models
-            check_model_directory(resolve_model(config.model), config.policy)
+        check_configured(self._config)
 
     async def _listen(self) -> None:
         """Bind every port, before any child starts."""

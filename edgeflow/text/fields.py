@@ -137,5 +137,5 @@ class Fields:
     def _value(self, key: str, default: Any) -> Any:
         value = self._values.get(key)
         if value is None and default is None:
-            raise CheckpointError(f"{self.where} lacks {key}: copy the checkpoint again")
+            raise CheckpointError(f"{self.where} lacks {key}: the file is incomplete, or of another kind of model")
         return default if value is None else value

@@ -47,6 +47,28 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
     assert second.heard.get(timeout=60).frame.seq <= min(pushed, MANY)  # a new stream counts from the start
 
 
+def test_a_stream_that_ends_for_too_many_frames_is_replaced_and_the_loop_is_told_once(
+    serve, connect, eventually, caplog
+):
+    def flooded_twice(talk: Talk) -> None:
+        if talk.number <= 2:
+            talk.open()
+            talk.act(next(talk.frames()))
+            raise Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many", edgeflow_reason="rate_exceeded")
+        answer_all(talk)
+
+    server = serve(flooded_twice)
+    with connect(server) as client:
+
+        def comes_back() -> bool:
+            client.push(IMAGE)
+            return server.streams == 3 and client.statistics().reconnects == 2
+
+        eventually(comes_back)
+    (told,) = [each.message for each in caplog.records if "declared rate" in each.message]
+    assert "RateKeeper" in told
+
+
 def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):
     def deaf(talk: Talk) -> None:
         talk.open()

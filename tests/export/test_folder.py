@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from edgeflow.artifacts.manifest import MANIFEST
-from edgeflow.errors import ConfigError
+from edgeflow.artifacts.manifest import MANIFEST, is_artifact
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.export.folder import DRAFT, check_out, copy_texts, replacing
+from edgeflow.text.weight_files import find_weights
 
 
 def write(folder: Path, **files: str) -> None:
@@ -55,6 +57,40 @@ def test_what_a_killed_export_left_is_no_obstacle(tmp_path: Path):
     with replacing(tmp_path) as draft:
         write(draft, artifact_json="{}")
     assert names(tmp_path) == {MANIFEST}
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_where_the_change_over_is_cut_short_nothing_is_served_and_the_export_runs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+):
+    """After a kill, too: nothing that follows it is needed."""
+    earlier(tmp_path)
+    left = step
+    rename, remove = Path.replace, Path.unlink
+
+    def cut_short(function: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt), replacing(tmp_path) as draft:
+        write(draft, artifact_json="{}", step_onnx="new", config_json="{}")
+        patched.setattr(Path, "replace", cut_short(rename))
+        patched.setattr(Path, "unlink", cut_short(remove))
+    if is_artifact(tmp_path):
+        assert step == 0 and (tmp_path / "step.onnx").read_text() == "old"
+    else:
+        with pytest.raises(CheckpointError):
+            find_weights(tmp_path)
+    check_out(tmp_path, tmp_path.parent)
+    with replacing(tmp_path) as draft:
+        write(draft, artifact_json="{}", prefill_onnx="newest")
+    assert names(tmp_path) == {MANIFEST, "prefill.onnx", "compiled.bin"}
 
 
 def test_a_tokenizer_in_the_folder_of_its_hub_name_is_kept(tmp_path: Path):

@@ -23,6 +23,7 @@ RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": 
 IDENTITY, MEAN_STD = "IDENTITY", "MEAN_STD"
 KINDS = (IDENTITY, MEAN_STD, *RANGES)
 DTYPES = ("F32", "F64", "F16")
+SHOWN = 120  # characters of names in messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,22 @@ def read_statistics(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[s
         raise CheckpointError(f"{path} is truncated or not safetensors: copy the checkpoint again") from error
 
 
+def _data_sets(name: str, stored: set[str]) -> list[str]:
+    """The data sets whose statistics of this name a file has, as `so100.action.mean` or `so100_buffer_action.mean`."""
+    wanted = name.replace(".", "_")
+    spelled = {each: each.replace("_buffer_", ".").replace(".", "_") for each in stored}
+    found = {each[: len(text) - len(wanted) - 1] for each, text in spelled.items() if text.endswith(f"_{wanted}")}
+    return sorted(found - {""})
+
+
 def _read(file: Any, name: str, wanted: tuple[int, ...], path: Path, stored: set[str]) -> Floats:
     if name not in stored:
+        others = _data_sets(name, stored)
+        if others:
+            raise CheckpointError(
+                f"{path.name} has {name} for each of the data sets {', '.join(others)[:SHOWN]}, and none of one robot: "
+                "fine-tune the policy on data of yours, or save it with the statistics of one data set"
+            )
         raise CheckpointError(
             f"{path.name} lacks {name}, by which its feature is normalised: copy the checkpoint again"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -42,17 +42,22 @@ from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller
 
+PATIENCE_S = 1.0  # with the reader of an answer, in all, while others wait; they wait 2 s (`chat.queue_ms`)
 MAX_WAITING_BYTES = 128 << 20  # pictures of requests that wait for their turn
 Answer: TypeAlias = ChatToken | ChatDone
 
 
 @dataclass(slots=True)
 class Turn:
-    """The right to be answered now. asked_ns: when the request arrived, later when its last answer ended."""
+    """The right to be answered now. asked_ns: when the request arrived, later when its last answer ended.
+
+    unread_ns: how long it has waited for its reader.
+    """
 
     asked_ns: int
     started_ns: int
     caller: Caller
+    unread_ns: int = 0
 
     @property
     def waited_ns(self) -> int:
@@ -89,6 +94,7 @@ class ChatDesk:
         self._log = log
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[_Waiting] = deque()
+        self._wanted = asyncio.Event()  # set while there are any
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._changed: dict[str, Sequence[int]] = {}  # prefixes that differ from the configuration's
         self._busy = False
@@ -195,14 +201,24 @@ class ChatDesk:
             if not done:
                 self._port.send(ChatStop(number, cancelled=True))
 
-    def left_s(self, turn: Turn) -> float:
-        """The rest of the time limit of a turn's answers."""
-        return self.config.request_s - (self._clock.now_ns() - turn.started_ns) / 1e9
+    async def wait_for_reader(self, room: Callable[[], Coroutine[None, None, None]], turn: Turn) -> None:
+        """Wait for `room`, until the time limit of the answers (DeadlineExceeded).
 
-    def late(self) -> DeadlineExceeded:
-        """The error of an answer that reached its time limit."""
-        limit_s = self.config.request_s
-        return DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
+        Others need not wait for a reader: once the turn has waited PATIENCE_S for its own in all, it ends as soon as
+        another request waits (ResourceExhausted).
+        """
+        began_ns = self._clock.now_ns()
+        reader = asyncio.create_task(room())
+        others = asyncio.create_task(self._wanted_after(PATIENCE_S - turn.unread_ns / 1e9))
+        try:
+            await asyncio.wait({reader, others}, timeout=self._left_s(turn), return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done():
+                raise self._unread() if others.done() else self._late()
+        finally:
+            turn.unread_ns += self._clock.now_ns() - began_ns
+            reader.cancel()
+            others.cancel()
+            await asyncio.gather(reader, others, return_exceptions=True)
 
     def restore(self, slot: str, ids: Sequence[int]) -> None:
         """Take over a prefix that was changed before this process began; workers get it when they are ready."""
@@ -225,8 +241,8 @@ class ChatDesk:
         self._port.send(ChatStop(answer.request, cancelled=False))
 
     async def _answers(self, ticket: _Ticket, turn: Turn) -> AsyncIterator[Answer]:
-        left_s = max(self.left_s(turn), 0)
-        timer = asyncio.get_running_loop().call_later(left_s, ticket.answers.put_nowait, self.late())
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._left_s(turn), ticket.answers.put_nowait, self._late())
         try:
             while True:
                 answer = await ticket.answers.get()
@@ -237,6 +253,23 @@ class ChatDesk:
                     return
         finally:
             timer.cancel()
+
+    def _left_s(self, turn: Turn) -> float:
+        """The rest of the time limit of a turn's answers."""
+        return max(self.config.request_s - (self._clock.now_ns() - turn.started_ns) / 1e9, 0)
+
+    def _late(self) -> DeadlineExceeded:
+        limit_s = self.config.request_s
+        return DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
+
+    def _unread(self) -> ResourceExhausted:
+        self._metrics.refused.labels(Reason.SLOW_READER).inc()
+        text = f"the answer was not read for {PATIENCE_S:g} s in all, and another request waits"
+        return ResourceExhausted(text, reason=Reason.SLOW_READER)
+
+    async def _wanted_after(self, seconds: float) -> None:
+        await asyncio.sleep(max(seconds, 0))
+        await self._wanted.wait()
 
     def _number(self) -> int:
         self._last += 1
@@ -259,7 +292,7 @@ class ChatDesk:
         late = loop.call_later(self.config.queue_ms / 1000, self._too_late, turn)
         waiting = _Waiting(caller, turn, size)
         self._waiting.append(waiting)
-        self._metrics.waiting.set(len(self._waiting))
+        self._count_waiting()
         try:
             await turn
         except asyncio.CancelledError:
@@ -270,7 +303,14 @@ class ChatDesk:
             late.cancel()
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            self._metrics.waiting.set(len(self._waiting))
+            self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        self._metrics.waiting.set(len(self._waiting))
+        if self._waiting:
+            self._wanted.set()
+        else:
+            self._wanted.clear()
 
     def _too_late(self, turn: asyncio.Future[None]) -> None:
         if not turn.done():

@@ -27,19 +27,19 @@ class Outgoing:
         self._task = asyncio.create_task(produce, name="chat-answer")
         self._task.add_done_callback(lambda _: self._some.set())
 
-    async def put(self, event: str, left_s: float) -> bool:
-        """Add an event once there is room; False if there is none for `left_s`."""
-        if self._size >= self._most:
+    @property
+    def full(self) -> bool:
+        """True if the reader has to take something before more may be put."""
+        return self._size >= self._most
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while self.full:
             self._room.clear()
-            try:
-                await asyncio.wait_for(self._room.wait(), max(left_s, 0))
-            except asyncio.TimeoutError:
-                return False
-        self.add(event)
-        return True
+            await self._room.wait()
 
     def add(self, event: str) -> None:
-        """Add a small event, room or not."""
+        """Add an event; wait for room before a large one."""
         data = event.encode()
         self._events.append(data)
         self._size += len(data)
@@ -75,6 +75,6 @@ class Outgoing:
             parts.append(self._events.popleft())
             size += len(parts[-1])
         self._size -= size
-        if self._size < self._most:
+        if not self.full:
             self._room.set()
         return b"".join(parts)

@@ -225,14 +225,15 @@ async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
 
 
 async def _stream(front: ChatFront, asked: _Asked, outgoing: Outgoing) -> None:
-    """Put the events of all choices. The turn ends with the last token, or at its limit if the reader stops."""
+    """Put the events of all choices. The turn ends with the last token, or soon if the reader stops."""
     dones: list[ChatDone] = []
     async with front.desk.turn(asked.caller, asked.size) as turn:
         for index in asked.choices:
             async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
                 async for chunk in _chunks(asked, index, pieces, dones):
-                    if not await outgoing.put(_event(chunk), front.desk.left_s(turn)):
-                        raise front.desk.late()
+                    if outgoing.full:
+                        await front.desk.wait_for_reader(outgoing.room, turn)
+                    outgoing.add(_event(chunk))
     options = asked.body.stream_options
     if options is not None and options.include_usage:
         outgoing.add(_event(asked.shape.last(usage(dones, asked.body.n))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import tempfile
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
@@ -12,6 +11,7 @@ from edgeflow.errors import AddressError
 from edgeflow.service.children.launch import Role
 from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
+from edgeflow.service.host.private_folder import SOCKET, make_private_folder
 
 
 class Doors:
@@ -57,12 +57,18 @@ class Doors:
 
     def _bind_chat(self) -> socket.socket:
         """The chat front's socket, in a folder that only this user may enter; the gateway connects to it."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._open.append(sock)
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="edgeflow-"))
-            sock.bind(str(self._folder / "chat"))
+            self._folder = make_private_folder()
+        except OSError as error:
+            raise AddressError(
+                f"chat: no folder for its socket: {error.strerror}: set TMPDIR to a folder that can be written to"
+            ) from None
+        path = self._folder / SOCKET
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._open.append(sock)
+            sock.bind(str(path))
             sock.listen(BACKLOG)
         except OSError as error:
-            raise AddressError(f"chat: cannot listen in {tempfile.gettempdir()}: {error.strerror}") from None
+            raise AddressError(f"chat: cannot listen on {path}: {error.strerror or error}") from None
         return sock

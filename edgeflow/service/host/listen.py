@@ -22,9 +22,12 @@ def bind(key: str, host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        sock = socket.socket(family, kind, protocol)
     except OSError as error:
         raise AddressError(f"{key}: {host} is not an address of this machine ({error.strerror})") from None
+    try:
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _describe(key, host, port, error) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)  # before `listen`: it sets the window

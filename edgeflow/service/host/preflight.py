@@ -3,18 +3,66 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import PolicyConfig
-from edgeflow.errors import CheckpointError
+from edgeflow.config import PolicyConfig, ServiceConfig
+from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.files.regular import open_regular, read_regular
+from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
 from edgeflow.policies.registry import family_of
-from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
+from edgeflow.service.host.files import read_file
+from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
 from edgeflow.text.weight_files import find_weights
 
 MAX_HEADER_BYTES = 100 << 20
+DEV = Path("/dev")
+PROFILES = ("none", "orin", "rtx5090")
+GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
+"""Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
+
+
+def check_configured(config: ServiceConfig) -> None:
+    """Check that what a configuration names is there: models, profile, overlays, tokens, certificates, device.
+
+    StartError names the key. Nothing is loaded. Models of the hub are fetched by the worker, and checked there.
+    """
+    if not is_hub_id(config.model):
+        check_model_directory(resolve_model(config.model), config.policy)
+    chat = config.chat
+    if chat.enabled:
+        named = {"model": chat.model, "decode_model": chat.decode_model, "eagle3.model": chat.eagle3.model}
+        for key, name in named.items():
+            if name not in ("", EMBEDDED_CHAT) and not is_hub_id(name):
+                resolve_model(name, chat=key == "model", key=f"chat.{key}")
+    files = {"operators": config.operators, "chat.operators": chat.operators if chat.enabled else ""}
+    if config.profile not in PROFILES:
+        files["profile"] = config.profile
+    for key, file in files.items():
+        if file:
+            _check_readable(key, Path(file))
+    tls = config.tls
+    secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}
+    for key, file in {"tls.cert": tls.cert, "tls.client_ca": tls.client_ca, **secrets}.items():
+        if file:
+            read_file(key, file, private=key in secrets)
+    if config.device == "cuda" and not _may_have_cuda():
+        raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
+
+
+def _check_readable(key: str, file: Path) -> None:
+    try:
+        open_regular(file).close()
+    except OSError as error:
+        known = f"; use {', '.join(PROFILES)} or a JSON file" if key == "profile" else ""
+        raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
+
+
+def _may_have_cuda() -> bool:
+    """False where no driver of a GPU has left its file. The worker asks the libraries, which take seconds to load."""
+    return sys.platform != "linux" or any((DEV / name).exists() for name in GPU_DEVICES)
 
 
 def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:
@@ -23,7 +71,7 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
     """
     config = path / "config.json"
     if not config.is_file():
-        raise CheckpointError(f"model: {path} has no config.json: give the directory of a Hugging Face checkpoint")
+        raise CheckpointError(f"model: {path} has no config.json: {where_it_is(path, config.name)}")
     _read_object(config)
     asked = policy or PolicyConfig()
     family_of(path, asked.family).check(path, asked.settings)
@@ -40,7 +88,9 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
 def _read_object(file: Path) -> dict[str, object]:
     try:
         value = json.loads(read_regular(file, MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        raise CheckpointError(f"model: cannot read {file}: {error.strerror}") from None
+    except (ValueError, RecursionError):
         raise CheckpointError(f"model: {file} is not readable JSON: fetch the checkpoint again") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"model: {file} is not a JSON object: fetch the checkpoint again")

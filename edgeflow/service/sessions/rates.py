@@ -9,7 +9,7 @@ from edgeflow.errors import ResourceExhausted
 from edgeflow.reasons import Reason
 from edgeflow.service.sessions.decoding import DecodeBudget
 from edgeflow.service.sessions.events import End
-from edgeflow.service.sessions.ordering import RollingCount
+from edgeflow.service.sessions.ordering import REFUSAL_WINDOW_NS, RollingCount
 
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
@@ -54,6 +54,14 @@ class SessionRules:
         permitted_hz = min(self.rate_factor * period_hz, max(self.rate_hz, period_hz))
         return TokenBucket(int(SECOND_NS / permitted_hz), max(int(permitted_hz), 4), now_ns)
 
+    def most_excess(self, period_ns: int) -> int:
+        """How many frames within 10 s may be rejected for their rate before they end the session.
+
+        That is 10 s of the highest rate: a robot that sends every picture of its camera, or at once what a stalled
+        network held back, goes on. Thousands per second would take the other robots' processor time.
+        """
+        return int(max(self.rate_hz, SECOND_NS / period_ns) * REFUSAL_WINDOW_NS / SECOND_NS)
+
 
 class TokenBucket:
     """A bucket that earns a token per period and holds at most `burst`; it starts full."""
@@ -89,6 +97,8 @@ class Rates:
         turn_ns = max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
         self._turns = TokenBucket(turn_ns, BURST, now_ns)
         self._permitted = rules.permitted(period_ns, now_ns)
+        self._most_excess = rules.most_excess(period_ns)
+        self._excess = RollingCount(self._most_excess)
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
         self._decoding = DecodeBudget()
         self._refusals = RollingCount(rules.rejected_frames)
@@ -97,6 +107,13 @@ class Rates:
     def permit_frame(self, now_ns: int) -> bool:
         """Count a frame; False if it exceeds the permitted rate."""
         return self._permitted.take(now_ns)
+
+    def flood(self, rejected: int, now_ns: int) -> ResourceExhausted | None:
+        """Count frames that were rejected for their rate; why the session ends if there are too many."""
+        if not any(self._excess.exceeded(now_ns) for _ in range(rejected)):
+            return None
+        text = f"more than {self._most_excess} frames in 10 s came above the permitted rate: keep the declared period"
+        return ResourceExhausted(text, reason=Reason.RATE_EXCEEDED)
 
     def permit_change(self, now_ns: int) -> bool:
         """Count a change of instruction or episode; False if it comes too soon."""

@@ -12,7 +12,7 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Frames have their turn at the declared rate (frames/turns.py).
+- Frames have their turn at the declared rate (frames/turns.py). A flood of them ends the session.
 - A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
   frame is above the permitted rate. These refusals count.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames/tracks.Ring).
@@ -40,8 +40,6 @@ from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.types import ActionSchema, Command, Disposition, Speculation
-
-RESTARTING = ("UNAVAILABLE", Reason.WORKER_RESTARTING, "the worker is restarting")
 
 
 class Session:
@@ -74,8 +72,7 @@ class Session:
         self._order = FrameOrder()
         self._rates = Rates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns)
-        self._draining = self._input_ended = self._lost = False
-        self._stamps_slow = False
+        self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = Ring.HELD
         self._outbox = Outbox()
         self._frames = UnderWay(self._outbox)
@@ -105,23 +102,28 @@ class Session:
         received_ns: from when its age counts; None = now.
         """
         self._silence.broken()
+        over_rate = not self._rates.permit_frame(now_ns)
+        if (flood := self._rates.flood(self._frames.take_excess(), now_ns)) is not None:
+            self.refuse(frame.seq, flood, now_ns)
+            self.end(End(flood.code, Reason.RATE_EXCEEDED, flood.text))
+            return
         if self.answers.guard.fault:
             self._silence.used(now_ns)
+            self._frames.excess += over_rate
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
-        over_rate = not self._rates.permit_frame(now_ns)
         if frame.instruction is not None and frame.instruction != self.instruction:
             if over_rate or not self._rates.permit_change(now_ns):
                 self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
-        since_ns = now_ns if received_ns is None else received_ns
-        track = Track(frame=frame, epoch=self.epoch, received_ns=since_ns, over_rate=over_rate)
+        track = Track(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         elif self._ring is Ring.LOST:
-            self._frames.leave(track, Disposition.DROPPED, *RESTARTING)
+            text = "the worker is restarting"
+            self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.WORKER_RESTARTING, text)
         else:
             self._frames.arrive(track)
             if self._ring is Ring.FREED:
@@ -362,8 +364,7 @@ class Session:
         return events
 
     def _withdraw_if_old(self, now_ns: int) -> None:
-        ready = self._frames.ready
-        if ready is not None and self._lateness.is_late(ready, now_ns):
+        if (ready := self._frames.ready) is not None and self._lateness.is_late(ready, now_ns):
             track = ready.track
             self._frames.take_ready()
             text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"

@@ -19,6 +19,7 @@ from edgeflow.engine.chat import grammar_child
 from edgeflow.engine.chat.grammar import MOST_DRAFTS, Grammar, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, Compiler, following
 from edgeflow.errors import InvalidArgument, Unavailable
+from edgeflow.ipc import bounded
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.chat_checkpoint import END, VOCAB, tokenizer
 
@@ -157,13 +158,13 @@ def test_a_step_is_one_message_whatever_is_drafted(grammars: Grammars, monkeypat
     woken: list[bool] = []
     grammar = grammars.compile(json.dumps(NUMBERS), lambda: woken.append(True)).result(30)
     sizes: list[int] = []
-    run = grammar_module._Exchange.run
+    run = bounded._Exchange.run
 
     def counted(exchange: Any, message: bytes, most_bytes: int) -> bytes:
         sizes.append(len(message))
         return run(exchange, message, most_bytes)
 
-    monkeypatch.setattr(grammar_module._Exchange, "run", counted)
+    monkeypatch.setattr(bounded._Exchange, "run", counted)
     del woken[:]
     grammar.accept(ids_of("["), ids_of("1" * MOST_DRAFTS))
     assert grammar.allowed().shape == (1 + MOST_DRAFTS, VOCAB) and grammar.ready

@@ -104,7 +104,10 @@ def test_inputs_that_the_network_does_not_read_are_left_out(checkpoint: Path):
         ({"n_action_steps": 8}, "config.json.n_action_steps is 8; served: at most chunk_size, 7"),
         ({"pre_norm": 1}, "config.json.pre_norm is 1; served: true and false"),
         ({"input_features": []}, "config.json.input_features must be an object: copy the checkpoint again"),
-        ({"input_features": None}, "config.json lacks input_features: copy the checkpoint again"),
+        (
+            {"input_features": None},
+            "config.json lacks input_features: the file is incomplete, or of another kind of model",
+        ),
         (
             {"input_features": {"observation.state": {"type": "STATE", "shape": [5]}}},
             "config.json.input_features has neither images nor observation.environment_state; "
@@ -131,7 +134,10 @@ def test_inputs_that_the_network_does_not_read_are_left_out(checkpoint: Path):
             {"input_features": {"observation.environment_state": {"type": "STATE", "shape": [3]}}},
             "config.json.input_features.observation.environment_state.type is 'STATE'; served: ENV",
         ),
-        ({"output_features": {}}, "config.json.output_features lacks action: copy the checkpoint again"),
+        (
+            {"output_features": {}},
+            "config.json.output_features lacks action: the file is incomplete, or of another kind of model",
+        ),
     ],
 )
 def test_an_option_that_is_not_served_is_named(entries: dict, message: str, tmp_path: Path):

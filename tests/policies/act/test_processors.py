@@ -176,7 +176,7 @@ def rename(**names: str) -> Callable[[dict], None]:
             BEFORE,
             3,
             lambda step: step["config"].pop("norm_map"),
-            f"{STEP}[3].config lacks norm_map: copy the checkpoint again",
+            f"{STEP}[3].config lacks norm_map: the file is incomplete, or of another kind of model",
         ),
         (
             BEFORE,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from edgeflow.policies.lerobot.statistics import MEAN_STD, RANGES, Affine
+from edgeflow.errors import CheckpointError
+from edgeflow.policies.lerobot.statistics import MEAN_STD, RANGES, Affine, read_statistics
 
 LOW, HIGH = np.array([-2.0, 0.5, 3.0], np.float32), np.array([1.0, 4.5, 3.0], np.float32)
 
@@ -34,3 +38,15 @@ def test_the_ends_of_a_range(kind: str):
     ends = affine.normalised(np.stack([LOW, HIGH]))
     assert ends[:, :2].tolist() == [[-1.0, -1.0], [1.0, 1.0]]
     assert ends[0, 2] == ends[1, 2] == -1.0
+
+
+@pytest.mark.parametrize("spelled", ["so100.action.mean", "so100_buffer_action.mean", "so100_action.mean"])
+def test_statistics_of_several_data_sets_are_named(tmp_path: Path, spelled: str):
+    values = {spelled: HIGH, spelled.replace("so100", "koch-blue"): LOW}
+    save_file(values, tmp_path / "s.safetensors")
+    told = r"s\.safetensors has action\.mean for each of the data sets koch-blue, so100, .*: fine-tune the policy"
+    with pytest.raises(CheckpointError, match=told):
+        read_statistics(tmp_path / "s.safetensors", {"action.mean": (3,)})
+    save_file({"unaction.mean": HIGH}, tmp_path / "s.safetensors")
+    with pytest.raises(CheckpointError, match=r"lacks action\.mean, .*: copy the checkpoint again"):
+        read_statistics(tmp_path / "s.safetensors", {"action.mean": (3,)})

@@ -59,8 +59,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
     file = tmp_path / "picture"
     file.write_bytes(b"\xff\xfe\x00\x80")
     tokenizer = letters(tmp_path)
-    for path in (file, tmp_path / "absent"):
-        with pytest.raises(ConfigError, match="is not UTF-8 text"):
+    for path, why in ((file, "is not UTF-8 text"), (tmp_path / "absent", "absent: No such file")):
+        with pytest.raises(ConfigError, match=why):
             of_text(path, tokenizer, seed=0)
 
 

@@ -187,13 +187,13 @@ def decoded(session: Session, now_ns: int, *, alone: bool) -> int | None:
     return frame.seq
 
 
-@pytest.mark.parametrize(("alone", "most"), [(False, 105 + BURST), (True, 1500)])
+@pytest.mark.parametrize(("alone", "most"), [(False, 105 + BURST), (True, 600)])
 def test_beside_others_frames_have_their_turn_at_the_declared_rate(alone: bool, most: int):
-    """Ten frames a second were declared, 150 are sent for ten seconds; each turn is the newest frame's."""
+    """Ten frames a second were declared, 60 are sent for ten seconds; each turn is the newest frame's."""
     session = Session(1, REQUEST, SCHEMA, RULES, 0)
     turns = 0
-    for seq in range(1, 1501):
-        now_ns = seq * SECOND_NS // 150
+    for seq in range(1, 601):
+        now_ns = seq * SECOND_NS // 60
         offer(session, seq, now_ns)
         went = decoded(session, now_ns, alone=alone)
         assert went in (None, seq)
@@ -213,6 +213,55 @@ def test_a_waiting_frame_says_when_its_turn_is():
     assert turn_ns is not None and 94 * MS < turn_ns < 96 * MS
     assert decoded(session, turn_ns - 1, alone=False) is None
     assert decoded(session, turn_ns, alone=False) == 9 and session.turn_ns(turn_ns) is None
+
+
+def flood(session: Session, rate_hz: int, seconds: float, began_ns: int = 0) -> int:
+    """Offer frames at this rate beside another robot until the session ends; returns how many were offered."""
+    last = 0
+    for seq in range(1, int(rate_hz * seconds) + 1):
+        last, now_ns = seq, began_ns + seq * SECOND_NS // rate_hz
+        offer(session, seq, now_ns)
+        decoded(session, now_ns, alone=False)
+        if session.ended is not None:
+            break
+    return last
+
+
+@pytest.mark.parametrize("rate_hz", [200, 1000, 4000])
+def test_frames_far_above_the_rate_for_long_end_the_session(rate_hz: int):
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    sent = flood(session, rate_hz, 10)
+    end = session.ended
+    assert end is not None and (end.code, end.reason) == ("RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED)
+    assert "more than 600 frames in 10 s" in end.text and 600 < sent < 800
+    statuses = [event for event in session.take(0) if isinstance(event, StatusEvent)]
+    assert sum(event.frames for event in statuses) == sent, "each frame has one outcome"
+
+
+@pytest.mark.parametrize(("rate_hz", "seconds"), [(20, 60), (60, 60), (600, 1), (100_000, 0.006)])
+def test_a_robot_that_is_somewhat_too_fast_keeps_its_session(rate_hz: int, seconds: float):
+    """Twice the declared rate and a camera's, for long; 600 frames within a second, and all at once after a stall."""
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    flood(session, rate_hz, seconds)
+    assert session.ended is None
+    now_ns = int(seconds * SECOND_NS) + SECOND_NS
+    offer(session, 10_000, now_ns)
+    assert decoded(session, now_ns, alone=False) == 10_000
+
+
+def test_a_robot_that_waits_for_each_answer_may_be_faster_than_it_declared():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    for seq in range(1, 3001):
+        answer(session, submit(session, seq))
+        assert [event.seq for event in session.take(seq) if isinstance(event, ActionEvent)] == [seq]
+    assert session.ended is None
+
+
+def test_a_flood_ends_a_session_in_fault_too():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    session.answers.guard.fault = True
+    flood(session, 4000, 1)
+    assert session.ended is not None and session.ended.reason is Reason.RATE_EXCEEDED
 
 
 def test_an_instruction_with_frames_above_the_rate_does_not_take_effect():

@@ -4,7 +4,7 @@
   alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
   next frame's: waiting alone never makes a robot hold.
 - A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
-  RESOURCE_EXHAUSTED instead of superseded. Such refusals do not count towards ending the stream.
+  RESOURCE_EXHAUSTED instead of superseded. Only very many such frames end the stream (rates.py).
 """
 
 from __future__ import annotations

@@ -12,9 +12,13 @@ from edgeflow.types import Disposition
 
 
 class UnderWay:
-    """Frames on their way arrived → decoding → decoded → sent → ready; each outcome goes to the outbox, once."""
+    """Frames on their way arrived → decoding → decoded → sent → ready; each outcome goes to the outbox, once.
+
+    excess: frames rejected because they came above the permitted rate, since `take_excess`.
+    """
 
     def __init__(self, outbox: Outbox) -> None:
+        self.excess = 0
         self._outbox = outbox
         self._arrived: Track | None = None
         self._decoding: Track | None = None
@@ -119,10 +123,16 @@ class UnderWay:
         if track is None:
             return
         if track.over_rate:
+            self.excess += 1
             text = "the frame rate exceeds the permitted one, and a newer frame arrived"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return
         self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "superseded by a newer frame")
+
+    def take_excess(self) -> int:
+        """Return the excess, which begins anew."""
+        excess, self.excess = self.excess, 0
+        return excess
 
     def drop_unsent(self, code: str, reason: str, text: str) -> None:
         """Drop the frames not yet sent to the worker."""
