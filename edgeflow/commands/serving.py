@@ -167,7 +167,9 @@ def robot(
     max_action_age_ms: Annotated[OptionalInt, typer.Option(metavar="N", min=1, help=AGE_HELP)] = None,
     episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 10,
     speed: Annotated[float, typer.Option(metavar="N", min=0, max=20, help="Speed of the objects, in cm/s.")] = 0.0,
-    anchored: Annotated[bool, typer.Option(help="Apply actions to the pose at which their frame was captured.")] = True,
+    present: Annotated[
+        bool, typer.Option("--no-anchored", help="Apply actions to the present pose, not to that of their frame.")
+    ] = False,
     frame_hz: Annotated[OptionalFloat, typer.Option(metavar="N", min=1, help="Camera frames per second.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first episode.")] = 0,
     tls_ca: TlsCa = None,
@@ -189,7 +191,7 @@ def robot(
         max_passes=max_passes,
         max_action_age_s=max_action_age_ms / 1000 if max_action_age_ms else None,
         episodes=episodes,
-        anchored=anchored,
+        anchored=not present,
         object_speed=speed / 100,
         seed=FRESH_SEEDS + seed,
         frame_hz=frame_hz or FRAME_HZ,
