@@ -133,7 +133,7 @@ def _figures(
     decoder, group = opened.source.decoder, opened.source.grouping.group
     if opened.actions is not None:
         rows = action_rows(ServedPolicy(request.folder, opened.family, held_out))
-        of_tokens = measure_tokens(decoder, group, variants, rows, opened.actions, report)
+        of_tokens = measure_tokens(decoder, group, variants, rows, opened.actions, report=report)
         return of_tokens[NEAREST], of_tokens[AWQ]
     wanted, hidden = _chunks_and_rows(ServedPolicy(request.folder, opened.family, held_out))
     linear = passed_through(decoder, group, variants, hidden, report).linear
