@@ -62,24 +62,22 @@ def _layer_table(report: Report) -> FoldingTable:
         if all(time.layer != other.layer for other in columns):
             columns.append(time)
     table = FoldingTable(title=escape(f"{report.subject.name}: a layer, one token, microseconds"))
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     for name in ("Table I", *COLUMNS):
         table.add_column(name, justify="right")
-        table.add_column("%", justify="right")
-    table.add_column("limits, last column", no_wrap=True)
+    table.add_column("limits,\nlast column")
     paper = sum(constant.value for constant in constants.TABLE_I.values())
     for index, (name, constant) in enumerate(constants.TABLE_I.items()):
-        cells = _time(constant.value, paper)
-        for time in columns:
-            cells += _time(time.layer[index].microseconds, time.layer_microseconds)
+        cells = [_time(constant.value, paper)]
+        cells += [_time(time.layer[index].microseconds, time.layer_microseconds) for time in columns]
         table.add_row(ROWS[name], *cells, _limits(columns[-1].layer[index].limits))
     totals = [_time(total, total) for total in (paper, *(time.layer_microseconds for time in columns))]
-    table.add_row("Total", *(cell for pair in totals for cell in pair), "", style="bold")
+    table.add_row("Total", *totals, "", style="bold")
     return table
 
 
-def _time(microseconds: float, total: float) -> tuple[str, ...]:
-    return f"{microseconds:,.1f}", f"{100 * microseconds / total:.2f}"
+def _time(microseconds: float, total: float) -> str:
+    return f"{microseconds:,.1f} ({100 * microseconds / total:.2f}%)"
 
 
 def _limits(limits: Mapping[str, float]) -> str:
@@ -89,10 +87,10 @@ def _limits(limits: Mapping[str, float]) -> str:
 
 def _token_table(report: Report) -> FoldingTable:
     table = FoldingTable(title="a token: milliseconds, tokens per second")
-    table.add_column("placement", no_wrap=True)
+    table.add_column("placement")
     for name in ("layers", "head", "token", "tokens/s", "no overlap", "paper"):
         table.add_column(name, justify="right")
-    table.add_column("the time goes to", no_wrap=True)
+    table.add_column("the time goes to")
     for time in report.times:
         head = f"{time.head.microseconds / 1e3:.2f}" if time.head else "none"
         layers = f"{time.layers * time.layer_microseconds / 1e3:.2f}"
