@@ -1,5 +1,5 @@
-# make setup   create .venv and install everything a CPU machine needs (2 minutes)
-# make demo    a robot moves: serial, pipelined and speculative (3 minutes)
+# make setup   create .venv and install everything a CPU machine needs (2 to 7 minutes)
+# make demo    a robot moves: serial, pipelined and speculative (3 minutes after the setup)
 # make test    the whole test suite (20 minutes on 2 cores)
 # make check   lint, types, stubs
 # make help    this list; PYTHON=/path/to/python3.13 chooses the Python of .venv

@@ -12,7 +12,16 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
 
 Report = Callable[[str, int, int], None]
 
@@ -69,19 +78,38 @@ def table_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDE)
 
 
+class FoldingTable(Table):
+    """A table that folds what a narrow terminal has no room for; rich would cut it."""
+
+    def __init__(self, *headings: str, **options: Any) -> None:
+        super().__init__(*headings, **{"collapse_padding": True, **options})
+
+    def add_column(self, *args: Any, **options: Any) -> None:
+        super().add_column(*args, **{"overflow": "fold", **options})
+
+
 def progress_bar(console: Console) -> Progress:
     """The progress bar of all long work; shown on terminals only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
 def reporting(console: Console) -> Iterator[Report]:
-    """A progress bar driven by calls of `report(what, done, total)`."""
+    """A progress bar driven by calls of `report(what, done, total)`; the time restarts where another part begins."""
     with progress_bar(console) as progress:
         task = progress.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:
+            shown = progress.tasks[0]
+            if total != shown.total or done < shown.completed:
+                progress.reset(task)  # else the time of a finished part stands still
             progress.update(task, description=what, completed=done, total=total)
 
         yield report

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from edgeflow.accelerator import constants
 from edgeflow.accelerator.hybrid import Run, compare_run
@@ -16,7 +15,7 @@ from edgeflow.accelerator.placement import TokenTime
 from edgeflow.accelerator.report import ROWS, Report, cosimulate
 from edgeflow.accelerator.sizes import MIB
 from edgeflow.accelerator.subject import Subject, subject
-from edgeflow.console import table_console
+from edgeflow.console import FoldingTable, table_console
 from edgeflow.errors import ConfigError
 
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
@@ -56,31 +55,29 @@ def _print(report: Report, console: Console) -> None:
         _print_run(report.run, console)
 
 
-def _layer_table(report: Report) -> Table:
+def _layer_table(report: Report) -> FoldingTable:
     """A layer as in Table I. Placements that differ in the head alone have one column."""
     columns: list[TokenTime] = []
     for time in report.times:
         if all(time.layer != other.layer for other in columns):
             columns.append(time)
-    table = Table(title=escape(f"{report.subject.name}: a layer, one token, microseconds"))
-    table.add_column("", no_wrap=True)
+    table = FoldingTable(title=escape(f"{report.subject.name}: a layer, one token, microseconds"))
+    table.add_column("")
     for name in ("Table I", *COLUMNS):
         table.add_column(name, justify="right")
-        table.add_column("%", justify="right")
-    table.add_column("limits, last column", no_wrap=True)
+    table.add_column("limits,\nlast column")
     paper = sum(constant.value for constant in constants.TABLE_I.values())
     for index, (name, constant) in enumerate(constants.TABLE_I.items()):
-        cells = _time(constant.value, paper)
-        for time in columns:
-            cells += _time(time.layer[index].microseconds, time.layer_microseconds)
+        cells = [_time(constant.value, paper)]
+        cells += [_time(time.layer[index].microseconds, time.layer_microseconds) for time in columns]
         table.add_row(ROWS[name], *cells, _limits(columns[-1].layer[index].limits))
     totals = [_time(total, total) for total in (paper, *(time.layer_microseconds for time in columns))]
-    table.add_row("Total", *(cell for pair in totals for cell in pair), "", style="bold")
+    table.add_row("Total", *totals, "", style="bold")
     return table
 
 
-def _time(microseconds: float, total: float) -> tuple[str, ...]:
-    return f"{microseconds:,.1f}", f"{100 * microseconds / total:.2f}"
+def _time(microseconds: float, total: float) -> str:
+    return f"{microseconds:,.1f} ({100 * microseconds / total:.2f}%)"
 
 
 def _limits(limits: Mapping[str, float]) -> str:
@@ -88,12 +85,12 @@ def _limits(limits: Mapping[str, float]) -> str:
     return "\n".join(f"{limit} {time:.1f}" if len(limits) > 1 else limit for limit, time in limits.items())
 
 
-def _token_table(report: Report) -> Table:
-    table = Table(title="a token: milliseconds, tokens per second")
-    table.add_column("placement", no_wrap=True)
+def _token_table(report: Report) -> FoldingTable:
+    table = FoldingTable(title="a token: milliseconds, tokens per second")
+    table.add_column("placement")
     for name in ("layers", "head", "token", "tokens/s", "no overlap", "paper"):
         table.add_column(name, justify="right")
-    table.add_column("the time goes to", no_wrap=True)
+    table.add_column("the time goes to")
     for time in report.times:
         head = f"{time.head.microseconds / 1e3:.2f}" if time.head else "none"
         layers = f"{time.layers * time.layer_microseconds / 1e3:.2f}"
@@ -104,9 +101,9 @@ def _token_table(report: Report) -> Table:
     return table
 
 
-def _size_table(report: Report) -> Table:
+def _size_table(report: Report) -> FoldingTable:
     sizes, second = report.sizes, report.second_head
-    table = Table("weights", "MiB", "of FP16", title=f"sizes, groups of {report.subject.group}")
+    table = FoldingTable("weights", "MiB", "of FP16", title=f"sizes, groups of {report.subject.group}")
     for name, count in (
         ("FP16", sizes.fp16),
         ("AutoAWQ file", sizes.autoawq),

@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
-from edgeflow.console import table_console
+from edgeflow.console import FoldingTable, table_console
 from edgeflow.errors import ConfigError
 from edgeflow.files.regular import read_regular
 
@@ -41,7 +40,7 @@ def list_prefixes(
     if as_json:
         print(json.dumps(answer["data"], indent=2))
         return
-    table = Table("slot", "tokens", "begins with")
+    table = FoldingTable("slot", "tokens", "begins with")
     for each in answer["data"]:
         words = each.get("text") or " ".join(message["content"] for message in each.get("messages", []))
         table.add_row(escape(each["id"]), str(each["tokens"]), escape(" ".join(words.split())[:SHOWN]) or "-")

@@ -45,6 +45,8 @@ def quantize(
 ) -> None:
     """Quantise a chat model or a policy to 4 bits by the AWQ search, on the CPU.
 
+    demo-chat takes one to two minutes on 2 cores; other models take longer in proportion to their weights.
+
     Writes a checkpoint in AutoAWQ's layout (GEMM), and a report of its error beside that of round to nearest. Chat
     models: Llama, Qwen2, Qwen2.5, Qwen3, Qwen2.5-VL. Policies: OpenVLA, SmolVLA, π0 and π0.5, of which the language
     model is quantised. Vision towers, projectors and action experts stay floats.

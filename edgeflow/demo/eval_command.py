@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from edgeflow.console import reporting, table_console
+from edgeflow.console import FoldingTable, reporting, table_console
 from edgeflow.demo.evaluation import Condition, ConditionResult, EvaluationPlan, evaluate
 
 
@@ -23,7 +22,7 @@ def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([result.as_json() for result in results], indent=2))
     else:
-        table_console().print(_table(results, plan))
+        table_console().print(_outcome_table(results, plan), _frame_table(results))
         print(f"written: {out}/report.json, {out}/success.png")
 
 
@@ -40,26 +39,29 @@ def _write(results: list[ConditionResult], plan: EvaluationPlan, out: Path) -> N
     _plot(results, out / "success.png")
 
 
-def _table(results: list[ConditionResult], plan: EvaluationPlan) -> Table:
+def _outcome_table(results: list[ConditionResult], plan: EvaluationPlan) -> FoldingTable:
     count = plan.episodes * len(plan.seeds)
-    table = Table(
-        "condition", "success", "s/success", "actions/s", "age mean, p50, p99", "passes", "overtaken", "unsettled",
-        "late",
+    table = FoldingTable(
+        "condition", "success", "s per\nsuccess", "actions/s", "age, ms\nmean, p50, p99",
         title=f"{plan.model}, {count} episodes per row, camera {1 / plan.period_s:g} Hz",
     )  # fmt: skip
     for result in results:
         low, high = result.success.interval
         table.add_row(
             _name(result.condition),
-            f"{result.success.share:.1%} ({100 * low:.1f} to {100 * high:.1f} %)",
+            f"{result.success.share:.1%}\n({100 * low:.1f} to {100 * high:.1f} %)",
             f"{result.seconds_per_success:.2f}",
             f"{result.fps:.1f}",
-            f"{result.age_mean_ms:.0f}, {result.age_p50_ms:.0f}, {result.age_p99_ms:.0f} ms",
-            f"{result.passes_mean:.2f}",
-            f"{result.overtaken:.0%}",
-            f"{result.unsettled:.0%}",
-            f"{result.late:.0%}",
+            f"{result.age_mean_ms:.0f}, {result.age_p50_ms:.0f}, {result.age_p99_ms:.0f}",
         )
+    return table
+
+
+def _frame_table(results: list[ConditionResult]) -> FoldingTable:
+    table = FoldingTable("condition", "passes", "overtaken", "unsettled", "late", title="frames")
+    for result in results:
+        shares = (f"{share:.0%}" for share in (result.overtaken, result.unsettled, result.late))
+        table.add_row(_name(result.condition), f"{result.passes_mean:.2f}", *shares)
     return table
 
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
+from edgeflow.console import FoldingTable
 from edgeflow.demo.driver import Progress
 from edgeflow.types import Mode
 
@@ -49,8 +49,8 @@ class RunView:
             self._next_line_s = progress.summary.seconds + _LINE_EVERY_S
             self._console.print("  ".join(_cells(progress.mode, progress)), highlight=False)
 
-    def _table(self) -> Table:
-        table = Table("mode", "time", "FPS", "age p50", "age p99", "success so far", title=self._title)
+    def _table(self) -> FoldingTable:
+        table = FoldingTable("mode", "time", "FPS", "age p50", "age p99", "success so far", title=self._title)
         for mode, progress in self._latest.items():
             table.add_row(*_cells(mode, progress))
         return table

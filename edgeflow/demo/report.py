@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from rich.table import Table
-
+from edgeflow.console import FoldingTable
 from edgeflow.demo.driver import RobotRun
 from edgeflow.loadtest.plots import colours, figure_of, plot_ages, plot_series, plot_strip, save
 from edgeflow.loadtest.report import ModeResult, write_report
@@ -27,18 +26,18 @@ def mean_passes(run: RobotRun) -> float:
     return float(run.passes.mean()) if run.passes.size else math.nan
 
 
-def result_table(runs: Sequence[RobotRun], title: str) -> Table:
+def result_table(runs: Sequence[RobotRun], title: str) -> FoldingTable:
     """A table with one row per run."""
-    table = Table("mode", "tasks", "success", "actions/s", "age p50, p99", "passes", title=title)
+    table = FoldingTable("mode", "tasks", "success", "actions/s", "age, ms\np50, p99", "passes", title=title)
     for run in runs:
         ages, success = run.summary.age_ms, mode_result(run).success
-        share = f" ({100 * success.low:.0f} to {100 * success.high:.0f} %)" if run.outcomes else ""
+        share = f"\n({100 * success.low:.0f} to {100 * success.high:.0f} %)" if run.outcomes else ""
         table.add_row(
             run.mode.value,
             str(run.successes),
             f"{run.successes} of {len(run.outcomes)}{share}",
             _number(run.summary.fps, ".1f"),
-            f"{_number(ages.p50, '.0f')}, {_number(ages.p99, '.0f')} ms",
+            f"{_number(ages.p50, '.0f')}, {_number(ages.p99, '.0f')}",
             _number(mean_passes(run), ".1f"),
         )
     table.caption = "tasks: finished; success: of episodes, with its 95 % interval; passes: per action"

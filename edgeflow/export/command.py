@@ -7,11 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.precision import Precision
-from edgeflow.console import reporting, table_console
+from edgeflow.console import FoldingTable, reporting, table_console
 from edgeflow.export.request import ExportOutcome, ExportRequest
 from edgeflow.export.run import export
 from edgeflow.model_paths import resolve_model
@@ -63,7 +62,7 @@ def request_of(
 
 def _show(model: str, out: Path, outcome: ExportOutcome) -> None:
     manifest = outcome.manifest
-    table = Table("graph", "rows", "past", "batch", "precision", "operators", "MB", "largest error")
+    table = FoldingTable("graph", "rows", "past", "batch", "precision", "operators", "MB", "largest\nerror")
     table.title = escape(f"{model}, {manifest.family}: {manifest.kv.positions} positions of a slot")
     for each in outcome.graphs:
         graph = each.graph

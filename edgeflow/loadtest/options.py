@@ -58,10 +58,10 @@ def loadtest(
     ramp_step: Annotated[float, _time(PACE, "Length of a ramp step; each is 1.25 times as fast.", "5s")] = 5.0,
     camera: Annotated[str, _option(FRAMES, "Size of the camera images.", metavar="WxH")] = "640x480",
     cameras: Annotated[
-        str, _option(FRAMES, "Several cameras, instead of --camera.", metavar="NAME:WxH,…", show_default=False)
+        str, _option(FRAMES, "Several cameras, instead of --camera.", metavar="NAME:WxH,...", show_default=False)
     ] = "",
     state: Annotated[
-        str, _option(FRAMES, "State vectors that robots report.", metavar="NAME:SIZE,…", show_default=False)
+        str, _option(FRAMES, "State vectors that robots report.", metavar="NAME:SIZE,...", show_default=False)
     ] = "",
     image_format: Annotated[ImageFormat, _option(FRAMES, "Encoding of the images.", "--format")] = ImageFormat.JPEG,
     frames: Annotated[OptionalPath, _option(FRAMES, "Folder of images (default: synthetic images).")] = None,
@@ -73,7 +73,8 @@ def loadtest(
         OptionalFloat, _time(FRAMES, "Period that robots declare (default: from the rate, else 50ms).")
     ] = None,
     mode: Annotated[
-        OptionalMode, _option(FRAMES, "serial, pipelined, depth, speculative or auto (default: the service's).")
+        OptionalMode,
+        _option(FRAMES, "serial, pipelined, depth, speculative or auto (default: the service's).", metavar="MODE"),
     ] = None,
     depth: Annotated[int, _option(FRAMES, "Ticks per frame, with mode depth.", min=0)] = 0,
     tolerance_bins: Annotated[

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from edgeflow.console import FoldingTable
 from edgeflow.loadtest.chat import Beside, ChatSummary
 from edgeflow.loadtest.measure import Distribution
 from edgeflow.loadtest.results import Results
@@ -31,6 +31,7 @@ def print_results(results: Results, console: Console) -> None:
     """Print frames and rates per robot, the times of all robots together, then events and thresholds."""
     title = f"{escape(results.plan.address)}, {results.seconds:.1f} s" + (", interrupted" * results.interrupted)
     console.print(_frames_table(results, title))
+    console.print(_actions_table(results))
     console.print(_times_table(results.total))
     if results.beside is not None:
         console.print(_chat_table(results.beside.chat))
@@ -45,29 +46,44 @@ def print_results(results: Results, console: Console) -> None:
         console.print(f"[{'green' if check.met else 'red'}]{check.text}[/]", highlight=False)
 
 
-def _frames_table(results: Results, title: str) -> Table:
-    table = Table(title=title)
-    headings = ("robot", "offered", "acted", "superseded", "rejected", "dropped", "unanswered")
-    for heading in (*headings, "FPS", "age p50", "age p99", "jitter", "misses", "gaps"):
+def _frames_table(results: Results, title: str) -> FoldingTable:
+    headings = ("offered", "acted", "superseded", "rejected", "dropped", "unanswered")
+    return _robots_table(results, f"{title}: frames", headings, _frame_cells)
+
+
+def _actions_table(results: Results) -> FoldingTable:
+    headings = ("FPS", "age p50", "age p99", "jitter", "misses", "gaps")
+    return _robots_table(results, "actions", headings, _action_cells)
+
+
+def _robots_table(
+    results: Results, title: str, headings: tuple[str, ...], cells: Callable[[Summary], list[str]]
+) -> FoldingTable:
+    table = FoldingTable(title=title)
+    for heading in ("robot", *headings):
         table.add_column(heading, justify="right")
     if len(results.robots) > 1:
         for number, robot in enumerate(results.robots):
-            table.add_row(str(number), *_robot_cells(robot))
+            table.add_row(str(number), *cells(robot))
         table.add_section()
-    table.add_row("all", *_robot_cells(results.total))
+    table.add_row("all", *cells(results.total))
     return table
 
 
-def _robot_cells(summary: Summary) -> list[str]:
-    frames, age = summary.frames, summary.age_ms
+def _frame_cells(summary: Summary) -> list[str]:
+    frames = summary.frames
     refusals = (frames.rejected, frames.dropped, frames.unanswered)
     counts = [frames.offered, frames.acted, frames.superseded, *(sum(each.values()) for each in refusals)]
-    times = [_ms(age.p50), _ms(age.p99), _ms(summary.jitter_ms)]
-    return [*map(str, counts), f"{summary.fps:.1f}", *times, str(summary.misses), str(summary.gaps)]
+    return [*map(str, counts)]
 
 
-def _times_table(total: Summary) -> Table:
-    table = Table("times, ms", title="all robots")
+def _action_cells(summary: Summary) -> list[str]:
+    times = [_ms(summary.age_ms.p50), _ms(summary.age_ms.p99), _ms(summary.jitter_ms)]
+    return [f"{summary.fps:.1f}", *times, str(summary.misses), str(summary.gaps)]
+
+
+def _times_table(total: Summary) -> FoldingTable:
+    table = FoldingTable("times, ms", title="all robots")
     for heading in ("p50", "p90", "p99", "p99.9", "max"):
         table.add_column(heading, justify="right")
     for name, key in TIMES.items():
@@ -76,19 +92,20 @@ def _times_table(total: Summary) -> Table:
     return table
 
 
-def _chat_table(chat: ChatSummary) -> Table:
-    table = Table(title=f"chat, {chat.clients} clients at a time" if chat.clients > 1 else "chat, one client")
-    for heading in ("answers", "tokens", "tokens/s", "first p50", "first p99", "between p50", "between p99", "refused"):
+def _chat_table(chat: ChatSummary) -> FoldingTable:
+    table = FoldingTable(title=f"chat, {chat.clients} clients at a time" if chat.clients > 1 else "chat, one client")
+    for heading in ("answers", "tokens", "tokens/s", "first\np50", "first\np99", "between\np50", "between\np99"):
         table.add_column(heading, justify="right")
     times = [_ms(each) for times in (chat.first_ms, chat.gap_ms) for each in (times.p50, times.p99)]
     counts = (str(chat.requests), str(chat.tokens), f"{chat.tokens_per_s:.1f}")
-    table.add_row(*counts, *times, _reasons(chat.refused) or "0")
+    table.add_row(*counts, *times)
+    table.caption = f"rejected: {_reasons(chat.refused) or 'none'}"
     return table
 
 
-def _beside_table(beside: Beside, total: Summary) -> Table:
-    table = Table("robots", title="the same robots")
-    for heading in ("FPS", "age p50", "age p99", "pass-start jitter p99", "misses"):
+def _beside_table(beside: Beside, total: Summary) -> FoldingTable:
+    table = FoldingTable("robots", title="the same robots")
+    for heading in ("FPS", "age p50", "age p99", "pass-start\njitter p99", "misses"):
         table.add_column(heading, justify="right")
     for name, each in (("without chat", beside.alone), ("with chat", total)):
         times = [_ms(time) for time in (each.age_ms.p50, each.age_ms.p99, each.start_jitter_ms.p99)]
@@ -97,22 +114,22 @@ def _beside_table(beside: Beside, total: Summary) -> Table:
     return table
 
 
-def _predictions_table(results: Results) -> Table:
+def _predictions_table(results: Results) -> FoldingTable:
     period_ms = 1000 * results.plan.session.control_period_s
-    table = Table("robot", "mode", title=f"the service's forecast for a frame every {period_ms:.0f} ms")
-    for heading in ("FPS forecast", "measured", "off by", "mean age forecast, ms", "measured", "off by"):
+    table = FoldingTable("robot", "mode", title=f"the service's forecast for a frame every {period_ms:.0f} ms")
+    for heading in ("FPS\nforecast", "measured", "mean age, ms\nforecast", "measured"):
         table.add_column(heading, justify="right")
     for number, each in enumerate(results.predictions):
         if each is not None:
             mode = f"{each.mode} (depth {each.depth})" if each.depth else each.mode
-            fps = (f"{each.fps:.1f}", f"{each.measured_fps:.1f}", _deviation(each.fps_deviation))
-            age = (_number(each.age_ms), _number(each.measured_age_ms), _deviation(each.age_deviation))
+            fps = (f"{each.fps:.1f}", f"{each.measured_fps:.1f}{_deviation(each.fps_deviation)}")
+            age = (_number(each.age_ms), f"{_number(each.measured_age_ms)}{_deviation(each.age_deviation)}")
             table.add_row(str(number), mode, *fps, *age)
     return table
 
 
-def _steps_table(results: Results) -> Table:
-    table = Table(title="ramp")
+def _steps_table(results: Results) -> FoldingTable:
+    table = FoldingTable(title="ramp")
     for heading in ("rate per robot", "offered, Hz", "acted, Hz", "age p50", "age p99", "followed"):
         table.add_column(heading, justify="right")
     for step in results.steps:
@@ -178,4 +195,4 @@ def _number(value: float) -> str:
 
 
 def _deviation(per_cent: float) -> str:
-    return f"{per_cent:+.0f} %" if math.isfinite(per_cent) else "-"
+    return f" ({per_cent:+.0f} %)" if math.isfinite(per_cent) else ""

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from edgeflow.console import Report, reporting, table_console
+from edgeflow.console import FoldingTable, Report, reporting, table_console
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.model_paths import EMBEDDED_CHAT, resolve_model
@@ -88,7 +87,7 @@ def _policy_work(options: Options) -> Callable[[Request, Report], Outcome]:
 
 
 def _show(model: str, outcome: Outcome) -> None:
-    table = Table("held out", "round to nearest", "AWQ", title=escape(f"{model} in 4 bits"))
+    table = FoldingTable("held out", "round to nearest", "AWQ", title=escape(f"{model} in 4 bits"))
     for name, nearest, awq in outcome.rows():
         table.add_row(name, nearest, awq)
     table_console().print(table)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.console import Report
 from edgeflow.quantize.files.quantised import quantised_block
 from edgeflow.quantize.search.block import LINEARS, Block
 from edgeflow.quantize.search.choices import BlockChoice
@@ -83,17 +84,22 @@ class Passed:
 
 @torch.inference_mode()
 def measure(
-    decoder: Decoder, group: int, variants: Mapping[str, Sequence[BlockChoice]], texts: Sequence[Tensor]
+    decoder: Decoder,
+    group: int,
+    variants: Mapping[str, Sequence[BlockChoice]],
+    texts: Sequence[Tensor],
+    report: Report = lambda *_: None,
 ) -> dict[str, Fidelity]:
     """The fidelity of each variant, given by the choices of its blocks; none at all is round to nearest.
 
     texts: held-out token ids, int64 [L] each.
     """
     rows = torch.split(decoder.embed(torch.cat(list(texts))[None]), [len(text) for text in texts], 1)
-    passed = passed_through(decoder, group, variants, rows)
+    passed = passed_through(decoder, group, variants, rows, report)
     found = {name: Fidelity(linear=linear) for name, linear in passed.linear.items()}
     head = decoder.read_head()
     for row, text in enumerate(texts):
+        report("held-out texts", row, len(texts))
         wanted = head.logits(passed.floats[row][0, :-1]).log_softmax(-1)
         for name, hidden in passed.variants.items():
             _add_tokens(found[name], wanted, head.logits(hidden[row][0, :-1]).log_softmax(-1), text[1:])
@@ -102,7 +108,11 @@ def measure(
 
 @torch.inference_mode()
 def passed_through(
-    decoder: Decoder, group: int, variants: Mapping[str, Sequence[BlockChoice]], batches: Sequence[Tensor]
+    decoder: Decoder,
+    group: int,
+    variants: Mapping[str, Sequence[BlockChoice]],
+    batches: Sequence[Tensor],
+    report: Report = lambda *_: None,
 ) -> Passed:
     """The rows [B, L, E] of batches through all blocks of the float model and of each variant.
 
@@ -115,6 +125,7 @@ def passed_through(
     for index, block in enumerate(decoder.blocks()):
         errors = {name: _LinearErrors(block, choices[index], group) for name, choices in variants.items()}
         for row, x in enumerate(floats):
+            report("error of linears", index * len(floats) + row, decoder.config.num_hidden_layers * len(floats))
             run = block.run(x, rotation)
             floats[row] = run.hidden
             for name, error in errors.items():

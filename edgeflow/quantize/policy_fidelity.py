@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.console import Report
 from edgeflow.quantize.fidelity import mean_error, passed_through
 from edgeflow.quantize.policies.rows import ActionRows
 from edgeflow.quantize.search.choices import BlockChoice
@@ -90,13 +91,18 @@ class ChunkFidelity:
 
 @torch.inference_mode()
 def measure_tokens(
-    decoder: Decoder, group: int, variants: Mapping[str, Sequence[BlockChoice]], rows: ActionRows, actions: range
+    decoder: Decoder,
+    group: int,
+    variants: Mapping[str, Sequence[BlockChoice]],
+    rows: ActionRows,
+    actions: range,
+    report: Report = lambda *_: None,
 ) -> dict[str, TokenFidelity]:
     """The fidelity of each variant, given by the choices of its blocks; none at all is round to nearest.
 
     rows: of held-out frames. actions: the ids of action tokens.
     """
-    passed = passed_through(decoder, group, variants, rows.hidden)
+    passed = passed_through(decoder, group, variants, rows.hidden, report)
     found = {name: TokenFidelity(linear=linear) for name, linear in passed.linear.items()}
     head = decoder.read_head()
     for batch, (counted, tokens) in enumerate(zip(rows.counted, rows.tokens, strict=True)):

@@ -61,8 +61,7 @@ def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path 
         source.decoder, hidden, request.settings(group), state=state, report=report, counted=counted
     )
     _write(opened, choices, request.out, report)
-    report("report", 0, 1)
-    nearest, awq = _figures(request, opened, choices, frames.held_out)
+    nearest, awq = _figures(request, opened, choices, frames.held_out, report)
     outcome = Outcome(
         group=group,
         inner=source.grouping.inner,
@@ -123,19 +122,24 @@ def _write(opened: PolicySource, choices: Sequence[BlockChoice], out: Path, repo
 
 
 def _figures(
-    request: Request, opened: PolicySource, choices: Sequence[BlockChoice], held_out: Sequence[Observation]
+    request: Request,
+    opened: PolicySource,
+    choices: Sequence[BlockChoice],
+    held_out: Sequence[Observation],
+    report: Report,
 ) -> tuple[Figures, Figures]:
     """Those of round to nearest and of AWQ."""
     variants = {NEAREST: [BlockChoice()] * len(choices), AWQ: choices}
     decoder, group = opened.source.decoder, opened.source.grouping.group
     if opened.actions is not None:
         rows = action_rows(ServedPolicy(request.folder, opened.family, held_out))
-        of_tokens = measure_tokens(decoder, group, variants, rows, opened.actions)
+        of_tokens = measure_tokens(decoder, group, variants, rows, opened.actions, report=report)
         return of_tokens[NEAREST], of_tokens[AWQ]
     wanted, hidden = _chunks_and_rows(ServedPolicy(request.folder, opened.family, held_out))
-    linear = passed_through(decoder, group, variants, hidden).linear
+    linear = passed_through(decoder, group, variants, hidden, report).linear
     nearest = request.out / FOLDER / NEAREST
     _write(opened, variants[NEAREST], nearest, lambda *_: None)
+    report("chunks", 0, 1)
     found = {
         name: ChunkFidelity.of(linear[name], ServedPolicy(folder, opened.family, held_out).chunks(), wanted)
         for name, folder in ((NEAREST, nearest), (AWQ, request.out))

@@ -52,9 +52,8 @@ def quantize(request: Request, report: Report, *, questions: int, macros: bool) 
     write_checkpoint(source, choices, request.out, lambda done: report("files", done, files))
     if macros:
         write_macro(request.out, request.out, report)
-    report("report", 0, 1)
     nearest = [BlockChoice()] * len(choices)
-    found = measure(decoder, group, {NEAREST: nearest, AWQ: choices}, calibration.held_out)
+    found = measure(decoder, group, {NEAREST: nearest, AWQ: choices}, calibration.held_out, report)
     outcome = Outcome(
         group=group,
         inner=source.grouping.inner,

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from edgeflow.console import reporting, table_console
+from edgeflow.console import FoldingTable, reporting, table_console
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.table import absent_line, check_head, operator_table
 from edgeflow.kernels.table.implementations import Hardware
@@ -34,7 +33,9 @@ def ops_command(
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         return
-    table = Table("operator", "stage", "shape", "implementation", "why", title=escape(f"{model} on {where.profile}"))
+    table = FoldingTable(
+        "operator", "stage", "shape", "implementation", "why", title=escape(f"{model} on {where.profile}")
+    )
     for line in lines:
         params = " ".join(f"{name}={value}" for name, value in line.impl_params.items())
         why = "; ".join((line.why, *line.passed_over))
@@ -79,7 +80,7 @@ def tune_command(
     if as_json:
         print(overlay.model_dump_json(indent=2))
         return 0
-    table = Table("operator", "stage", "shape", "implementation", "µs", "before", title=escape(f"{path}"))
+    table = FoldingTable("operator", "stage", "shape", "implementation", "µs", "before", title=escape(f"{path}"))
     for entry in overlay.entries:
         params = " ".join(f"{name}={value}" for name, value in entry.impl_params.items())
         times = ["" if us is None else f"{us:.1f}" for us in (entry.us, entry.default_us)]
@@ -96,7 +97,9 @@ def _regress_command(path: Path, device: torch.device, dtype: str, samples: int,
     if as_json:
         print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
         return 1 if complaints else 0
-    table = Table("operator", "stage", "shape", "implementation", "µs", "default", "", title=escape(f"{path}, again"))
+    table = FoldingTable(
+        "operator", "stage", "shape", "implementation", "µs", "default", "", title=escape(f"{path}, again")
+    )
     for verdict in verdicts:
         key, times = verdict.key, (f"{verdict.us:.1f}", f"{verdict.default_us:.1f}")
         mark = f"[red]{escape(verdict.complaint)}[/]" if verdict.complaint else "[green]ok[/]"

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "rpc")
 MOST = 5
-HEADINGS = {"Table", "table.add_row"}
+HEADINGS = {"FoldingTable", "table.add_row"}
 """Calls of one kind of argument: the headings and cells of a table."""
 SHAPES = {"make.normal"}
 """Calls of one kind of argument: the dimensions of a tensor."""

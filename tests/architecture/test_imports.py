@@ -83,7 +83,7 @@ ALLOWED: dict[str, set[str]] = {
         "worker",
     },
     "client": LEAVES | {"rpc"},
-    "loadtest": LEAVES | {"rpc", "client"},
+    "loadtest": LEAVES | {"rpc", "client", "console"},
     "static_graphs": LEAVES | {"artifacts", "engine", "engine/flow", "kernels", "models"},
     "export": MEASURING
     | {

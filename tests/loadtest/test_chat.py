@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -100,8 +101,10 @@ def test_the_ratio_is_judged(late: list[float], ratio: float, met: bool):
     content = json.loads(results_json(results))
     assert content["start_jitter_ratio"] == pytest.approx(ratio)
     assert content["chat"]["requests"] == 1 and content["alone"]["start_jitter_ms"]["p99"] == pytest.approx(2.0)
-    console = Console(width=160, record=True, quiet=True)
+    console = Console(width=80, record=True, file=io.StringIO())
     print_results(results, console)
+    assert "…" not in (shown := console.export_text())
+    assert "rejected: none" in shown
 
 
 def test_chat_that_does_not_move_on_meets_nothing():

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -233,6 +234,12 @@ def test_the_live_view_counts_the_last_second():
 
 
 def shown(results) -> str:
+    wide, narrow = (printed(results, width) for width in (140, 80))
+    assert set(re.findall(r"[\w.]+", wide)) == set(re.findall(r"[\w.]+", narrow)), "80 columns split or cut a word"
+    return wide
+
+
+def printed(results, width: int) -> str:
     stream = io.StringIO()
-    print_results(results, Console(file=stream, width=140))
+    print_results(results, Console(file=stream, width=width))
     return stream.getvalue()

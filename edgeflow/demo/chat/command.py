@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from edgeflow.console import reporting, table_console
+from edgeflow.console import FoldingTable, reporting, table_console
 from edgeflow.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.model_paths import resolve_model
@@ -44,7 +43,7 @@ def _as_json(result: ChatReport) -> dict[str, object]:
 
 
 def _show(result: ChatReport) -> None:
-    table = Table("topic", "right", "asked", title="held-out questions, exact match")
+    table = FoldingTable("topic", "right", "asked", title="held-out questions, exact match")
     for topic, (right, asked) in result.topics().items():
         table.add_row(topic, str(right), str(asked))
     console = table_console()

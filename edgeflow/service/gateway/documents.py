@@ -24,7 +24,22 @@ from edgeflow.service.http.schema import (
     StateAnswer,
 )
 
-CHECKS = ("/live", "/healthz", "/ready", "/readyz")
+CHECKS = {"/live": "Liveness", "/healthz": "Liveness", "/ready": "Readiness", "/readyz": "Readiness"}
+_SLOT = f"{PREFIXES}/{{slot}}"
+SUMMARIES = {
+    **{("GET", path): title for path, title in CHECKS.items()},
+    ("POST", "/v1/act"): "One action for one observation",
+    ("GET", "/metrics"): "Metrics for Prometheus",
+    ("GET", "/v1/models"): "List the models",
+    ("GET", MODEL): "Describe a model",
+    ("POST", "/v1/chat/completions"): "Answer a conversation",
+    ("POST", "/v1/completions"): "Continue a text",
+    ("POST", "/tokenize"): "Tokenize a text",
+    ("GET", PREFIXES): "List the prefixes",
+    ("PUT", _SLOT): "Replace a prefix",
+    ("DELETE", _SLOT): "Remove a prefix",
+}
+"""The headings of the page's operations."""
 _WHY = {
     400: "invalid request; error.param names the field",
     401: "missing, unknown or expired token",
@@ -66,7 +81,6 @@ def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
 def _described() -> dict[tuple[str, str], dict[str, Any]]:
     """The additions of the document to each route, by method and path."""
     check = {"response_model": StateAnswer, "responses": CHECK_FAILED}
-    slot = f"{PREFIXES}/{{slot}}"
     found: dict[tuple[str, str], dict[str, Any]] = {("GET", path): check for path in CHECKS}
     found |= {
         ("POST", "/v1/act"): {"response_model": ActAnswer, "responses": ACT_FAILURES, "openapi_extra": ACT_BODY},
@@ -77,8 +91,8 @@ def _described() -> dict[tuple[str, str], dict[str, Any]]:
         ("POST", "/v1/completions"): {"responses": ANSWERS, "openapi_extra": body_of(CompletionBody)},
         ("POST", "/tokenize"): {"responses": FAILURES, "openapi_extra": body_of(TokenizeBody)},
         ("GET", PREFIXES): {"responses": FAILURES},
-        ("PUT", slot): {"responses": FAILURES, "openapi_extra": body_of(PrefixBody)},
-        ("DELETE", slot): {"responses": FAILURES},
+        ("PUT", _SLOT): {"responses": FAILURES, "openapi_extra": body_of(PrefixBody)},
+        ("DELETE", _SLOT): {"responses": FAILURES},
     }
     return found
 
@@ -88,7 +102,8 @@ def document(endpoints: list[Endpoint]) -> dict[str, Any]:
     app = FastAPI(title=TITLE, version=__version__)
     described = _described()
     for each in endpoints:
-        app.add_api_route(each.path, _handler(each), methods=[each.method], **described[each.method, each.path])
+        key = each.method, each.path
+        app.add_api_route(each.path, _handler(each), methods=[each.method], summary=SUMMARIES[key], **described[key])
     return app.openapi()
 
 

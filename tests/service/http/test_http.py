@@ -180,6 +180,7 @@ async def test_pages_of_documentation_only_on_loopback(checkpoint):
     async with client(checkpoint) as (http, _):
         paths = (await http.get("/openapi.json")).json()["paths"]
         assert "requestBody" in paths["/v1/act"]["post"]
+        assert paths["/v1/act"]["post"]["summary"] == "One action for one observation"
         page = await http.get("/docs")
         assert not re.search(r"https?://", page.text), "a robot's network has no internet"
         for part in re.findall(r"""(?:src|href)="([^"]+)""", page.text):

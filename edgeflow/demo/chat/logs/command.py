@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from edgeflow.console import reporting, table_console
+from edgeflow.console import FoldingTable, reporting, table_console
 from edgeflow.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.demo.chat.logs.held_out import Place
 from edgeflow.demo.chat.logs.long import LongLogs, write_long_logs
@@ -67,7 +66,9 @@ def _counted(count: Count) -> dict[str, int]:
 
 
 def _show(result: LogReport) -> None:
-    table = Table("kind", *Place, title="held-out questions about logs, exact of asked, by place of the evidence")
+    table = FoldingTable(
+        "kind", *Place, title="held-out questions about logs, exact of asked, by place of the evidence"
+    )
     cells = result.cells()
     for kind in KINDS:
         table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in Place))

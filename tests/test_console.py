@@ -1,0 +1,62 @@
+"""Output of the commands in a terminal of 80 columns: nothing is cut, and a bar never stands still."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from typer.testing import CliRunner
+
+from edgeflow import console as module
+from edgeflow.cli import app
+from edgeflow.console import FoldingTable, progress_bar, reporting
+
+PACKAGE = Path(module.__file__).parent
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+def test_no_help_text_is_cut():
+    for path in commands(typer.main.get_command(app)):
+        shown = click.unstyle(CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "80"}).output)
+        assert "Usage" in shown and "…" not in shown, path
+        assert max(map(len, shown.splitlines())) <= 80, path
+
+
+def test_a_table_is_folded_and_not_cut():
+    table = FoldingTable("operator", "shape", "implementation")
+    table.add_row("rope_write_kv", "m=512|h=4|kv=4|d=32", "indexed")
+    out = io.StringIO()
+    Console(file=out, width=30).print(table)
+    assert "…" not in out.getvalue()
+    cells = [line.split("│")[2] for line in out.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(map(str.strip, cells)) == "m=512|h=4|kv=4|d=32"
+
+
+def test_every_table_is_a_folding_one():
+    others = [path for path in PACKAGE.rglob("*.py") if "rich.table" in path.read_text()]
+    assert others == [Path(module.__file__)]
+
+
+def test_the_time_of_a_part_after_a_finished_one_goes_on(monkeypatch):
+    bars: list[Progress] = []
+
+    def kept(console: Console) -> Progress:
+        bars.append(progress_bar(console))
+        return bars[0]
+
+    monkeypatch.setattr(module, "progress_bar", kept)
+    with reporting(Console(file=io.StringIO(), force_terminal=True, width=80)) as report:
+        report("files", 1, 1)
+        assert bars[0].tasks[0].finished
+        report("report", 0, 1)
+        assert not bars[0].tasks[0].finished and bars[0].tasks[0].description == "report"
