@@ -77,7 +77,7 @@ def read_statistics(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[s
     Shapes are compared with the file's header before anything is read. [3, 1, 1] may be stored as [3].
     """
     if not path.is_file():
-        raise CheckpointError(f"{path.parent} has no {path.name}: copy the checkpoint again")
+        raise CheckpointError(f"{path.parent} has no {path.name} with its statistics: copy the checkpoint again")
     try:
         open_regular(path).close()
         with safe_open(path, framework="numpy") as file:
