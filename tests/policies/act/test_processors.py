@@ -292,7 +292,7 @@ def test_a_missing_file_of_statistics_is_named(checkpoint: Path):
     (checkpoint / AFTER_STATE).unlink()
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint)
-    assert str(caught.value) == f"{checkpoint} has no {AFTER_STATE}: copy the checkpoint again"
+    assert str(caught.value) == f"{checkpoint} has no {AFTER_STATE} with its statistics: copy the checkpoint again"
 
 
 def test_a_truncated_file_of_statistics_is_named(checkpoint: Path):
