@@ -51,7 +51,7 @@ class ToolTarget(Target):
     """The target of an action that displaces the tool."""
 
     pose: Pose
-    """Of the tool, in the frame of the pose that was pushed."""
+    """The pose to move the tool to, in the frame of the pose that was pushed."""
 
 
 def _no_chunk() -> Vector:
