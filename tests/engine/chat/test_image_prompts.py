@@ -149,11 +149,8 @@ def test_images_of_a_stopped_request_do_not_delay_the_next_one(policy, model, ga
     assert bench.of(ChatDone)[0].request == 3 and resized == [60, 68]
 
 
-def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model, monkeypatch):
-    """Four images of four megapixels beside a robot at 20 Hz: one turn used to resize all.
-
-    Times are the loop's own; that it does not wait for a resize is tested above.
-    """
+def test_no_turn_resizes_the_images_of_a_request(policy, model, monkeypatch):
+    """Four images of four megapixels beside a robot at 20 Hz: one turn used to resize all."""
     threads: list[str] = []
     resize = ImagePreprocessor.__call__
 
@@ -161,24 +158,19 @@ def test_no_turn_takes_as_long_as_the_images_of_a_request(policy, model, monkeyp
         threads.append(threading.current_thread().name)
         return resize(self, image)
 
-    images = [picture(SIDE)] * 4
-    started = time.thread_time()
-    patches = [model.vision.preprocessor(image) for image in images]
-    resizing_s = time.thread_time() - started
     monkeypatch.setattr(ImagePreprocessor, "__call__", noted)
-    rows = sum(patch.merged_grid[0] * patch.merged_grid[1] for patch in patches)
     bench = Bench(policy, built(model, capacity=96))
-    bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000), asking(*images))
-    turns, seq, until_s = [], 0, time.monotonic() + PATIENCE_S
+    bench.tell(
+        OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000),
+        asking(*[picture(SIDE)] * 4),
+    )
+    seq, until_s = 0, time.monotonic() + PATIENCE_S
     while not bench.of(ChatRefused):
         seq += 1
         bench.tell(frame(seq))
-        started = time.thread_time()
         bench.worker.step()
-        turns.append(time.thread_time() - started)
         bench.clock.advance_ns(10_000_000)
         bench.worker.inbox.wait(0.001)
         assert time.monotonic() < until_s
-    assert bench.of(ChatRefused)[0].reason == "CONTEXT_LENGTH_EXCEEDED" and rows > 96, "no tower runs: it is one step"
+    assert bench.of(ChatRefused)[0].reason == "CONTEXT_LENGTH_EXCEEDED", "no tower runs: it is one step"
     assert len(threads) == 4 and threading.current_thread().name not in threads
-    assert max(turns) < resizing_s / 4, f"{max(turns):.3f} s of {resizing_s:.3f} s"
