@@ -1,10 +1,13 @@
-"""The cost of a raw frame's pixels to control's loop: processor time of its thread, in copies of those pixels."""
+"""The cost of a raw frame's pixels to control's loop: processor time of its thread, beside what gRPC alone takes."""
 
 from __future__ import annotations
 
 import asyncio
 import queue
 import time
+from collections.abc import Callable
+from statistics import median_low
+from typing import Any
 
 import grpc
 
@@ -13,8 +16,9 @@ from edgeflow.service.grpc.server import SERVICE
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, open_message, serving
 
 RAW = bytes(range(256)) * (640 * 480 * 3 // 256)
-FRAMES = 25
-MOST_COPIES = 8  # gRPC makes three, and the socket to the worker one
+FRAMES = 60
+MOST = 4  # times what gRPC takes to hand over such a message: about 2 here, and 6 if protobuf writes it once more
+ROUNDS = 3  # other processes may disturb one
 
 
 class ThreadRobot:
@@ -42,32 +46,63 @@ class ThreadRobot:
         list(self._answers)
 
 
-def copy_ns() -> int:
-    """One copy of the pixels to memory in use."""
-    target = bytearray(RAW)
+class BareRobot:
+    """A robot whose messages a bare gRPC server takes as they come."""
+
+    def __init__(self, channel: grpc.Channel, data: bytes) -> None:
+        self._data = data
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._answers = channel.stream_stream("/Bare/Stream", None, None)(iter(self._requests.get, None))
+
+    def act(self) -> None:
+        self._requests.put(self._data)
+        next(self._answers)
+
+    def end(self) -> None:
+        self._requests.put(None)
+        list(self._answers)
+
+
+async def take(_: Any, context: Any) -> None:
+    """The bare server's call: a short answer to each message."""
+    while await context.read() is not grpc.aio.EOF:
+        await context.write(b"taken")
+
+
+async def usual_ns(make_robot: Callable[..., Any], *arguments: object) -> int:
+    """What a frame takes of the loop's usual processor time."""
+    loop = asyncio.get_running_loop()
+    robot = await loop.run_in_executor(None, make_robot, *arguments)
     took = []
     for _ in range(FRAMES):
         started = time.thread_time_ns()
-        target[:] = RAW
+        await loop.run_in_executor(None, robot.act)
         took.append(time.thread_time_ns() - started)
-    return min(took)
+    await loop.run_in_executor(None, robot.end)
+    return median_low(took)
 
 
-async def test_a_raw_frame_costs_control_s_loop_few_copies_of_its_pixels(checkpoint):
+async def ratio(channel: grpc.Channel, beside: grpc.Channel) -> float:
+    """What the pixels take in the service, over what they take in the bare server."""
     small = pb.Camera(name="a", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG)
     raw = pb.Camera(name="a", width=640, height=480, format=pb.IMAGE_FORMAT_RGB8)
-    loop = asyncio.get_running_loop()
-    least = []
+    served_ns = await usual_ns(ThreadRobot, channel, raw, RAW) - await usual_ns(ThreadRobot, channel, small, JPEG)
+    return served_ns / (await usual_ns(BareRobot, beside, RAW) - await usual_ns(BareRobot, beside, JPEG))
+
+
+async def test_the_pixels_of_a_raw_frame_cost_control_s_loop_little_more_than_grpc_takes(checkpoint):
+    bare = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(take)
+    bare.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Bare", {"Stream": handler}),))
+    port = bare.add_insecure_port("127.0.0.1:0")
     async with serving(checkpoint) as served:
-        with grpc.insecure_channel(served.service.status.grpc_address) as channel:
-            for camera, data in ((small, JPEG), (raw, RAW)):
-                robot = await loop.run_in_executor(None, ThreadRobot, channel, camera, data)
-                took = []
-                for _ in range(FRAMES):
-                    started = time.thread_time_ns()
-                    await loop.run_in_executor(None, robot.act)
-                    took.append(time.thread_time_ns() - started)
-                await loop.run_in_executor(None, robot.end)
-                least.append(min(took))
-    jpeg_ns, raw_ns = least
-    assert raw_ns - jpeg_ns < MOST_COPIES * copy_ns()
+        await bare.start()
+        with (
+            grpc.insecure_channel(served.service.status.grpc_address) as channel,
+            grpc.insecure_channel(f"127.0.0.1:{port}") as beside,
+        ):
+            ratios = [await ratio(channel, beside)]
+            while ratios[-1] >= MOST and len(ratios) < ROUNDS:
+                ratios.append(await ratio(channel, beside))
+        await bare.stop(None)
+    assert min(ratios) < MOST, ratios
