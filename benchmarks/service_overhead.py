@@ -6,6 +6,8 @@ Overhead is the age of an action at the client minus the worker's inference time
 loopback, both ways), decode (JPEG), queue (in front and worker), hand-over (everything else inside the service: the
 socket to the worker and back, threads, the event loop). Control's loop is the processor time of its thread per frame,
 beyond what it takes while nothing happens; it holds up all other robots.
+
+The floor of both is what gRPC alone takes: a bare server in Python that gets the same frames (benchmarks/bare_grpc.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bare_grpc import bare_grpc
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import Serving, serving
@@ -46,6 +49,8 @@ def main() -> None:
         time.sleep(IDLE_S)
         idle = (service.loop_ns() - before_ns) / (IDLE_S * 1e9)
         cases = {name: _case(service, camera, idle, arguments) for name, (camera, _) in CASES.items()}
+    with bare_grpc() as server:
+        floors = {name: _floor(server, camera, arguments) for name, (camera, _) in CASES.items()}
     met: dict[str, dict[str, bool]] = {}
     for name, (_, bars) in CASES.items():
         case = cases[name]
@@ -54,12 +59,13 @@ def main() -> None:
             print(f"{part:>12}: " + ", ".join(f"{share} {value:.2f}" for share, value in figure.items()) + " ms")
         found = {**case["milliseconds"]["overhead"], "loop": case["loop_ms"]}
         print(f"{'loop':>12}: mean {found['loop']:.2f} ms")
+        print(f"{'bare gRPC':>12}: p50 {floors[name]['p50']:.2f} ms, loop {floors[name]['loop']:.2f} ms")
         met[name] = {bar: found[bar] <= most for bar, most in bars.items()}
         for bar, most in bars.items():
             print(f"{bar:>12}: target {most:g} ms: {'met' if met[name][bar] else 'MISSED'}")
     facts = {**machine_facts(), "pictures": "recorded" if arguments.images else "synthetic", "idle_loop_share": idle}
     bars_ms = {name: bars for name, (_, bars) in CASES.items()}
-    keep(arguments.json, {**facts, "cases": cases, "bars_ms": bars_ms, "met": met})
+    keep(arguments.json, {**facts, "cases": cases, "bare_grpc_ms": floors, "bars_ms": bars_ms, "met": met})
     raise SystemExit(0 if all(all(each.values()) for each in met.values()) else 1)
 
 
@@ -89,6 +95,12 @@ def _case(service: Serving, camera: CameraSpec, idle: float, arguments: argparse
         "loop_ms": busy_ns / len(run.ledgers[0].frames) / 1e6,
         "generator_lag_p99_ms": results_of(run, {}).generator.lag_ms.p99,
     }
+
+
+def _floor(server: Serving, camera: CameraSpec, arguments: argparse.Namespace) -> dict[str, float]:
+    """The overhead and the loop's time of a bare server, in milliseconds."""
+    case = _case(server, camera, 0.0, arguments)
+    return {"p50": case["milliseconds"]["overhead"]["p50"], "loop": case["loop_ms"]}
 
 
 def parts_ms(frames: list[FrameRecord]) -> dict[str, list[float]]:
