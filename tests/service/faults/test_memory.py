@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import tracemalloc
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -149,6 +150,9 @@ async def test_a_refusal_is_in_the_log_and_in_the_status(checkpoint):
 async def test_what_is_there_when_a_worker_is_ready_is_frozen_again_after_a_restart(checkpoint, monkeypatch):
     monkeypatch.undo()  # of `no_collecting`
     gc.unfreeze()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # about what other tests left
+        gc.collect()
     async with serving(checkpoint) as served:
         assert gc.get_freeze_count() > 0
         robot = served.robot()
