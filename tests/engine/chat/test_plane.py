@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from edgeflow.clock import ManualClock
-from edgeflow.config import load_config
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import build as chat_build
-from edgeflow.engine.chat.build import BuiltChat, build_chat, load_chat
+from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.long import folding_of, memory_format
@@ -23,8 +21,6 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -32,7 +28,6 @@ from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
 from edgeflow.worker.worker import CHAT_PATIENCE_NS, Worker
-from tests.chat_checkpoint import write_chat_checkpoint
 from tests.random_gates import random_gate
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -370,44 +365,6 @@ def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, 
 def test_a_prefix_that_does_not_fit_is_told(model):
     with pytest.raises(ConfigError, match=r"chat.slots long: has \d+ tokens, chat.capacity is 96"):
         built(model, slots=[{"id": "long", "text": "x" * 200}])
-
-
-@pytest.fixture(scope="module")
-def twins(tmp_path_factory) -> tuple[Path, Path, Path]:
-    """Two checkpoints of one shape, and a third of another."""
-    paths = [tmp_path_factory.mktemp(name) for name in ("first", "second", "third")]
-    write_chat_checkpoint(paths[0], "qwen2")
-    write_chat_checkpoint(paths[1], "qwen2", intermediate_size=64)
-    write_chat_checkpoint(paths[2], "qwen2", num_key_value_heads=3)
-    return paths[0], paths[1], paths[2]
-
-
-def test_another_checkpoint_may_decode_what_the_first_has_read(twins, policy):
-    config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[1]), "chat.alias": "small"})
-    both = load_chat(config, lambda *_: None)
-    bench = Bench(policy, both)
-    bench.tell(start(both.engine.model))
-    bench.run(ChatDone)
-    model, decode = both.engine.model, both.engine.decode
-    kv, prompt = model.decoder.kv_slots(1, CAPACITY), model.text_prompt(PROMPT)
-    expected = [next_token(model, model.embed(prompt.ids), 0, kv)]
-    for place in range(len(prompt), len(prompt) + 7):
-        expected.append(next_token(decode, decode.embed(expected[-1:]), place, kv))
-    assert tokens(bench) == expected != alone(model)
-
-
-@torch.inference_mode()
-def next_token(model: ChatModel, rows: torch.Tensor, start: int, kv: KVSlots) -> int:
-    """The token after rows that enter slot 0."""
-    layout = PackedLayout.of([Span(0, start, len(rows))], CPU)
-    hidden = model.decoder.forward(rows, layout, kv)
-    return int(model.decoder.logits(hidden[-1:], "decode")[0].argmax())
-
-
-def test_a_checkpoint_that_cannot_read_the_first_one_s_keys_is_refused(twins):
-    config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[2])})
-    with pytest.raises(ConfigError, match=r"chat.decode_model: num_key_value_heads is 3, that of chat.model is 2"):
-        load_chat(config, lambda *_: None)
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_sum(model, monkeypatch):
