@@ -1,4 +1,4 @@
-"""The floor of `benchmarks.service_overhead`: a gRPC server that does nothing else, in a process of its own.
+"""The floor of `benchmarks.service_overhead`: a gRPC server that does nothing else, run as a separate process.
 
 It answers each frame after a pause by an action and a status, on the service's event loop and with its settings of
 memory. Of a frame it reads the number and the stamp; nothing is checked, decoded or handed to anybody.

@@ -10,6 +10,7 @@ For a KV format: the logits of recorded answers against those over dense KV, its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +219,8 @@ def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
     logits = decoder.logits(hidden, "prefill")
     yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
     yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)
-    yield from _checked(case, "best ids", "logits_argmax", logits.argmax(-1), 0)
+    if (best := case.recorded.tensors.get("logits_argmax")) is not None:
+        yield check_best(case.name, "best ids", logits, best[:, None])
     yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
     if "all_logits" in case.recorded.tensors:
         every = _all_logits(case, Ways(model))
@@ -239,9 +241,18 @@ def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: C
     yield from _checked(case, "first logits", "logits_last", logits[0], FEATURE_TOLERANCE)
     yield from _checked(case, "last step's logits", "step_logits_last", logits[-1], FEATURE_TOLERANCE)
     if "top_ids" in recorded.tensors:
-        best = logits[0].topk(len(recorded.tensors["top_ids"]))
-        yield from _checked(case, "largest ids", "top_ids", best.indices, 0)
-        yield from _checked(case, "largest logits", "top_logits", best.values, FEATURE_TOLERANCE)
+        ids = recorded.tensors["top_ids"]
+        yield check_best(case.name, "largest ids", logits[0][None], ids[None])
+        yield from _checked(case, "largest logits", "top_logits", logits[0].topk(len(ids)).values, FEATURE_TOLERANCE)
+
+
+def check_best(case: str, quantity: str, logits: Tensor, ids: Tensor) -> CheckResult:
+    """How far the recorded ids [rows, k] lie from the k largest of these logits [rows, V]: 0 but for near ties."""
+    if len(ids) != len(logits):
+        return CheckResult(case, quantity, math.inf, FEATURE_TOLERANCE)
+    logits = logits.cpu()
+    largest = logits.topk(ids.shape[1]).values
+    return compare(case, quantity, largest - logits.gather(1, ids.long()), torch.zeros(ids.shape), FEATURE_TOLERANCE)
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:

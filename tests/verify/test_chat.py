@@ -18,7 +18,7 @@ from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.recorded.comparison import exact_float32
 from edgeflow.types import KVName, Mode
-from edgeflow.verify.chat import verify_chat, verify_kv
+from edgeflow.verify.chat import check_best, verify_chat, verify_kv
 from edgeflow.verify.chat_modes import Ways
 from edgeflow.verify.checkpoint import verify_checkpoint
 from tests.cases import some_by_day
@@ -46,6 +46,16 @@ KV_CASES = some_by_day(
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("ids", "ok"), [([[1], [0]], True), ([[2], [0]], True), ([[0], [0]], False), ([[1]], False)], ids=str
+)
+def test_the_best_ids_are_the_largest_but_for_near_ties(ids: list[list[int]], ok: bool):
+    logits = torch.tensor([[1.0, 2.0, 2.0 - 5e-5], [0.0, -1.0, -2.0]])
+    assert check_best("case0", "best ids", logits, torch.tensor(ids)).ok == ok
+    logits[1, 2] = torch.nan
+    assert not check_best("case0", "best ids", logits, torch.tensor(ids)).ok
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
