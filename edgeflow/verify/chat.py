@@ -248,11 +248,11 @@ def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: C
 
 def check_best(case: str, quantity: str, logits: Tensor, ids: Tensor) -> CheckResult:
     """How far the recorded ids [rows, k] lie from the k largest of these logits [rows, V]: 0 but for near ties."""
-    if len(ids) != len(logits):
+    logits, ids = logits.cpu(), ids.long()
+    if len(ids) != len(logits) or not bool(((ids >= 0) & (ids < logits.shape[1])).all()):
         return CheckResult(case, quantity, math.inf, FEATURE_TOLERANCE)
-    logits = logits.cpu()
     largest = logits.topk(ids.shape[1]).values
-    return compare(case, quantity, largest - logits.gather(1, ids.long()), torch.zeros(ids.shape), FEATURE_TOLERANCE)
+    return compare(case, quantity, largest - logits.gather(1, ids), torch.zeros(ids.shape), FEATURE_TOLERANCE)
 
 
 def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:

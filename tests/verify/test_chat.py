@@ -49,7 +49,9 @@ def one_thread():
 
 
 @pytest.mark.parametrize(
-    ("ids", "ok"), [([[1], [0]], True), ([[2], [0]], True), ([[0], [0]], False), ([[1]], False)], ids=str
+    ("ids", "ok"),
+    [([[1], [0]], True), ([[2], [0]], True), ([[0], [0]], False), ([[1]], False), ([[1], [3]], False)],
+    ids=str,
 )
 def test_the_best_ids_are_the_largest_but_for_near_ties(ids: list[list[int]], ok: bool):
     logits = torch.tensor([[1.0, 2.0, 2.0 - 5e-5], [0.0, -1.0, -2.0]])
