@@ -227,7 +227,9 @@ class Session:
         if not within_limits(rows, schema) or not within_reach(rows, schema, self._max_distance_m):
             self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
             return False
-        if self._watchdog.directive().command is not Command.ACT:
+        held = self._watchdog.directive()
+        self._notice_reserve(held)
+        if held.command is not Command.ACT:
             self._blender.restart()  # what was played before a HOLD is over, whatever its rows were for
         chunk = self._blender.blended(rows, timeline, message.epoch)
         action = self._action_of(message, taken, opened, chunk, now_ns)
@@ -236,6 +238,7 @@ class Session:
             return False
         self.flight.late += action.late
         if self._watchdog.reserves(action):
+            self._notice_reserve(self._watchdog.directive())
             self._reserved = (action, chunk)
         else:
             self._accepted(action, chunk)

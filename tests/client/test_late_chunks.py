@@ -117,6 +117,16 @@ def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: Robot):
     assert robot.session.directive().action.seq == 3
 
 
+def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds_it_so(robot: Robot):
+    first, second = robot.push(), robot.push()
+    robot.wait(3 * STEP_MS)
+    assert continued(robot, first, 2)
+    robot.wait(4 * STEP_MS)
+    assert continued(robot, second, 2, continues=2)
+    assert robot.session.directive().action.seq == 2
+    assert late(robot) == (2, 1) and robot.session.flight.statistics().actions == 2
+
+
 @pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])
 def test_what_is_in_reserve_ends_with_what_is_played(robot: Robot, end: str):
     frame = robot.push()
