@@ -21,17 +21,10 @@ from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.lifting import lift_images
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.host.process import keep_freed_memory, new_loop
+from tests.client.scripted import NAMES, opened
 
 MESSAGE_BYTES = 8 << 20
 PAUSE_S = 0.02  # about what the embedded policy takes
-NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
-_SCHEMA = pb.ActionSchema(
-    dimensions=[pb.ActionDimension(name=name, unit="m", low=-1, high=1, relative=True) for name in NAMES],
-    frame="tool",
-    rotation="rotvec",
-    control_rate_hz=20,
-    horizon=1,
-)
 
 
 @contextlib.contextmanager
@@ -48,8 +41,7 @@ def bare_grpc() -> Iterator[Serving]:
 
 async def _stream(_: Any, context: Any) -> None:
     await context.read()
-    opened = pb.Opened(session=1, epoch=1, schema=_SCHEMA, mode=pb.MODE_SERIAL, valid_for_ms=250)
-    await context.write(pb.ServerMessage(opened=opened))
+    await context.write(pb.ServerMessage(opened=opened()))
     while (data := await context.read()) is not grpc.aio.EOF:
         received_ns = time.monotonic_ns()
         lifted = lift_images(data)
@@ -69,9 +61,7 @@ def _action(frame: pb.Frame, received_ns: int) -> pb.Action:
         seq=frame.seq,
         stamp_ns=frame.stamp_ns,
         command=pb.COMMAND_ACT,
-        valid_for_ms=250,
         values=[0.0] * len(NAMES),
-        horizon=1,
         timings=pb.Timings(inference_ns=paused_ns, passes=1, server_ns=paused_ns),
     )
 

@@ -238,7 +238,7 @@ class Session:
             return False
         self.flight.late += action.late
         if self._watchdog.reserves(action):
-            self._notice_reserve(self._watchdog.directive())
+            self._notice_reserve(self._watchdog.directive())  # `offer` may have released the one before
             self._reserved = (action, chunk)
         else:
             self._accepted(action, chunk)

@@ -17,11 +17,9 @@ from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatSto
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.types import Pace
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
 from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of
-from tests.tiny_checkpoint import write_checkpoint
 
 SIDE = 2000
 PATIENCE_S = 30.0
@@ -33,11 +31,6 @@ def model(tmp_path_factory) -> ChatModel:
     directory = tmp_path_factory.mktemp("images")
     write_chat_checkpoint(directory, "qwen2_5_vl")
     return load_chat_model(directory, torch.float32, CPU)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 def picture(side: int) -> np.ndarray:

@@ -30,7 +30,6 @@ from edgeflow.worker.worker import Worker
 from tests.engine.chat.test_generate import engine_of
 from tests.engine.chat.test_plane import request_of
 from tests.engine.recorded import record
-from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
 CAPACITY = 96
@@ -55,11 +54,6 @@ def model(request, chat_directory) -> ChatModel:
 @pytest.fixture
 def graphs(model: ChatModel, request) -> bool:
     return request.node.callspec.params["model"] == "replayed"
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.types import Pace
 from edgeflow.worker.worker import CHAT_PATIENCE_NS, Worker
 from tests.random_gates import random_gate
-from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")
 CAPACITY = 96
@@ -43,11 +42,6 @@ PROMPT = PREFIX + "the cup is red. what is red?"
 @pytest.fixture(scope="module")
 def model(chat_directory) -> ChatModel:
     return load_chat_model(chat_directory, torch.float32, CPU)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 def built(model: ChatModel, **changes: object) -> BuiltChat:

@@ -14,15 +14,8 @@ from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_plane import CAPACITY, CPU, PROMPT, Bench, alone, start, tokens
-from tests.tiny_checkpoint import write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 @pytest.fixture(scope="module")
