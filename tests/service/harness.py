@@ -193,6 +193,19 @@ class Served:
         return sum(registry.get_sample_value(name, labels) or 0.0 for registry in registries)
 
 
+async def rush(served: Served, robot: Robot, frames: int, control_period_ms: int) -> grpc.StatusCode:
+    """A whole stream of frames that come faster than a holding worker answers; returns how it ended."""
+    await robot.open(control_period_ms=control_period_ms)
+    for seq in range(1, frames + 1):
+        await robot.frame(seq)
+    worker = served.script.worker
+    await eventually(lambda: bool(worker.submitted()) and worker.submitted()[-1].seq == frames)
+    worker.release(100)
+    await robot.action(frames)
+    await robot.call.done_writing()
+    return (await robot.rest())[0]
+
+
 def config(**overrides) -> ServiceConfig:
     """A configuration on free ports, without chat unless one of its keys is given.
 

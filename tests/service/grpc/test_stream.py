@@ -13,7 +13,7 @@ from edgeflow.service.grpc.codec import UNPARSABLE
 from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.frames.outbox import MOST_NOTES
 from edgeflow.service.worker import supervisor
-from tests.service.harness import JPEG, eventually, open_message, serving
+from tests.service.harness import JPEG, eventually, open_message, rush, serving
 from tests.service.scripted import Script
 
 MS = 1_000_000
@@ -52,15 +52,7 @@ async def test_one_wrong_stamp_costs_a_robot_less_than_a_second(checkpoint, hz: 
 async def test_the_newest_frame_wins_and_every_frame_is_accounted_for(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
-        await robot.open(control_period_ms=16)
-        for seq in range(1, 31):
-            await robot.frame(seq)
-        await eventually(lambda: bool(served.script.worker.submitted()))
-        await eventually(lambda: served.script.worker.submitted()[-1].seq == 30)
-        served.script.worker.release(100)
-        await robot.action(30)
-        await robot.call.done_writing()
-        assert (await robot.rest())[0] is grpc.StatusCode.OK
+        assert await rush(served, robot, 30, control_period_ms=16) is grpc.StatusCode.OK
         found = robot.dispositions()
         assert sorted(seq for seq, _ in found) == list(range(1, 31))
         assert (30, pb.DISPOSITION_ACTED) in found

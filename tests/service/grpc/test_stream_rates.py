@@ -10,7 +10,7 @@ import grpc
 from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.sessions.rates import BURST
-from tests.service.harness import WAIT_S, eventually, frame_message, open_message, serving
+from tests.service.harness import WAIT_S, frame_message, open_message, rush, serving
 from tests.service.scripted import Script
 
 
@@ -27,14 +27,7 @@ async def test_too_many_refused_frames_end_the_stream(checkpoint):
 async def test_frames_above_the_rate_are_refused_unless_they_are_the_newest(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
-        await robot.open(control_period_ms=1000)
-        for seq in range(1, 41):
-            await robot.frame(seq)
-        await eventually(lambda: served.script.worker.submitted() and served.script.worker.submitted()[-1].seq == 40)
-        served.script.worker.release(100)
-        await robot.action(40)
-        await robot.call.done_writing()
-        await robot.rest()
+        await rush(served, robot, 40, control_period_ms=1000)
         refused = [m.frame_status for m in robot.seen if m.frame_status.code == "RESOURCE_EXHAUSTED"]
         assert {status.reason for status in refused} <= {"RATE_EXCEEDED"}
         assert sorted(seq for seq, _ in robot.dispositions()) == list(range(1, 41))
