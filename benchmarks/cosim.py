@@ -1,6 +1,6 @@
 """The co-simulation of the paper's model on the KV260, and hybrid runs of checkpoints in 4 bits beside the reference.
 
-The times of the first part follow from the constants in edgeflow/accelerator/constants.py; nothing is measured. The
+The times of the first part follow from the constants in edgeflow/lab/kv260/constants.py; nothing is measured. The
 second part runs the accelerator's model on this machine: its tokens count, its speed is that of a simulation.
 
     .venv/bin/python -m benchmarks.cosim --json benchmarks/results/cosim-DATE.json
@@ -16,11 +16,11 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.accelerator.hybrid import compare_run
-from edgeflow.accelerator.network import PAPER_MODEL
-from edgeflow.accelerator.report import cosimulate
-from edgeflow.accelerator.subject import subject
 from edgeflow.console import table_console
+from edgeflow.lab.kv260.hybrid import compare_run
+from edgeflow.lab.kv260.network import PAPER_MODEL
+from edgeflow.lab.kv260.report import cosimulate
+from edgeflow.lab.kv260.subject import subject
 
 PROMPTS = ("Hello!", "Once upon a time", "pick up the red cup")
 

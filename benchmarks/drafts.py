@@ -23,11 +23,11 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
-from edgeflow.demo.chat.evaluate import CAPACITY, held_out_dialogs
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.demo.chat.evaluate import CAPACITY, held_out_dialogs
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt

@@ -24,9 +24,9 @@ from PIL import Image
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
-from edgeflow.demo.evaluate import run_episode
-from edgeflow.demo.world.expert import Expert
-from edgeflow.demo.world.sim import RobotSim
+from edgeflow.lab.demo.evaluate import run_episode
+from edgeflow.lab.demo.world.expert import Expert
+from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.loadtest.command import run_plan
 from edgeflow.loadtest.results import results_of
 from edgeflow.loadtest.robots.frames import frames_for

@@ -20,10 +20,10 @@ from rich.console import Console
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import reporting
-from edgeflow.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
-from edgeflow.demo.evaluate import Timing
-from edgeflow.demo.measure import Condition, measure
-from edgeflow.demo.training.actions import NAMES
+from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
+from edgeflow.lab.demo.evaluate import Timing
+from edgeflow.lab.demo.measure import Condition, measure
+from edgeflow.lab.demo.training.actions import NAMES
 from edgeflow.model_paths import (
     EMBEDDED_CHAT,
     EMBEDDED_CHAT_MODEL,
@@ -31,7 +31,7 @@ from edgeflow.model_paths import (
     EMBEDDED_LOGS,
     EMBEDDED_POLICY,
 )
-from tests.demo.reference_policy import read_policy
+from tests.lab.demo.reference_policy import read_policy
 
 SEEDS = (HELD_OUT_SEED, "another seed")
 AGE_TICKS = 7

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeflow.gpu_suite.subjects.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
-from edgeflow.gpu_suite.subjects.floors import (
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.lab.gpu.subjects.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
+from edgeflow.lab.gpu.subjects.floors import (
     Ceilings,
     Work,
     attention_work,
@@ -28,9 +29,8 @@ from edgeflow.gpu_suite.subjects.floors import (
     text_work,
     vision_work,
 )
-from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize
-from edgeflow.kernels.kv.layout import Span
+from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 OPENVLA = SIZES["openvla-7b"]

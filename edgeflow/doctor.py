@@ -237,7 +237,7 @@ def _products() -> list[Finding]:
 
 def _rendering() -> list[Finding]:
     """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
-    code = "from edgeflow.demo.world.sim import RobotSim; RobotSim(0).capture()"
+    code = "from edgeflow.lab.demo.world.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 
 
@@ -256,7 +256,7 @@ def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) ->
 
 
 def _embedded_policy() -> list[Finding]:
-    path = Path(__file__).parent / "demo" / "policy" / "model.safetensors"
+    path = Path(__file__).parent / "embedded" / "policy" / "model.safetensors"
     if path.is_file():
         return [Finding("embedded policy", Verdict.OK, f"{path.stat().st_size / 2**20:.1f} MiB")]
     return [Finding("embedded policy", Verdict.MISSING, str(path), "edgeflow train-demo, or reinstall edgeflow")]

@@ -9,13 +9,13 @@ from pathlib import Path
 from edgeflow.errors import CheckpointError
 
 EMBEDDED_MODEL = "demo"
-EMBEDDED_POLICY = Path(__file__).parent / "demo" / "policy"
+EMBEDDED_POLICY = Path(__file__).parent / "embedded" / "policy"
 EMBEDDED_FLOW = "demo-flow"
-EMBEDDED_FLOW_POLICY = Path(__file__).parent / "demo" / "flow_policy"
+EMBEDDED_FLOW_POLICY = Path(__file__).parent / "embedded" / "flow_policy"
 EMBEDDED_CHAT = "demo-chat"
-EMBEDDED_CHAT_MODEL = Path(__file__).parent / "demo" / "chat_model"
+EMBEDDED_CHAT_MODEL = Path(__file__).parent / "embedded" / "chat_model"
 EMBEDDED_LOGS = "demo-logs"
-EMBEDDED_LOG_MODEL = Path(__file__).parent / "demo" / "log_model"
+EMBEDDED_LOG_MODEL = Path(__file__).parent / "embedded" / "log_model"
 HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jinja", "*_checkpoint.pt")
 HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model.bin")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)

@@ -223,7 +223,7 @@ def test_verify_names_what_is_off(tmp_path):
 @pytest.mark.parametrize(
     ("command", "target"),
     [
-        ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
+        ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
         ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
     ],
 )
@@ -243,7 +243,7 @@ def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, tar
     ("command", "target"),
     [
         ("serve", "edgeflow.service.run.run_service"),
-        ("robot 127.0.0.1:1", "edgeflow.demo.command.robot_command"),
+        ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
         ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
     ],
 )

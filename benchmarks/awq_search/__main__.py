@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 from benchmarks.awq_search.recorded import GROUP, LENGTH, NEAR, ROWS, Recorded, comparison, float_decoder, model_folder
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.quantize.fidelity import Fidelity, measure
-from edgeflow.quantize.search.block_search import SearchSettings, run_batches, search_block
-from edgeflow.quantize.search.choices import BlockChoice
-from edgeflow.quantize.search.decoder import Decoder
-from edgeflow.quantize.search.scales import ScaleForm
+from edgeflow.lab.quantize.fidelity import Fidelity, measure
+from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
+from edgeflow.lab.quantize.search.choices import BlockChoice
+from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.scales import ScaleForm
 from tests.oracles import ORACLES
 
 SEEDS = (0, 1, 2)

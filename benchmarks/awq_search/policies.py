@@ -16,21 +16,21 @@ from typing import Any
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
+from edgeflow.lab.quantize.files.state import SearchState
+from edgeflow.lab.quantize.outcome import AWQ, NEAREST
+from edgeflow.lab.quantize.policies.closed_loop import record_frames
+from edgeflow.lab.quantize.policies.frames import Frames, chosen, write_frames
+from edgeflow.lab.quantize.policies.rows import action_rows
+from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
+from edgeflow.lab.quantize.policy_fidelity import measure_tokens
+from edgeflow.lab.quantize.policy_run import Loss, calibration_rows, quantize_policy
+from edgeflow.lab.quantize.request import Request
+from edgeflow.lab.quantize.run import search_decoder
+from edgeflow.lab.quantize.search.block_search import SearchSettings
+from edgeflow.lab.quantize.search.choices import BlockChoice
+from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
-from edgeflow.quantize.files.state import SearchState
-from edgeflow.quantize.outcome import AWQ, NEAREST
-from edgeflow.quantize.policies.closed_loop import record_frames
-from edgeflow.quantize.policies.frames import Frames, chosen, write_frames
-from edgeflow.quantize.policies.rows import action_rows
-from edgeflow.quantize.policies.served import ServedPolicy
-from edgeflow.quantize.policies.sources import PolicySource, open_policy
-from edgeflow.quantize.policy_fidelity import measure_tokens
-from edgeflow.quantize.policy_run import Loss, calibration_rows, quantize_policy
-from edgeflow.quantize.request import Request
-from edgeflow.quantize.run import search_decoder
-from edgeflow.quantize.search.block_search import SearchSettings
-from edgeflow.quantize.search.choices import BlockChoice
-from edgeflow.quantize.search.scales import ScaleForm
 
 CALIBRATIONS = (0, 1)
 GROUP = 32

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from edgeflow.lab.quantize.files.grouping import grouping
+from edgeflow.lab.quantize.search.block_search import ScaleGroup, Search, SearchSettings, run_batches, scale_groups
+from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
+from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.scales import RATIOS, ScaleForm, Statistics, middle, normalised, powers_of
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import read_published
 from edgeflow.models.checkpoint import Weights
-from edgeflow.quantize.files.grouping import grouping
-from edgeflow.quantize.search.block_search import ScaleGroup, Search, SearchSettings, run_batches, scale_groups
-from edgeflow.quantize.search.choices import BlockChoice, GroupChoice
-from edgeflow.quantize.search.decoder import Decoder
-from edgeflow.quantize.search.scales import RATIOS, ScaleForm, Statistics, middle, normalised, powers_of
 
 GROUP = 64
 ROWS = 4  # texts of a batch

@@ -28,7 +28,7 @@ from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.demo.evaluation import result_of
+from edgeflow.lab.demo.evaluation import result_of
 
 
 def main() -> None:

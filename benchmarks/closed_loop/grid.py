@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.demo.evaluation import THIS_MACHINE, Condition, pace_name
-from edgeflow.demo.simulated.body import Delay
+from edgeflow.lab.demo.evaluation import THIS_MACHINE, Condition, pace_name
+from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.types import Pace, Speculation
 

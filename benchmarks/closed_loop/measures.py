@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.closed_loop.grid import PERIOD_S
-from edgeflow.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 
 Series = NDArray[np.float64]
 

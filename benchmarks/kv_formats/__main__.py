@@ -19,10 +19,10 @@ import torch
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.demo.chat.evaluate import QUESTIONS, evaluate_chat
-from edgeflow.demo.evaluation import EvaluationPlan, evaluate, load_policy
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.kernels.kv.formats import CONFIGURED
+from edgeflow.lab.demo.chat.evaluate import QUESTIONS, evaluate_chat
+from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate, load_policy
 from edgeflow.loadtest.intervals import wilson
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL
 from edgeflow.models.chat import load_chat_model

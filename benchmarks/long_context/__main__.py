@@ -37,7 +37,7 @@ from benchmarks.long_context.systems import ANSWER, Served, System, position_byt
 from benchmarks.machine import machine_facts
 from edgeflow.console import table_console
 from edgeflow.errors import StartError
-from edgeflow.gate_training.initial import initial_gate
+from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate.base import base_fingerprint

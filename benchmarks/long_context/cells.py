@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edgeflow.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
-from edgeflow.demo.chat.logs.held_out import draw_question
-from edgeflow.demo.chat.logs.questions import KINDS, Asked
 from edgeflow.errors import ConfigError
+from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
+from edgeflow.lab.demo.chat.logs.held_out import draw_question
+from edgeflow.lab.demo.chat.logs.questions import KINDS, Asked
 from edgeflow.models.chat import ChatModel
 
 MOST_TOKENS: Final = MOST_LINES * LINE_TOKENS

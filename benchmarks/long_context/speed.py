@@ -29,9 +29,9 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
 from edgeflow.engine.chat.long import SlotSize, folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.gate_training.initial import initial_gate
-from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, random_chat, random_request
 from edgeflow.kernels.kv.formats import DENSE
+from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, random_request
+from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
 

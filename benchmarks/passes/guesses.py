@@ -15,13 +15,13 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
-from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.simulated.episodes import EpisodeRun
-from edgeflow.demo.simulated.service import VirtualService
-from edgeflow.demo.world.sim import RobotSim
-from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import load_profile
+from edgeflow.lab.demo.measure import FRESH_SEEDS
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.service import VirtualService
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.types import Pace, Speculation
 from edgeflow.worker.build import build_engine
 

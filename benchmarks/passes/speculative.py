@@ -18,14 +18,14 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
-from edgeflow.demo.evaluate import apply_action
-from edgeflow.demo.measure import FRESH_SEEDS
-from edgeflow.demo.world.expert import Expert
-from edgeflow.demo.world.sim import RobotSim
-from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.lab.demo.evaluate import apply_action
+from edgeflow.lab.demo.measure import FRESH_SEEDS
+from edgeflow.lab.demo.world.expert import Expert
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from edgeflow.gpu_suite.subjects.floors import NUMBER_BYTES, Work
-from edgeflow.gpu_suite.subjects.flow_floors import language_work, step_work, vision_work
-from edgeflow.gpu_suite.subjects.random_flow import CAMERAS, PUBLISHED, TINY, FlowShape
+from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Work
+from edgeflow.lab.gpu.subjects.flow_floors import language_work, step_work, vision_work
+from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, PUBLISHED, TINY, FlowShape
 
 PREFIXES, SUFFIXES = (512, 1024, 2048), (32, 64)
 TICK_PREFIX, TICK_SUFFIX = 512, 32

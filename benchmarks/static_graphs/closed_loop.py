@@ -20,12 +20,12 @@ from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, silent
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.precision import Precision
-from edgeflow.demo.evaluation import EvaluationPlan, evaluate
-from edgeflow.demo.simulated.episodes import Execution
-from edgeflow.export.request import ExportRequest
-from edgeflow.export.run import export
+from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate
+from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.request import ExportRequest
+from edgeflow.lab.export.run import export
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
-from edgeflow.static_graphs.shapes import ExportShapes
 from edgeflow.types import Mode
 
 PROFILE = "rtx5090"

@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from edgeflow.artifacts.precision import Precision
-from edgeflow.export.programs import program_of
-from edgeflow.export.quantised.errors import FlowErrors, flow_errors
-from edgeflow.export.quantised.flow_loop import Denoised, FlowLoop, candidates_of
-from edgeflow.export.quantised.frames import FRAMES, demo_frames, loaded, prepared, spread
-from edgeflow.export.quantised.masks import calibrate_mask
-from edgeflow.export.quantised.qdq import quantise
-from edgeflow.export.quantised.sessions import GraphRun
-from edgeflow.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
-from edgeflow.export.quantised.stage_runs import Run, StageKey, stage_key
+from edgeflow.lab.export.graphs.flow import FlowExport
+from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
+from edgeflow.lab.export.graphs.rewrites import rewritten
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.programs import program_of
+from edgeflow.lab.export.quantised.errors import FlowErrors, flow_errors
+from edgeflow.lab.export.quantised.flow_loop import Denoised, FlowLoop, candidates_of
+from edgeflow.lab.export.quantised.frames import FRAMES, demo_frames, loaded, prepared, spread
+from edgeflow.lab.export.quantised.masks import calibrate_mask
+from edgeflow.lab.export.quantised.qdq import quantise
+from edgeflow.lab.export.quantised.sessions import GraphRun
+from edgeflow.lab.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
+from edgeflow.lab.export.quantised.stage_runs import Run, StageKey, stage_key
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
-from edgeflow.static_graphs.flow import FlowExport
-from edgeflow.static_graphs.graph_files import to_onnx, trace
-from edgeflow.static_graphs.rewrites import rewritten
-from edgeflow.static_graphs.shapes import ExportShapes
 
 HELD_OUT = 96
 REWRITES = ("erf-gelu", "rope-concat", "finite-mask")

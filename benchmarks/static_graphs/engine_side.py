@@ -10,8 +10,8 @@ from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces, PrefixSegment, 
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.engine.table import operator_table
-from edgeflow.gpu_suite.subjects.random_flow import FlowShape
 from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.lab.gpu.subjects.random_flow import FlowShape
 
 CPU = torch.device("cpu")
 

@@ -24,9 +24,9 @@ from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.console import table_console
 from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.gpu_suite.subjects.floors import Ceilings
-from edgeflow.gpu_suite.subjects.random_flow import CAMERAS, FlowShape
-from edgeflow.static_graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.gpu.subjects.floors import Ceilings
+from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
 
 DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
 SYSTEMS = {ONNX: torch.float32, **DTYPES}

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.export.programs import program_of
+from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
+from edgeflow.lab.export.graphs.rewrites import REWRITES, rewritten
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.programs import program_of
 from edgeflow.model_paths import resolve_model
-from edgeflow.static_graphs.graph_files import to_onnx, trace
-from edgeflow.static_graphs.rewrites import REWRITES, rewritten
-from edgeflow.static_graphs.shapes import ExportShapes
 
 PAGE = Path(__file__).parents[2] / "docs" / "npu.md"
 MODELS = ("demo-flow", "demo", "demo-chat")

@@ -18,9 +18,9 @@ from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.precision import Precision
-from edgeflow.export.quantised.errors import FlowErrors
-from edgeflow.export.quantised.sessions import GraphRun
-from edgeflow.export.quantised.stage_inputs import StageInputs
+from edgeflow.lab.export.quantised.errors import FlowErrors
+from edgeflow.lab.export.quantised.sessions import GraphRun
+from edgeflow.lab.export.quantised.stage_inputs import StageInputs
 
 PRECISIONS = (Precision.INT16, Precision.W8A16, Precision.W8A8)
 LEAST_GAIN = 2.0

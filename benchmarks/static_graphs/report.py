@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from benchmarks.static_graphs.cells import JOURNEY, JOURNEY_PREFILL, JOURNEY_STEP
-from edgeflow.gpu_suite.subjects.floors import Ceilings, Work
+from edgeflow.lab.gpu.subjects.floors import Ceilings, Work
 
 ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
 ROOM = 5  # above the highest bar, for the legend

@@ -22,10 +22,10 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.artifacts.precision import Precision
-from edgeflow.export.quantised.errors import flow_errors
-from edgeflow.export.quantised.flow_loop import Denoised
-from edgeflow.export.quantised.sessions import GraphRun
-from edgeflow.export.quantised.stage_inputs import StageInputs
+from edgeflow.lab.export.quantised.errors import flow_errors
+from edgeflow.lab.export.quantised.flow_loop import Denoised
+from edgeflow.lab.export.quantised.sessions import GraphRun
+from edgeflow.lab.export.quantised.stage_inputs import StageInputs
 
 MASK = "finite-mask"
 TIMED, ROUNDS = 16, 3

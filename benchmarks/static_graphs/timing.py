@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from edgeflow.gpu_suite.subjects.floors import Ceilings
+from edgeflow.lab.gpu.subjects.floors import Ceilings
 
 STAT = Path("/proc/stat")
 TICKS_S = os.sysconf("SC_CLK_TCK")

@@ -82,7 +82,7 @@ def eval_chat(
     The 500 questions of the default take demo-chat one to three minutes on 2 cores, and its 4-bit checkpoint longer.
     Exits with code 1 below the threshold for shipping.
     """
-    from edgeflow.demo.chat.command import eval_chat_command
+    from edgeflow.lab.demo.chat.command import eval_chat_command
 
     raise typer.Exit(eval_chat_command(model, questions, seed, kv=kv, lookup=lookup, as_json=as_json))
 
@@ -98,7 +98,7 @@ def eval_logs(
 
     Exits with code 1 below the threshold for shipping.
     """
-    from edgeflow.demo.chat.logs.command import eval_logs_command
+    from edgeflow.lab.demo.chat.logs.command import eval_logs_command
 
     raise typer.Exit(eval_logs_command(model, questions, seed, longest, as_json=as_json))
 
@@ -118,8 +118,8 @@ def draw_logs(
 
     train-gate needs the same --sink, --window and --segment, which are not its defaults; they are printed at the end.
     """
-    from edgeflow.demo.chat.logs.command import draw_logs_command
-    from edgeflow.demo.chat.logs.long import LongLogs
+    from edgeflow.lab.demo.chat.logs.command import draw_logs_command
+    from edgeflow.lab.demo.chat.logs.long import LongLogs
     from edgeflow.models.memory_gate.files import GateRules
 
     rules = GateRules(sink=sink, window=window, segment=segment)

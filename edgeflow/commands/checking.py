@@ -63,8 +63,8 @@ def verify(
     bundle has a row for each mode, and those that are off; --json has all. Tolerances are the same on every device: on
     CUDA neither matrices nor attention use TF32.
     """
-    from edgeflow.verify.checkpoint import verify_checkpoint
-    from edgeflow.verify.shown import shown
+    from edgeflow.lab.verify.checkpoint import verify_checkpoint
+    from edgeflow.lab.verify.shown import shown
 
     if weights not in ("float", "fp8"):
         raise ConfigError(f"weights: must be float or fp8, got {weights!r}")
@@ -121,7 +121,7 @@ def ops(
     as_json: Json = False,
 ) -> None:
     """Show which implementation runs each operator of a model on a device, and why."""
-    from edgeflow.tuning.command import ops_command
+    from edgeflow.lab.tuning.command import ops_command
 
     ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, head=head, as_json=as_json)
 
@@ -148,7 +148,7 @@ def tune(
 
     Of policies that denoise chunks the projections are tuned, and nothing else.
     """
-    from edgeflow.tuning.command import tune_command
+    from edgeflow.lab.tuning.command import tune_command
 
     code = tune_command(
         model,

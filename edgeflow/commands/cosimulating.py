@@ -34,7 +34,7 @@ def cosim(
 
     Refused are models that the board's 4 GB of memory cannot hold, and linears with more than 8192 inputs.
     """
-    from edgeflow.accelerator.command import cosim_command
+    from edgeflow.lab.kv260.command import cosim_command
 
     code = cosim_command(model, group=group, macros=macros, prompt=prompt, tokens=tokens, as_json=as_json)
     raise typer.Exit(code)

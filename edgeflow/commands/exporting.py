@@ -23,7 +23,7 @@ PrecisionName = Literal["float32", "int16", "w8a16", "w8a8"]
 
 
 class RewriteName(str, Enum):
-    """The substitutions, as of static_graphs/rewrites.py."""
+    """The substitutions, as of lab/export/graphs/rewrites.py."""
 
     ERF_GELU = "erf-gelu"
     ROPE_CONCAT = "rope-concat"
@@ -60,8 +60,8 @@ def export(
     `edgeflow serve --model FOLDER` serves a policy's graphs by ONNX Runtime,
     `chat.model` of a configuration those of a chat model.
     """
-    from edgeflow.export.command import export_command, request_of
-    from edgeflow.static_graphs.shapes import ExportShapes
+    from edgeflow.lab.export.command import export_command, request_of
+    from edgeflow.lab.export.graphs.shapes import ExportShapes
 
     shapes = ExportShapes(text=tuple(text or ()), batches=tuple(batch or ()), positions=positions)
     request = request_of(

@@ -51,7 +51,7 @@ def quantize(
     models: Llama, Qwen2, Qwen2.5, Qwen3, Qwen2.5-VL. Policies: OpenVLA, SmolVLA, π0 and π0.5, of which the language
     model is quantised. Vision towers, projectors and action experts stay floats.
     """
-    from edgeflow.quantize.command import Options, quantize_command
+    from edgeflow.lab.quantize.command import Options, quantize_command
 
     options = Options(
         model=model,

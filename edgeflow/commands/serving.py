@@ -180,9 +180,9 @@ def robot(
 ) -> None:
     """Run the simulated robot against a service."""
     from edgeflow.client.connection.credentials import Credentials
-    from edgeflow.demo.command import robot_command
-    from edgeflow.demo.driver import FRAME_HZ, RunPlan
-    from edgeflow.demo.measure import FRESH_SEEDS
+    from edgeflow.lab.demo.command import robot_command
+    from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
+    from edgeflow.lab.demo.measure import FRESH_SEEDS
 
     plan = RunPlan(
         mode=mode,
@@ -221,7 +221,7 @@ def demo(
     The modes are those of the policy's family: serial, pipelined and speculative where actions are tokens, serial and
     pipelined where chunks are denoised, serial where a chunk takes one pass.
     """
-    from edgeflow.demo.command import demo_command
+    from edgeflow.lab.demo.command import demo_command
 
     like = EMBEDDED_POLICIES[policy] if policy else ""
     served = model or like or EMBEDDED_POLICIES["tokens"]

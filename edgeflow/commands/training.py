@@ -22,8 +22,8 @@ from edgeflow.commands.options import (
     OptionalInt,
     OptionalText,
 )
-from edgeflow.demo.simulated.episodes import Execution
 from edgeflow.errors import ConfigError
+from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
 
 EXECUTION_HELP = (
@@ -57,8 +57,8 @@ def eval_demo(
 
     On 2 cores an episode takes about a second; the 200 of the default two to four minutes.
     """
-    from edgeflow.demo.eval_command import eval_command
-    from edgeflow.demo.evaluation import EvaluationPlan
+    from edgeflow.lab.demo.eval_command import eval_command
+    from edgeflow.lab.demo.evaluation import EvaluationPlan
 
     choices = {"yes": [True], "no": [False], "both": [True, False]}
     if anchored not in choices:
@@ -113,16 +113,16 @@ def train_demo(
     if policy != "tokens" and (chat or logs):
         raise ConfigError(f"policy: --chat and --logs train no policy, got {policy}")
     if logs:
-        from edgeflow.demo.chat.logs.training import train_logs
+        from edgeflow.lab.demo.chat.logs.training import train_logs
 
         train_logs(out, minutes, seed, resume, device, begin=begin)
         return
     if chat:
-        from edgeflow.demo.chat.loop import train_chat as train
+        from edgeflow.lab.demo.chat.loop import train_chat as train
     elif policy == "flow":
-        from edgeflow.demo.flow_training.loop import train_flow as train
+        from edgeflow.lab.demo.flow_training.loop import train_flow as train
     else:
-        from edgeflow.demo.training.loop import train_demo as train
+        from edgeflow.lab.demo.training.loop import train_demo as train
 
     train(out, minutes, seed, resume, device)
 
@@ -159,8 +159,8 @@ def train_gate(
     stopped goes on. A file of draw-logs needs its --sink, --window and
     --segment. Llama, Qwen2, Qwen2.5, Qwen3.
     """
-    from edgeflow.gate_training.command import train_gate_command
-    from edgeflow.gate_training.run import GateRequest
+    from edgeflow.lab.training.gate.command import train_gate_command
+    from edgeflow.lab.training.gate.run import GateRequest
     from edgeflow.models.memory_gate.files import GateRules
 
     if not 0 < lr <= 1:

@@ -1,29 +1,23 @@
 """The entry of a family of policies in the registry (policies/registry.py).
 
-Control reads it too, so nothing here imports torch; `load`, `prepare` and `verify` import theirs when they are called.
+Control reads it too, so nothing here imports torch; `load` and `prepare` import theirs when they are called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.errors import CheckpointError
-from edgeflow.types import KVName, Mode
+from edgeflow.types import Mode
 
 if TYPE_CHECKING:
-    import torch
-
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.recorded.comparison import CheckResult
-    from edgeflow.static_graphs.shapes import ExportShapes
-    from edgeflow.static_graphs.stages import ModelProgram
 
-Progress = Callable[[str, int, int], None]
 Settings = Mapping[str, Any]
 """The keys of the configuration's section `policy`, but `family`."""
 
@@ -55,24 +49,6 @@ def described_kind(config: Mapping[str, Any], key: str = "") -> str:
     return " but ".join([f"no {key or 'model_type and no type'}", *stated])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """A request of `edgeflow verify`.
-
-    modes: empty for all that the family has. weights, kv: the precision whose cost is measured; with float and model,
-    outputs are compared with the recorded ones. operators: an overlay of the operator table. artifact: the graphs that
-    are checked instead of the weights.
-    """
-
-    modes: Sequence[Mode]
-    progress: Progress
-    weights: str
-    operators: Path | None
-    device: torch.device
-    kv: KVName = "model"
-    artifact: Path | None = None
-
-
 def decoder_shape(directory: Path, rows: int) -> ModelShape:
     """The shape of the decoder that config.json describes. rows: of a prompt."""
     from edgeflow.models.shape import checkpoint_shape
@@ -82,15 +58,13 @@ def decoder_shape(directory: Path, rows: int) -> ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How policies of one architecture are recognised, checked, loaded, served and verified.
+    """How policies of one architecture are recognised, checked, loaded and served.
 
     name: as in `policy.family`. modes: those that differ for its policies, beside depth and auto. detect: True for a
     checkpoint of the family. check: CheckpointError or ConfigError for a directory or settings that could not be
     served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
-    engine that serves a loaded policy. verify: every comparison of a bundle of recordings, with the mode that it was
-    made in. shape: the sizes of the decoder and its products, for prompts of so many rows, without reading weights.
-    formats: its slots may be in other KV formats than the model's own. export: its stages as static graphs; None where
-    they are not exported.
+    engine that serves a loaded policy. shape: the sizes of the decoder and its products, for prompts of so many rows,
+    without reading weights. formats: its slots may be in other KV formats than the model's own.
     """
 
     name: str
@@ -99,10 +73,8 @@ class Family:
     check: Callable[[Path, Settings], None]
     load: Callable[[Path, Settings, LoadOptions], Published]
     prepare: Callable[[Policy, EngineOptions], PassEngine]
-    verify: Callable[[Path, Verification], list[tuple[str, CheckResult]]]
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     formats: bool = False
-    export: Callable[[Path, ExportShapes], ModelProgram] | None = None
 
     @property
     def every_mode(self) -> tuple[Mode, ...]:

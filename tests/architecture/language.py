@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("language_baseline.json")
 CODE = ("edgeflow", "benchmarks", "examples", "deploy")
-PAGES = ("README.md", "docs/*.md", "edgeflow/demo/*/README.md")
+PAGES = ("README.md", "docs/*.md", "edgeflow/embedded/*/README.md")
 GENERATED, GLOSSARY = ROOT / "edgeflow/rpc", ROOT / "docs/glossary.md"
 
 COUNTED = (

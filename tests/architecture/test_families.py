@@ -9,7 +9,7 @@ from pathlib import Path
 from edgeflow.policies.registry import FAMILIES
 from tests.architecture.test_imports import PACKAGE, imported
 
-ROOMS = ("service", "scheduler", "engine", "worker", "verify", "commands")
+ROOMS = ("service", "scheduler", "engine", "worker", "commands")
 SOURCES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
 COMMON_WORDS = {"act"}  # also the name of a route and of a command: such a family is found by what is imported
 SHARED = {"lerobot", "flow"}

@@ -29,7 +29,7 @@ CALLS = {
 TRUE_ARGUMENTS = {"allow_pickle", "trust_remote_code", "shell"}
 ALLOWED = {
     (
-        "gpu_suite/sections/served.py",
+        "lab/gpu/sections/served.py",
         "http.client",
     ): "the service that this section of the GPU suite has started itself",
     ("client/connection/http.py", "http.client"): "the service whose address a person gave on the command line",

@@ -15,7 +15,6 @@ PACKAGE = ROOT / "edgeflow"
 LEAVES = {"types", "trajectory", "errors", "reasons", "clock", "files"}
 CONFIG = {"config", "config_drafts", "config_sections"}
 ENGINE = LEAVES | CONFIG | {"artifacts", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
-MEASURING = LEAVES | {"config", "model_paths", "console", "engine", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "trajectory": set(),
@@ -39,7 +38,6 @@ ALLOWED: dict[str, set[str]] = {
     "artifacts": LEAVES | {"text"},
     "kernels": LEAVES,
     "models": LEAVES | {"kernels", "text"},
-    "accelerator": LEAVES | {"console", "kernels", "models", "text"},
     "scheduler": LEAVES,
     "engine/sampling": LEAVES | {"kernels", "models"},
     "engine": ENGINE - {"ipc"} | {"engine/sampling"},
@@ -49,7 +47,6 @@ ALLOWED: dict[str, set[str]] = {
     "engine/control": ENGINE | {"engine", "engine/flow"},
     "engine/chat": ENGINE | {"engine", "engine/drafts", "engine/exported", "engine/sampling"},
     "worker": ENGINE | {"engine", "engine/control", "engine/chat", "engine/exported", "policies", "openmp"},
-    "recorded": LEAVES | {"artifacts", "models", "text"},
     "policies": LEAVES
     | {
         "artifacts",
@@ -61,67 +58,29 @@ ALLOWED: dict[str, set[str]] = {
         "kernels",
         "models",
         "scheduler",
-        "static_graphs",
         "text",
-        "recorded",
-    },
-    "verify": MEASURING
-    | {"artifacts", "engine/control", "engine/chat", "engine/drafts", "engine/exported", "engine/sampling"}
-    | {"policies", "recorded"},
-    "tuning": MEASURING | {"engine/chat", "policies"},
-    "quantize": MEASURING
-    | {
-        "accelerator",
-        "demo",
-        "engine/chat",
-        "engine/control",
-        "engine/flow",
-        "engine/sampling",
-        "ipc",
-        "outputs",
-        "policies",
-        "worker",
     },
     "client": LEAVES | {"rpc"},
     "loadtest": LEAVES | {"rpc", "client", "console"},
-    "static_graphs": LEAVES | {"artifacts", "engine", "engine/flow", "kernels", "models"},
-    "export": MEASURING
-    | {
-        "artifacts",
-        "engine/control",
-        "engine/exported",
-        "engine/flow",
-        "outputs",
-        "policies",
-        "quantize",
-        "static_graphs",
-    },
     "service": LEAVES
     | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
-    "learning": LEAVES | {"outputs"},
-    "gate_training": LEAVES | {"engine", "learning", "model_paths", "models", "outputs", "text"},
-    "demo": LEAVES
-    | {"config", "model_paths", "console", "client", "loadtest", "scheduler", "models", "policies", "ipc", "rpc"}
-    | {"gate_training", "kernels", "learning", "outputs"}
-    | {"engine", "engine/control", "engine/chat", "engine/drafts", "engine/sampling", "worker"},
-    "gpu_suite": MEASURING
-    | {"engine/control", "engine/chat", "engine/drafts", "engine/flow", "engine/sampling"}
-    | {"policies", "tuning", "verify", "recorded"},
     "commands": LEAVES
-    | {"config", "client", "loadtest", "service", "demo", "models", "doctor", "console"}
-    | {"accelerator", "engine/chat", "export", "gate_training", "quantize", "static_graphs", "tuning", "verify"},
+    | {"config", "client", "loadtest", "service", "models", "doctor", "console", "engine/chat", "lab"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
     "__main__": {"cli"},
 }
+ALLOWED["lab"] = set(ALLOWED) - {"service", "commands", "cli", "__main__"}
+"""The laboratory uses all that serves; the service itself runs beside it, as a process."""
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
     "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
-    "export": ("quantised", ""),
-    "quantize": ("search", "calibration", "files", "policies", ""),
-    "demo": ("world", "simulated", "", "training", "flow_training", "chat"),
+    "lab/export": ("graphs", "policies", "quantised", ""),
+    "lab/verify": ("recorded", "policies", ""),
+    "lab/quantize": ("search", "calibration", "files", "policies", ""),
+    "lab/demo": ("world", "simulated", "", "training", "flow_training", "chat"),
 }
 """Folders of a room; each imports only what stands before it. "": the modules beside them."""
 MOST_LINES = 400
@@ -206,12 +165,13 @@ def test_the_folders_of_a_room_are_layers():
 def imports_above(name: str) -> Iterator[str]:
     """The modules of a room that import a folder above their own."""
     layers = LAYERS[name]
+    prefix = f"edgeflow.{name.replace('/', '.')}."
     for path in sorted((PACKAGE / name).rglob("*.py")):
         here = layers.index(folder_of(path.relative_to(PACKAGE / name).parts, layers))
         used = {
-            folder_of(module.split(".")[2:], layers)
+            folder_of(module.removeprefix(prefix).split("."), layers)
             for module in imported(path)
-            if module.startswith(f"edgeflow.{name}.")
+            if module.startswith(prefix)
         }
         if not used <= set(layers[: here + 1]):
             yield str(path.relative_to(ROOT))

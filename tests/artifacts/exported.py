@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from edgeflow.artifacts.manifest import Manifest, StageName, write_manifest
-from edgeflow.static_graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
-from edgeflow.static_graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 
 OPSET = 18
 

@@ -17,16 +17,16 @@ from tests.policies.flow.weights import Tiny
 
 @lru_cache
 def _written() -> Path:
+    from edgeflow.lab.export.graphs.shapes import ExportShapes
+    from edgeflow.lab.export.policies.families import EXPORT
     from edgeflow.models.checkpoint import fingerprint
     from edgeflow.policies.registry import family_of
-    from edgeflow.static_graphs.shapes import ExportShapes
 
     source = write_checkpoint(Path(mkdtemp(prefix="edgeflow-")) / "checkpoint", Tiny(kind="smolvla"))
     (source / "edgeflow.json").write_text('{"control_rate_hz": 20.0}')
     family, folder = family_of(source), source.with_name("artifact")
-    assert family.export is not None
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("model.safetensors"))
-    program = family.export(source, ExportShapes(text=(12,)))
+    program = EXPORT[family.name](source, ExportShapes(text=(12,)))
     write_program(folder, program, family="smolvla", fingerprint=fingerprint(source), vision=True)
     return folder
 

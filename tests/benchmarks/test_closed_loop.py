@@ -16,11 +16,11 @@ from benchmarks.closed_loop.grid import EXACT, MODES, MOVING, ONE_PASS, ORIN, RT
 from benchmarks.closed_loop.measures import ages_in_force_ms, measures, reactions_ms, tick_shares
 from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
-from edgeflow.demo.evaluation import THIS_MACHINE, pace_name, result_of
-from edgeflow.demo.simulated.episodes import Acted, EpisodeRun
-from edgeflow.demo.world.task import Outcome
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.errors import ConfigError
+from edgeflow.lab.demo.evaluation import THIS_MACHINE, pace_name, result_of
+from edgeflow.lab.demo.simulated.episodes import Acted, EpisodeRun
+from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.types import PassTimes
 
 MS = 1_000_000

@@ -28,9 +28,9 @@ from benchmarks.long_context.picture import picture
 from benchmarks.long_context.report import Row, Score, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
 from benchmarks.long_context.systems import ANSWER, Reply, Served, cut, position_bytes
-from edgeflow.demo.chat.logs.entries import TITLE
 from edgeflow.errors import ConfigError
-from edgeflow.gate_training.initial import initial_gate
+from edgeflow.lab.demo.chat.logs.entries import TITLE
+from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate.files import GateRules

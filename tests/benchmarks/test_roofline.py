@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.roofline import DEVICES, OPENVLA, PAGE, filled, fp8_floor_s
-from edgeflow.gpu_suite.subjects.floors import (
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.lab.gpu.subjects.floors import (
     attention_work,
     linear_work,
     pipelined_floor_s,
     pipelined_spans,
     text_work,
 )
-from edgeflow.kernels.kv.layout import Span
 
 
 def test_the_page_shows_what_the_code_computes():

@@ -27,9 +27,9 @@ from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_tab
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.gpu_suite.subjects.floors import Ceilings, Work
-from edgeflow.gpu_suite.subjects.flow_floors import prefix_work, step_work
-from edgeflow.gpu_suite.subjects.random_flow import CAMERAS
+from edgeflow.lab.gpu.subjects.floors import Ceilings, Work
+from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, step_work
+from edgeflow.lab.gpu.subjects.random_flow import CAMERAS
 
 PUBLISHED, TINY = MODELS["smolvla-450m"], MODELS["tiny"]
 RATES = dict.fromkeys((ONNX, ENGINE32, ENGINE16), Ceilings(1e10, 1e11))

@@ -1,4 +1,4 @@
-"""Inverse, Euler angles and distances; tests/demo/test_pose.py has the rest."""
+"""Inverse, Euler angles and distances; tests/lab/demo/test_pose.py has the rest."""
 
 import numpy as np
 import pytest

@@ -27,13 +27,13 @@ from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
-from edgeflow.gpu_suite.subjects import random_weights
-from edgeflow.gpu_suite.subjects.random_chat import CHAT_SIZES, TINY, random_chat
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
-from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey
+from edgeflow.lab.gpu.subjects import random_weights
+from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
+from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

@@ -18,10 +18,10 @@ from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_policy
-from edgeflow.gpu_suite.subjects.random_weights import RandomTensors
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.operator_table import OperatorKey
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
+from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
 from tests.engine.on_the_device import OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 

@@ -19,7 +19,6 @@ from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.table import operators_line
 from edgeflow.errors import ConfigError
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels import fp8, rms_norm
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN
@@ -27,12 +26,13 @@ from edgeflow.kernels.table.dimensions import ROLES, STAGES
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
+from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.types import Mode
-from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine
 from tests.oracles import ORACLES
 from tests.quantised import quantised_copies

@@ -15,9 +15,9 @@ from edgeflow.engine.control.profile import load_profile
 from edgeflow.errors import ConfigError, EdgeflowError
 from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.kernels.table.overlay import read_overlay
+from edgeflow.lab.verify.recorded.bundle import read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.weights_only import read_weights_only
-from edgeflow.recorded.bundle import read_image
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import read_json_value
 

@@ -13,11 +13,11 @@ import torch
 
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
 from edgeflow.policies.act.checkpoint import read_checkpoint
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, Verification
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-    from edgeflow.recorded.comparison import CheckResult
 
 
 def _detect(files: Files) -> bool:
@@ -38,12 +37,4 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return one_pass_engine(policy, options)
 
 
-def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    from edgeflow.policies.act.verify import verify
-
-    return verify(directory, asked)
-
-
-ACT = Family(
-    name="act", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
-)
+ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare)

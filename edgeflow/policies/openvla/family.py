@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, get_args
 
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, Verification, check_kind
+from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, check_kind
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.types import KVName
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-    from edgeflow.recorded.comparison import CheckResult
-    from edgeflow.static_graphs.shapes import ExportShapes
-    from edgeflow.static_graphs.stages import ModelProgram
 
 OFT_STEMS = ("action_head", "proprio_projector")
 RATE, MAX_RATE_HZ = "control_rate_hz", 1000.0
@@ -75,21 +72,6 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return token_engine(policy, options)
 
 
-def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    from edgeflow.policies.openvla.verify import verify
-    from edgeflow.policies.openvla.verify_exported import verify_exported
-
-    if asked.artifact is not None:
-        return verify_exported(directory, asked.artifact, asked)
-    return verify(directory, asked)
-
-
-def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.openvla.exporting import export_openvla
-
-    return export_openvla(directory, shapes)
-
-
 OPENVLA = Family(
     name="openvla",
     modes=TOKEN_MODES,
@@ -97,7 +79,5 @@ OPENVLA = Family(
     check=_check,
     load=_load,
     prepare=_prepare,
-    verify=_verify,
     formats=True,
-    export=_export,
 )

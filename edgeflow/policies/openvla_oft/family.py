@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, Verification
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
 from edgeflow.policies.openvla_oft.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-    from edgeflow.recorded.comparison import CheckResult
 
 
 def _detect(files: Files) -> bool:
@@ -42,12 +41,6 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return one_pass_engine(policy, options, kv.nbytes)
 
 
-def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    from edgeflow.policies.openvla_oft.verify import verify
-
-    return verify(directory, asked)
-
-
 OPENVLA_OFT = Family(
-    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, verify=_verify
+    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare
 )

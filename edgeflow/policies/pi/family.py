@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
-from edgeflow.policies.flow.checkpoint import has_processors
-from edgeflow.policies.flow.settings import ANY_RATE, read_settings
-from edgeflow.policies.pi.checkpoint import read_checkpoint, read_processors
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
+from edgeflow.policies.pi.checkpoint import read_checkpoint
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
 from edgeflow.policies.pi.config import load_config
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.recorded.comparison import CheckResult
-    from edgeflow.static_graphs.shapes import ExportShapes
-    from edgeflow.static_graphs.stages import ModelProgram
 
 
 def _detect(kind: str, files: Files) -> bool:
@@ -48,26 +43,10 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return flow_engine(policy, options)
 
 
-def _verify(kind: str, directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    from edgeflow.policies.pi.verify import verify
-
-    return verify(directory, kind, asked)
-
-
 def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
     from edgeflow.policies.pi.network import shape_of
 
     return shape_of(load_config(directory, kind), directory, rows)
-
-
-def _export(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exported.exporting import export_flow
-    from edgeflow.policies.pi.architecture import architecture_of
-
-    config, processors, settings = load_config(directory, kind), None, None
-    if has_processors(directory):
-        processors, settings = read_processors(directory, config), read_settings(kind, directory, ANY_RATE, config.flow)
-    return export_flow(directory, architecture_of(config), shapes, processors, settings)
 
 
 def _family(kind: str) -> Family:
@@ -78,9 +57,7 @@ def _family(kind: str) -> Family:
         check=partial(_check, kind),
         load=partial(_load, kind),
         prepare=_prepare,
-        verify=partial(_verify, kind),
         shape=partial(_shape, kind),
-        export=partial(_export, kind),
     )
 
 

@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.errors import ConfigError
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, Verification
-from edgeflow.policies.flow.checkpoint import has_processors
-from edgeflow.policies.flow.settings import ANY_RATE, read_settings
-from edgeflow.policies.smolvla.checkpoint import read_checkpoint, read_processors
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
+from edgeflow.policies.smolvla.checkpoint import read_checkpoint
 from edgeflow.policies.smolvla.config import load_config
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.recorded.comparison import CheckResult
-    from edgeflow.static_graphs.shapes import ExportShapes
-    from edgeflow.static_graphs.stages import ModelProgram
 
 
 def _detect(files: Files) -> bool:
@@ -45,29 +40,10 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return flow_engine(policy, options)
 
 
-def _verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
-    from edgeflow.policies.smolvla.verify import verify
-
-    return verify(directory, asked)
-
-
 def _shape(directory: Path, rows: int) -> ModelShape:
     from edgeflow.policies.smolvla.network import shape_of
 
     return shape_of(load_config(directory), directory, rows)
-
-
-def _export(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    from edgeflow.policies.flow.exported.exporting import export_flow
-    from edgeflow.policies.smolvla.architecture import architecture_of
-
-    config, processors, settings = load_config(directory), None, None
-    if has_processors(directory):
-        processors, settings = (
-            read_processors(directory, config),
-            read_settings("smolvla", directory, ANY_RATE, config.flow),
-        )
-    return export_flow(directory, architecture_of(config), shapes, processors, settings)
 
 
 SMOLVLA = Family(
@@ -77,7 +53,5 @@ SMOLVLA = Family(
     check=_check,
     load=_load,
     prepare=_prepare,
-    verify=_verify,
     shape=_shape,
-    export=_export,
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeflow.accelerator.macro import CHANNELS, OUTPUTS, Words, join, split
+from edgeflow.lab.kv260.macro import CHANNELS, OUTPUTS, Words, join, split
 from tests.deploy.kv260.simulator import run
 
 STRIP = 4  # words

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeflow.accelerator import constants, mac
-from edgeflow.accelerator.cycles import linear_time
-from edgeflow.accelerator.macro import MacroShape, Words, pack
-from tests.accelerator.linears import random_linear, random_words
+from edgeflow.lab.kv260 import constants, mac
+from edgeflow.lab.kv260.cycles import linear_time
+from edgeflow.lab.kv260.macro import MacroShape, Words, pack
 from tests.deploy.kv260.linears import Linears, Pauses, simulate
 from tests.deploy.kv260.simulator import HERE, build, needs_verilator
+from tests.lab.kv260.linears import random_linear, random_words
 
 pytestmark = needs_verilator
 

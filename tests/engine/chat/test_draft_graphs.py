@@ -18,8 +18,8 @@ from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.kv.formats import INT8
+from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.recorded.comparison import NEAR_TIES
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CPU, engine_of

@@ -23,10 +23,10 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import Int8Weight
+from edgeflow.lab.tuning.subject import model_shape
+from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.vocabulary import HEADS
-from edgeflow.tuning.subject import model_shape
-from edgeflow.verify.chat_modes import Asked, Ways
 from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")

@@ -16,16 +16,16 @@ from edgeflow.engine import executor, staging
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.errors import WorkerError
-from edgeflow.gpu_suite.order import Order
-from edgeflow.gpu_suite.sections.token_checks import compared, tokens
-from edgeflow.gpu_suite.setting import OffError, Setting
-from edgeflow.gpu_suite.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.gpu.order import Order
+from edgeflow.lab.gpu.sections.token_checks import compared, tokens
+from edgeflow.lab.gpu.setting import OffError, Setting
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.ring import Shift
 from tests.cases import by_night

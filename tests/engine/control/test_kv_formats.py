@@ -24,13 +24,13 @@ from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFo
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.lab.verify.checkpoint import verify_checkpoint
+from edgeflow.lab.verify.recorded.comparison import mismatches_but_ties
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
-from edgeflow.recorded.comparison import mismatches_but_ties
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.types import Mode
-from edgeflow.verify.checkpoint import verify_checkpoint
 from edgeflow.worker.build import build_engine, kv_need
 from tests.cases import some_by_day
 from tests.engine.control.test_lossless import make_frames

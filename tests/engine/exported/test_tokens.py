@@ -22,16 +22,16 @@ from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
+from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.static_graphs.shapes import ExportShapes
-from edgeflow.static_graphs.tokens import TokenExport, token_program
 from edgeflow.types import Mode
-from edgeflow.verify.chat_modes import Asked, Ways
 from tests.artifacts.exported import write_program
 from tests.models.test_llama import CPU, VARIANTS, decoder
 from tests.tiny_checkpoint import write_checkpoint

@@ -1,0 +1,166 @@
+"""Questions about a log, each with its one correct answer and the lines on which the answer rests."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from edgeflow.lab.demo.chat.dialogs import Turn
+from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, NO_FAULT, NOTHING, Entry, RobotLog
+
+_SELDOM: Final = 0.8
+Column = Callable[[Entry], str]
+Find = Callable[[RobotLog, range, random.Random], "Evidence | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of question. find: picks a subject and its answer; None where the log allows no such question.
+
+    summary: True where the answer depends on many lines, False for the look-up of one line.
+    """
+
+    phrasings: tuple[str, ...]
+    find: Find
+    summary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The subject of a question, its answer, and the lines that give the answer; no lines where nothing was there."""
+
+    subject: str
+    answer: str
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about a log. kind: its name in KINDS. subject: the value it names, if any."""
+
+    kind: str
+    subject: str
+    text: str
+    answer: str
+    lines: tuple[int, ...]
+
+    def turn(self) -> Turn:
+        return Turn(self.text, self.answer, self.kind)
+
+
+def _fault(entry: Entry) -> str:
+    return entry.fault
+
+
+def _held(entry: Entry) -> str:
+    return entry.held
+
+
+def _side(entry: Entry) -> str:
+    return entry.side
+
+
+def _told_fault(fault: str) -> str:
+    return f"The fault was {fault}."
+
+
+def _told_held(held: str) -> str:
+    return f"The object was {held}."
+
+
+def _told_side(side: str) -> str:
+    return f"The side was {side}."
+
+
+def _quoted(key: str, beside: str) -> str:
+    return f"It says {key} {beside}."
+
+
+def _ever(column: Column, values: Sequence[str]) -> Find:
+    """Yes or no, equally often; yes only about values of several lines, all inside the region."""
+
+    def find(log: RobotLog, region: range, rng: random.Random) -> Evidence | None:
+        places = {value: _lines(log, column, value) for value in values}
+        there = [value for value in values if len(places[value]) > 1 and all(line in region for line in places[value])]
+        absent = [value for value in values if not places[value]]
+        if not there or not absent:
+            return None
+        if rng.random() < 0.5:
+            value = rng.choice(there)
+            return Evidence(value, "Yes.", places[value])
+        return Evidence(rng.choice(absent), "No.", ())
+
+    return find
+
+
+def _most(column: Column, quiet: str, told: Callable[[str], str]) -> Find:
+    """The value with the most lines, `quiet` apart; None where it has lines elsewhere, or no clear lead."""
+
+    def find(log: RobotLog, region: range, _: random.Random) -> Evidence | None:
+        counts = Counter(column(entry) for entry in log.entries if column(entry) != quiet)
+        if not counts:
+            return Evidence("", told(quiet), ()) if len(region) == len(log.entries) else None
+        (value, count), *rest = counts.most_common(2)
+        if rest and rest[0][1] * 4 > count * 3:
+            return None
+        lines = _lines(log, column, value)
+        return Evidence("", told(value), lines) if all(line in region for line in lines) else None
+
+    return find
+
+
+def _beside(key: Column, values: Sequence[str], column: Column, quiet: str = "") -> Find:
+    """The value beside one that a single line has, inside the region; `quiet` seldom, since it is there most often."""
+
+    def find(log: RobotLog, region: range, rng: random.Random) -> Evidence | None:
+        places = {value: _lines(log, key, value) for value in values}
+        once = [value for value in values if len(places[value]) == 1 and places[value][0] in region]
+        if not once:
+            return None
+        value = rng.choice(once)
+        beside = column(log.entries[places[value][0]])
+        if beside == quiet and rng.random() < _SELDOM:
+            return None
+        return Evidence(value, _quoted(value, beside), places[value])
+
+    return find
+
+
+def _lines(log: RobotLog, column: Column, value: str) -> tuple[int, ...]:
+    return tuple(line for line, entry in enumerate(log.entries) if column(entry) == value)
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "ever fault": Kind(("Was the fault ever {}?", "Do you see the fault {}?"), _ever(_fault, FAULTS), summary=True),
+    "ever held": Kind(("Was it holding the {}?", "Do you see it holding the {}?"), _ever(_held, HELD), summary=True),
+    "most fault": Kind(
+        ("Which fault was there most often?", "What was the fault most often?"),
+        _most(_fault, NO_FAULT, _told_fault),
+        summary=True,
+    ),
+    "most held": Kind(
+        ("What was it holding most often?", "Which object was it holding most often?"),
+        _most(_held, NOTHING, _told_held),
+        summary=True,
+    ),
+    "most side": Kind(
+        ("On which side was it most often?", "Where was it most often?"), _most(_side, "", _told_side), summary=True
+    ),
+    "held at fault": Kind(
+        ("What does the log say at the fault {}?", "What was it holding at the fault {}?"),
+        _beside(_fault, FAULTS, _held, NOTHING),
+        summary=False,
+    ),
+}
+
+
+def ask(log: RobotLog, kind: str, region: range, rng: random.Random) -> Asked | None:
+    """A question of a kind whose evidence lies in the region; None where the log allows none."""
+    found = KINDS[kind].find(log, region, rng)
+    if found is None:
+        return None
+    text = rng.choice(KINDS[kind].phrasings).format(found.subject)
+    return Asked(kind, found.subject, text, found.answer, found.lines)

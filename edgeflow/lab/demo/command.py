@@ -1,0 +1,88 @@
+"""The work of `edgeflow robot` and `edgeflow demo`; each function returns the exit code."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from edgeflow.client.connection.credentials import Credentials
+from edgeflow.console import reporting, table_console
+from edgeflow.engine.control.profile import load_profile
+from edgeflow.errors import ConfigError
+from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
+from edgeflow.lab.demo.live import RunView
+from edgeflow.lab.demo.measure import FRESH_SEEDS
+from edgeflow.lab.demo.report import conditions, mode_result, result_table, verdict, write_folder
+from edgeflow.lab.demo.service_process import ServiceProcess
+from edgeflow.loadtest.report import json_text
+from edgeflow.model_paths import resolve_model
+from edgeflow.policies.family import Family
+from edgeflow.policies.registry import family_of
+
+
+def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
+    """Run the simulated robot against any service."""
+    view = Console(stderr=True) if as_json else table_console()
+    with RunView(view, [plan.mode] if plan.mode else [], f"robot at {address}") as show:
+        run = run_robot(address, plan, show, credentials=credentials)
+    if as_json:
+        result = mode_result(run)
+        facts = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
+        print(json_text({**facts, **asdict(result), "statistics": asdict(run.statistics)}))
+    else:
+        view.print(result_table([run], f"{run.model}, {_objects(plan.object_speed)}"))
+    return 0
+
+
+def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path, *, like: str = "") -> int:
+    """Serve a policy, run each mode of its family, compare them and write the report.
+
+    seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to. model: the policy's
+    name or directory. like: an embedded policy whose modes the policy must have; "" for any.
+    """
+    modes = _family(model, like).modes
+    console = table_console()
+    frame_hz = _frame_hz(profile)
+    with ServiceProcess(("--model", model, "--profile", profile)) as service:
+        with reporting(console) as report:
+            address = service.start(report)
+        console.print(
+            f"service ready at {address}; {seconds:.0f} s per mode, camera {frame_hz:.0f} Hz", highlight=False
+        )
+        runs: list[RobotRun] = []
+        with RunView(console, modes, "simulated robot") as show:
+            for mode in modes:
+                plan = RunPlan(
+                    mode=mode, seconds=seconds, object_speed=object_speed, seed=FRESH_SEEDS, frame_hz=frame_hz
+                )
+                runs.append(run_robot(address, plan, show))
+    sentence = verdict(runs)
+    console.print(result_table(runs, f"{runs[0].model}, {_objects(object_speed)}, device profile {profile}"))
+    console.print(sentence, highlight=False)
+    write_folder(out, runs, conditions(runs[0], profile), sentence)
+    console.print(f"written: {out}/report.json, {out}/modes.png and further plots", highlight=False)
+    return 0
+
+
+def _family(model: str, like: str) -> Family:
+    """The family of a policy; ConfigError where its modes are not those of the embedded policy `like`."""
+    family = family_of(resolve_model(model))
+    if like and family.modes != family_of(resolve_model(like)).modes:
+        modes = ", ".join(mode.value for mode in family.modes)
+        raise ConfigError(
+            f"policy: {model} is of the family {family.name}, with the modes {modes}, and not of the kind that "
+            "--policy says: leave --policy out"
+        )
+    return family
+
+
+def _frame_hz(profile: str) -> float:
+    """A camera rate somewhat above the device's pipelined rate, at most FRAME_HZ."""
+    device = load_profile(profile)
+    return FRAME_HZ if device is None else min(FRAME_HZ, 1.2e9 / device.packed_ns)
+
+
+def _objects(speed: float) -> str:
+    return f"objects at {100 * speed:g} cm/s" if speed else "still objects"

@@ -1,0 +1,249 @@
+"""`edgeflow eval-demo`: success, rate and age of the embedded policy over a grid of conditions.
+
+Every episode runs the real worker in virtual time (lab/demo/simulated/service.py). A condition is a pace, anchoring,
+object speed and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from edgeflow.config import PolicyConfig, ServiceConfig
+from edgeflow.engine.control.offline import program_of
+from edgeflow.engine.control.profile import load_profile
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.errors import ConfigError
+from edgeflow.lab.demo.evaluate import SuccessRate, success_rate
+from edgeflow.lab.demo.measure import FRESH_SEEDS
+from edgeflow.lab.demo.simulated.body import Delay
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.service import VirtualService
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.scheduler.pace import auto_pace, pace_of
+from edgeflow.types import KVName, Mode, Pace, PassTimes, Speculation
+from edgeflow.worker.build import BuiltEngine, build_engine
+from edgeflow.worker.calibrate import calibrate
+
+SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
+THIS_MACHINE = "this machine"  # the profile "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One row of the table.
+
+    mode: the name of the pace. speed: of the objects, m/s. profile: name of the device whose pass times are used.
+    delay: in place of the passes' own age. execution: of chunks; None = answers are single actions.
+    """
+
+    mode: str
+    pace: Pace
+    anchored: bool
+    speed: float
+    profile: str
+    delay: Delay | None = None
+    execution: Execution | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionResult:
+    """Figures over all episodes of a condition, in simulated time.
+
+    seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
+    per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
+    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks received that
+    came later than they were made for; late_played: share of those played.
+    """
+
+    condition: Condition
+    success: SuccessRate
+    by_seed: tuple[SuccessRate, ...]
+    seconds_per_success: float
+    fps: float
+    age_mean_ms: float
+    age_p50_ms: float
+    age_p99_ms: float
+    passes: Mapping[int, int]
+    overtaken: float
+    unsettled: float
+    late: float = 0.0
+    late_played: float = 0.0
+
+    @property
+    def passes_mean(self) -> float:
+        count = sum(self.passes.values())
+        return sum(passes * times for passes, times in self.passes.items()) / count if count else math.nan
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures as JSON values; null where there is none."""
+        condition, (low, high) = self.condition, self.success.interval
+        figures = {
+            "mode": condition.mode,
+            "anchored": condition.anchored,
+            "speed_cm_s": condition.speed * 100,
+            "profile": condition.profile,
+            "episodes": self.success.episodes,
+            "successes": self.success.successes,
+            "success": self.success.share,
+            "interval_95": [low, high],
+            "success_by_seed": [rate.share for rate in self.by_seed],
+            "seconds_per_success": self.seconds_per_success,
+            "fps": self.fps,
+            "age_mean_ms": self.age_mean_ms,
+            "age_p50_ms": self.age_p50_ms,
+            "age_p99_ms": self.age_p99_ms,
+            "passes_mean": self.passes_mean,
+            "passes": {str(passes): self.passes[passes] for passes in sorted(self.passes)},
+            "overtaken": self.overtaken,
+            "unsettled": self.unsettled,
+            "execution": condition.execution.value if condition.execution else None,
+            "late": self.late,
+            "late_played": self.late_played,
+        }
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
+    Mode.AUTO: without an age limit.
+
+    executions: of chunks. kv: as `policy.kv`.
+    """
+
+    episodes: int
+    modes: Sequence[Mode]
+    anchored: Sequence[bool]
+    speeds: Sequence[float]
+    profiles: Sequence[str]
+    seeds: Sequence[int] = field(default=(0,))
+    period_s: float = 0.05
+    model: str = "demo"
+    depth: int = 0
+    speculation: Speculation = field(default_factory=Speculation)
+    executions: Sequence[Execution] = (Execution.RTC,)
+    kv: KVName = "model"
+
+
+def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
+    """Run the grid, one condition at a time."""
+    built = load_policy(plan.model, plan.kv)
+    stages = built.limits.stages
+    if plan.speculation.max_passes > stages:
+        raise ConfigError(f"max_passes: must be 1 to {stages}, got {plan.speculation.max_passes}")
+    program = program_of(built.engine)
+    paces = [
+        auto_pace(program) if mode is Mode.AUTO else pace_of(mode, stages, plan.depth, plan.speculation)
+        for mode in plan.modes
+    ]
+    times = dict(_times(name, built) for name in plan.profiles)
+    executions = _executions(plan, built)
+    grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
+    for profile, speed, pace, anchored, execution in grid:
+        condition = Condition(
+            mode=pace_name(pace, stages),
+            pace=pace,
+            anchored=anchored,
+            speed=speed,
+            profile=profile,
+            execution=execution,
+        )
+        service = VirtualService(built.engine, built.limits, times[profile], execution=execution or Execution.RTC)
+        runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
+        yield result_of(condition, runs, stages)
+
+
+def _executions(plan: EvaluationPlan, built: BuiltEngine) -> Sequence[Execution | None]:
+    """The executions that differ for a policy. ConfigError for RTC where the policy does not continue chunks."""
+    policy = built.engine.policy
+    if policy.action_schema(policy.unnorm_keys[0]).horizon == 1:
+        return [None]
+    if Execution.RTC in plan.executions and getattr(policy, "rtc", None) is None:
+        raise ConfigError("execution: this policy does not continue chunks: choose fresh or synchronous")
+    return plan.executions
+
+
+def pace_name(pace: Pace, stages: int) -> str:
+    """The name of a pace, such as "serial", "depth 2", "pipelined" or "speculative, 1 bin"."""
+    if (how := pace.speculation) is None:
+        return {stages: "pipelined", 1: "serial"}.get(pace.depth, f"depth {pace.depth}")
+    bins = [f"{how.tolerance_bins} bin{'s' * (how.tolerance_bins > 1)}"] * (how.tolerance_bins > 0)
+    passes = [f"{how.max_passes} pass{'es' * (how.max_passes > 1)}"] * (0 < how.max_passes < stages)
+    return ", ".join(["speculative", *bins, *passes])
+
+
+def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
+    """An engine for one session, warmed up. kv: as `policy.kv`; ConfigError where the family has no such setting."""
+    settings = {} if kv == "model" else {"kv": kv}
+    built = build_engine(ServiceConfig(model=model, max_sessions=1, policy=PolicyConfig.model_validate(settings)))
+    warm_up(built.engine, built.limits.shift, lambda *_: None, rounds=built.rounds)
+    return built
+
+
+def run_episodes(
+    service: VirtualService, condition: Condition, seeds: Sequence[int], period_s: float
+) -> Iterator[EpisodeRun]:
+    """Run one episode for each seed."""
+    sim = RobotSim(seeds[0], condition.speed)
+    for seed in seeds:
+        sim.reset(seed)
+        delay = replace(condition.delay, seed=seed) if condition.delay else None
+        yield service.run_episode(sim, condition.pace, period_s=period_s, anchored=condition.anchored, delay=delay)
+    sim.close()
+
+
+def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
+    """The figures of a condition's episodes."""
+    runs = [run for of_seed in by_seed for run in of_seed]
+    acted = [action for run in runs for action in run.acted]
+    ages = [action.age_ns / 1e6 for action in acted] or [math.nan]
+    late, late_played = sum(run.late for run in runs), sum(run.late_played for run in runs)
+    success, seconds = success_rate([run.outcome for run in runs]), sum(run.seconds for run in runs)
+    return ConditionResult(
+        condition=condition,
+        success=success,
+        by_seed=tuple(success_rate([run.outcome for run in of_seed]) for of_seed in by_seed),
+        seconds_per_success=seconds / success.successes if success.successes else math.inf,
+        fps=len(acted) / seconds,
+        age_mean_ms=float(np.mean(ages)),
+        age_p50_ms=float(np.median(ages)),
+        age_p99_ms=float(np.percentile(ages, 99)),
+        passes=Counter(action.passes for action in acted),
+        overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
+        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1) * (not condition.execution),
+        late=late / max(len(acted) + late - late_played, 1),
+        late_played=late_played / max(len(acted), 1),
+    )
+
+
+def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
+    """The name of a device, and its pass times."""
+    profile = load_profile(name)
+    if profile is None:
+        return THIS_MACHINE, calibrate(built.engine)
+    return profile.name, profile.times_of(program_of(built.engine))
+
+
+def _of_seed(
+    service: VirtualService,
+    condition: Condition,
+    plan: EvaluationPlan,
+    seed: int,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[EpisodeRun]:
+    first = FRESH_SEEDS + SEED_STRIDE * seed
+    name = f"{condition.profile}, {condition.mode}, {condition.speed * 100:g} cm/s, seed {seed}"
+    runs = run_episodes(service, condition, range(first, first + plan.episodes), plan.period_s)
+    for index, run in enumerate(runs):
+        progress(name, index + 1, plan.episodes)
+        yield run

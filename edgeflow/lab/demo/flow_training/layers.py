@@ -1,0 +1,225 @@
+"""The layers of the flow policy: vision tower, language model, and the expert that reads the language model's keys."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeflow.lab.demo.flow_training.size import FlowSize
+
+_EPS, _TEXT_EPS = 1e-6, 1e-5  # of the tower's and of the language model's norms
+_WAVELENGTH = 10_000.0  # the longest of the positions' rotations
+Turn = tuple[Tensor, Tensor]
+
+
+class VisionAttention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
+        self._heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, e = x.shape
+        three = (self.q_proj, self.k_proj, self.v_proj)
+        weight, bias = torch.cat([each.weight for each in three]), torch.cat([each.bias for each in three])
+        q, k, v = F.linear(x, weight, bias).view(b, n, 3, self._heads, e // self._heads).permute(2, 0, 3, 1, 4)
+        mixed = attended(q, k, v)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(b, n, e))
+        return out
+
+
+class VisionMlp(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        e = size.vision_width
+        self.layer_norm1, self.layer_norm2 = nn.LayerNorm(e, eps=_EPS), nn.LayerNorm(e, eps=_EPS)
+        self.self_attn, self.mlp = VisionAttention(e, size.vision_heads), VisionMlp(e, size.vision_mlp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.self_attn(self.layer_norm1(x))
+        out: Tensor = x + self.mlp(self.layer_norm2(x))
+        return out
+
+
+class VisionEmbeddings(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.patch_embedding = nn.Conv2d(3, size.vision_width, size.patch, size.patch)
+        self.position_embedding = nn.Embedding((size.image // size.patch) ** 2, size.vision_width)
+        self.position_embedding.weight.data.copy_(_position_code(size))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`[B, 3, side, side]` to `[B, patches, E]`, row by row; a convolution written as a matrix product."""
+        b, c, side, _ = pixels.shape
+        p = self.patch_embedding.kernel_size[0]
+        n = side // p
+        patches = pixels.view(b, c, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(b, n * n, c * p * p)
+        embedded = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
+        return embedded + self.position_embedding.weight
+
+
+def _position_code(size: FlowSize) -> Tensor:
+    """Sines and cosines of row and column at several wavelengths, `[patches, E]`: where learning begins."""
+    side, waves = size.image // size.patch, size.vision_width // 4
+    places = torch.arange(side * side)
+    angles = 2.0 ** torch.linspace(-3.0, 0.5, waves) * (6.0 / side)
+    rows, columns = (places // side)[:, None] * angles, (places % side)[:, None] * angles
+    return 0.3 * torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], dim=1)
+
+
+class VisionEncoder(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers))
+
+
+class VisionModel(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.embeddings = VisionEmbeddings(size)
+        self.encoder = VisionEncoder(size)
+        self.post_layernorm = nn.LayerNorm(size.vision_width, eps=_EPS)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.embeddings(pixels)
+        for layer in self.encoder.layers:
+            x = layer(x)
+        out: Tensor = self.post_layernorm(x)
+        return out
+
+
+def pixel_shuffle(patches: Tensor, scale: int) -> Tensor:
+    """Join squares of `scale` by `scale` patches: `[B, side * side, E]` to `[B, (side / scale)^2, scale^2 * E]`."""
+    b, n, e = patches.shape
+    side = round(n**0.5)
+    squares = patches.view(b, side // scale, scale, side // scale, scale, e).permute(0, 1, 3, 2, 4, 5)
+    return squares.reshape(b, n // scale**2, scale**2 * e)
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, _TEXT_EPS)
+
+
+class Projections(nn.Module):
+    """Projections of an attention. keys: the width from which keys and values are projected."""
+
+    def __init__(self, size: FlowSize, width: int, keys: int) -> None:
+        super().__init__()
+        inner, outer = size.heads * size.head_dim, size.kv_heads * size.head_dim
+        self.q_proj, self.o_proj = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.k_proj, self.v_proj = nn.Linear(keys, outer, bias=False), nn.Linear(keys, outer, bias=False)
+
+
+class GatedMlp(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
+
+
+class Layer(nn.Module):
+    """The parts that the layers of both streams share."""
+
+    def __init__(self, size: FlowSize, width: int, mlp: int, keys: int) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Projections(size, width, keys), GatedMlp(width, mlp)
+        self.input_layernorm, self.post_attention_layernorm = RmsNorm(width), RmsNorm(width)
+        self._heads, self._kv_heads = size.heads, size.kv_heads
+
+    def heads_of(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, H, L, D]`, and keys and values `[B, G, L, D]`, of x `[B, L, E]`; positions are applied."""
+        own, x = self.self_attn, self.input_layernorm(x)
+        joint = F.linear(x, torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]))
+        heads = joint.view(*x.shape[:2], self._heads + 2 * self._kv_heads, -1).transpose(1, 2)
+        q, k, v = torch.split(heads, [self._heads, self._kv_heads, self._kv_heads], dim=1)
+        return turned(q, turn), turned(k, turn), v
+
+    def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """The layer's output `[B, L, E]`. mask: broadcast to `[B, G, L, keys]`, 0 where a query may see, else -inf.
+
+        The queries of a group are rows of one product, since they share its keys.
+        """
+        b, _, n, d = q.shape
+        grouped = q.reshape(b, self._kv_heads, -1, d)
+        mixed = attended(grouped, k, v, mask.repeat(1, 1, self._heads // self._kv_heads, 1)).reshape(b, -1, n, d)
+        x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class TextLayer(Layer):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__(size, size.width, size.mlp, size.width)
+
+
+class ExpertLayer(Layer):
+    """A layer of the expert. crossing: its keys and values are projections of the language model's, and of no others;
+    else they are its own, beside the language model's."""
+
+    def __init__(self, size: FlowSize, *, crossing: bool) -> None:
+        keys = size.kv_heads * size.head_dim if crossing else size.expert_width
+        super().__init__(size, size.expert_width, size.expert_mlp, keys)
+        self.crossing = crossing
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, turn: Turn, mask: Tensor) -> Tensor:
+        if not self.crossing:
+            q, own_k, own_v = self.heads_of(x, turn)
+            return self.finish(x, q, torch.cat([k, own_k], dim=2), torch.cat([v, own_v], dim=2), mask)
+        own = self.self_attn
+        q = own.q_proj(self.input_layernorm(x)).unflatten(2, (self._heads, -1)).transpose(1, 2)
+        keys, values = self._projected(own.k_proj, k), self._projected(own.v_proj, v)
+        return self.finish(x, turned(q, turn), keys, values, mask)
+
+    def _projected(self, projection: nn.Module, heads: Tensor) -> Tensor:
+        """All heads of a token `[B, G, P, D]` together through a projection."""
+        out: Tensor = projection(heads.transpose(1, 2).flatten(2))
+        return out.view(*out.shape[:2], self._kv_heads, -1).transpose(1, 2)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention `[..., L, D]` of queries `[..., L, D]` to keys and values `[..., K, D]`.
+
+    Written out: torch's own is several times slower at going backwards over sequences this short.
+    """
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
+    out: Tensor = scores.softmax(dim=-1).to(v.dtype) @ v
+    return out
+
+
+def turn_of(positions: Tensor, head_dim: int) -> Turn:
+    """Cosines and sines of the angles of positions `[B, L]`, each `[B, 1, L, D]`."""
+    half = head_dim // 2
+    rates = _WAVELENGTH ** (-torch.arange(half, device=positions.device) / half)
+    angles = (positions[..., None] * rates).repeat(1, 1, 2)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def turned(x: Tensor, turn: Turn) -> Tensor:
+    """Rotate by positions, in half-split order: x `[B, H, L, D]`."""
+    low, high = x.chunk(2, dim=-1)
+    return x * turn[0].to(x.dtype) + torch.cat([-high, low], dim=-1) * turn[1].to(x.dtype)

@@ -1,0 +1,184 @@
+"""The flow policy as one batched module; parameter names are those of the published SmolVLA checkpoint.
+
+SmolVLA at a small scale: a vision tower, a connector, a Llama, and an action expert beside it. Written for training,
+and as the plain reference for the serving model, so it keeps nothing between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from edgeflow.lab.demo.flow_training.layers import ExpertLayer, RmsNorm, TextLayer, VisionModel, pixel_shuffle, turn_of
+from edgeflow.lab.demo.flow_training.size import FlowSize
+
+
+class ModalityProjection(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
+
+
+class Connector(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.modality_projection, self._scale = ModalityProjection(size), size.scale_factor
+
+    def forward(self, patches: Tensor) -> Tensor:
+        out: Tensor = self.modality_projection.proj(pixel_shuffle(patches, self._scale))
+        return out
+
+
+class TextModel(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(size.vocab, size.width)
+        self.layers = nn.ModuleList(TextLayer(size) for _ in range(size.layers))
+        self.norm = RmsNorm(size.width)
+
+
+class VlmModel(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.vision_model = VisionModel(size)
+        self.connector = Connector(size)
+        self.text_model = TextModel(size)
+
+
+class Vlm(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.model = VlmModel(size)
+
+
+class Expert(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ExpertLayer(size, crossing=bool(i % 2)) for i in range(size.layers))
+        self.norm = RmsNorm(size.expert_width)
+
+
+class VlmWithExpert(nn.Module):
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.vlm = Vlm(size)
+        self.lm_expert = Expert(size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """The prefix of a batch, computed. layers: keys (with their positions) and values `[B, G, P, D]` of each layer.
+
+    states: the input of each layer `[B, P, E]`. valid: `[B, P]` bool, false where text is padded.
+    """
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    states: tuple[Tensor, ...]
+    valid: Tensor
+
+
+class FlowNetwork(nn.Module):
+    """Vision, language model and action expert of the policy."""
+
+    def __init__(self, size: FlowSize) -> None:
+        super().__init__()
+        self.size = size
+        e = size.expert_width
+        self.vlm_with_expert = VlmWithExpert(size)
+        self.state_proj = nn.Linear(size.state, size.width)
+        self.action_in_proj, self.action_out_proj = nn.Linear(size.action, e), nn.Linear(e, size.action)
+        self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * e, e), nn.Linear(e, e)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Embeddings and image tokens have unit size once they are multiplied by the root of the width."""
+        vlm, e = self.vlm_with_expert.vlm.model, self.size.width
+        for stack in (vlm.text_model.layers, self.vlm_with_expert.lm_expert.layers):
+            for name, weight in stack.named_parameters():
+                if weight.dim() == 2:
+                    narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
+                    std = weight.shape[1] ** -0.5
+                    nn.init.normal_(weight, std=std / (2 * self.size.layers) ** 0.5 if narrow else std)
+        projection = vlm.connector.modality_projection.proj.weight
+        nn.init.normal_(projection, std=(projection.shape[1] * e) ** -0.5)
+        nn.init.normal_(vlm.text_model.embed_tokens.weight, std=e**-0.5)
+
+    def image_tokens(self, frames: Tensor) -> Tensor:
+        """RGB `[B, side, side, 3]` uint8 to `[B, tokens, E]`, as the language model gets them."""
+        vlm = self.vlm_with_expert.vlm.model
+        pixels = frames.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
+        out: Tensor = vlm.connector(vlm.vision_model(pixels)) * self.size.width**0.5
+        return out
+
+    def prefix(self, image_tokens: Tensor, ids: Tensor, state: Tensor, valid_text: Tensor | None = None) -> Prefix:
+        """Compute the prefix of image tokens `[B, I, E]`, text ids `[B, T]` and normalised, padded state `[B, S]`.
+
+        Images and text see each other and not the state, which comes last and sees everything. valid_text: `[B, T]`
+        bool, None = all; padding is not seen and takes no position.
+        """
+        text = self.vlm_with_expert.vlm.model.text_model
+        words = text.embed_tokens(ids) * self.size.width**0.5
+        x = torch.cat([image_tokens, words.to(image_tokens.dtype), self.state_proj(state)[:, None]], dim=1)
+        b, n, _ = x.shape
+        valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
+        if valid_text is not None:
+            valid[:, image_tokens.shape[1] : -1] = valid_text
+        turn = turn_of(valid.cumsum(dim=1) - 1, self.size.head_dim)
+        mask = valid[:, None, None, :].repeat(1, 1, n, 1)
+        mask[:, :, :-1, -1] = False
+        hidden = _additive(mask)
+        layers, states = [], []
+        for layer in cast("Iterable[TextLayer]", text.layers):
+            states.append(x)
+            q, k, v = layer.heads_of(x, turn)
+            layers.append((k, v))
+            if len(layers) < len(text.layers):  # nothing reads what the last layer gives
+                x = layer.finish(x, q, k, v, hidden)
+        return Prefix(tuple(layers), tuple(states), valid)
+
+    def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
+        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks for each
+        prefix.
+
+        An action sees the prefix, and the actions of the same chunk up to itself.
+        """
+        b, r, c, _ = noisy.shape
+        x = self._embedded(noisy, time).flatten(1, 2)
+        first = prefix.valid.sum(dim=1, keepdim=True)
+        steps = torch.arange(c, device=x.device).repeat(r)[None]
+        along, from_zero = (turn_of(at.expand(b, -1), self.size.head_dim) for at in (first + steps, steps))
+        chunk_of = torch.arange(r, device=x.device).repeat_interleave(c)
+        own = (chunk_of[:, None] == chunk_of[None]) & (steps[0][:, None] >= steps[0][None])
+        visible = prefix.valid[:, None, None, :].expand(b, 1, r * c, -1)
+        seen = _additive(visible)
+        both = _additive(torch.cat([visible, own[None, None].expand(b, -1, -1, -1)], dim=3))
+        expert = self.vlm_with_expert.lm_expert
+        for layer, (k, v) in zip(expert.layers, prefix.layers, strict=True):
+            x = layer(x, k, v, from_zero, seen) if layer.crossing else layer(x, k, v, along, both)
+        out: Tensor = self.action_out_proj(expert.norm(x))
+        return out.view(b, r, c, -1)
+
+    def _embedded(self, noisy: Tensor, time: Tensor) -> Tensor:
+        actions = self.action_in_proj(noisy)
+        times = self._time_embedding(time).to(actions.dtype)
+        inner = F.silu(self.action_time_mlp_in(torch.cat([actions, times], dim=-1)))
+        out: Tensor = self.action_time_mlp_out(inner)
+        return out
+
+    def _time_embedding(self, time: Tensor) -> Tensor:
+        """Sines, then cosines `[..., W]` of times `[...]`, at geometrically spaced periods."""
+        size = self.size
+        share = torch.linspace(0.0, 1.0, size.expert_width // 2, dtype=torch.float64, device=time.device)
+        periods = size.min_period * (size.max_period / size.min_period) ** share
+        angles = 2.0 * torch.pi / periods * time.double()[..., None]
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+
+
+def _additive(mask: Tensor) -> Tensor:
+    """0 where the mask is true, else -inf."""
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)

@@ -1,0 +1,69 @@
+"""A robot without the SDK in simulated time: it obeys single actions as they arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgeflow.client.pose import Pose
+from edgeflow.ipc.messages import FrameResult
+from edgeflow.lab.demo.simulated.body import Answers, Body, Send
+from edgeflow.lab.demo.simulated.camera import Camera
+from edgeflow.lab.demo.world.expert import action_goal
+
+
+class ActionRobot:
+    """Captures a frame every period and obeys the newest action that has arrived (lab/demo/simulated/service.Robot).
+
+    anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
+    """
+
+    late = late_played = 0
+
+    def __init__(
+        self, body: Body, camera: Camera, answers: Answers, send: Send, *, period_ns: int, anchored: bool
+    ) -> None:
+        self._body = body
+        self._camera = camera
+        self._answers = answers
+        self._send = send
+        self._period_ns = period_ns
+        self._anchored = anchored
+        self._poses: dict[int, tuple[int, Pose]] = {}
+        self._capture()
+
+    @property
+    def next_event_ns(self) -> int:
+        """The next frame, or an action that arrives before."""
+        return min([self._next_frame_ns, *self._answers.arrivals_ns])
+
+    def act(self) -> None:
+        """Obey what has arrived and capture what is due."""
+        arrived = self._answers.arrived(self._body.now_ns)
+        if arrived:
+            self._obey(max(arrived, key=lambda message: message.seq))
+        if self._next_frame_ns <= self._body.now_ns:
+            self._capture()
+
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""
+        captured_ns, _ = self._poses[message.seq]
+        if not self._answers.delays(message, captured_ns=captured_ns, now_ns=self._body.now_ns):
+            self._obey(message)
+
+    def _obey(self, message: FrameResult) -> None:
+        """Obey an action; those of older frames will not be needed."""
+        captured_ns, pose = self._poses[message.seq]
+        self._poses = {seq: entry for seq, entry in self._poses.items() if seq > message.seq}
+        self._answers.forget(message.seq)
+        values, sim, before = np.asarray(message.chunk.values), self._body.sim, self._body.course
+        sim.command(action_goal(pose if self._anchored else sim.pose(), values), float(values[6]))
+        self._body.note(before, captured_ns=captured_ns, passes=message.passes, settled=message.settled)
+
+    @property
+    def _next_frame_ns(self) -> int:
+        return self._camera.frames * self._period_ns
+
+    def _capture(self) -> None:
+        frame = self._camera.capture()
+        self._poses[frame.seq] = (self._body.now_ns, self._body.sim.pose())
+        self._send(frame)

@@ -1,0 +1,123 @@
+"""The parts that all robots in simulated time have: a body that obeys, answers on their way to it, and ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from edgeflow.client.pose import Vector
+from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.lab.demo.simulated.episodes import Acted
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.demo.world.task import Outcome
+
+TICK_NS: Final = 10_000_000  # between two looks at what is to be played
+Send = Callable[[SubmitFrame], None]
+"""Submits a frame to the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
+
+    mean_ns: int
+    jitter_ns: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """The commanded position and velocity."""
+
+    position: Vector
+    velocity: Vector
+
+
+class Body:
+    """A simulated robot whose time is moved. now_ns: since the episode began. acted: the actions that it obeyed."""
+
+    def __init__(self, sim: RobotSim) -> None:
+        self.sim = sim
+        self.now_ns = 0
+        self.acted: list[Acted] = []
+        self._start_s = sim.time
+
+    @property
+    def running(self) -> bool:
+        return self.sim.outcome is Outcome.RUNNING
+
+    def move_to(self, instant_ns: int) -> None:
+        """Advance physics to an instant; a past one changes nothing."""
+        self.sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self.sim.time))
+        self.now_ns = max(self.now_ns, instant_ns)
+
+    @property
+    def course(self) -> Course:
+        return Course(self.sim.goal().position, self.sim.commanded_velocity())
+
+    def note(self, before: Course, *, captured_ns: int, passes: int, settled: int) -> None:
+        """Note an action that is obeyed from now on, after another course."""
+        course = self.course
+        self.acted.append(
+            Acted(
+                captured_ns=captured_ns,
+                arrived_ns=self.now_ns,
+                passes=passes,
+                settled=settled,
+                jump_m=math.dist(course.position, before.position),
+                kick_m_s=math.dist(course.velocity, before.velocity),
+            )
+        )
+
+
+class Answers:
+    """The answers on their way to a robot. delay: None = they arrive as soon as they are there."""
+
+    def __init__(self, delay: Delay | None) -> None:
+        self._delay = delay
+        self._draws = np.random.default_rng(delay.seed if delay else 0)
+        self._waiting: list[tuple[int, FrameResult]] = []
+
+    def delays(self, message: FrameResult, *, captured_ns: int, now_ns: int) -> bool:
+        """Keep an answer until its delay is over; False if it arrives now."""
+        if self._delay is None:
+            return False
+        jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
+        self._waiting.append((max(captured_ns + self._delay.mean_ns + jitter_ns, now_ns), message))
+        return True
+
+    def arrived(self, now_ns: int) -> list[FrameResult]:
+        """The answers whose delay is over, in the order of their sending; each is given once."""
+        due = [message for due_ns, message in self._waiting if due_ns <= now_ns]
+        self._waiting = [each for each in self._waiting if each[0] > now_ns]
+        return due
+
+    def forget(self, seq: int) -> None:
+        """Forget the answers to frames up to this one."""
+        self._waiting = [each for each in self._waiting if each[1].seq > seq]
+
+    @property
+    def arrivals_ns(self) -> list[int]:
+        """When each of them arrives."""
+        return [due_ns for due_ns, _ in self._waiting]
+
+
+@dataclass(slots=True)
+class Ticks:
+    """Ticks every TICK_NS."""
+
+    _passed: int = field(default=0, init=False)
+
+    @property
+    def next_ns(self) -> int:
+        return (self._passed + 1) * TICK_NS
+
+    def due(self, now_ns: int) -> bool:
+        """True once for each tick that has come."""
+        come = self.next_ns <= now_ns
+        self._passed += come
+        return come

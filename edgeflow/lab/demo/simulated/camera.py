@@ -1,0 +1,53 @@
+"""Frames in simulated time: buffers that are filled when, and if, they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edgeflow.ipc.messages import SubmitFrame
+from edgeflow.lab.demo.world.scene import POLICY_SIZE, Moment
+from edgeflow.lab.demo.world.sim import RobotSim
+
+SESSION = 1
+EPOCH = 1
+Seen = Callable[[SubmitFrame], None]
+"""Called with each frame that is drawn."""
+
+
+class Camera:
+    """Captures frames that are drawn when they begin, as the camera saw them."""
+
+    def __init__(self, sim: RobotSim, seen: Seen | None = None) -> None:
+        self.frames = 0
+        self.drawn = 0
+        self._sim = sim
+        self._seen = seen
+        self._waiting: dict[int, tuple[Moment, bytearray, SubmitFrame]] = {}
+
+    def capture(self, state: Sequence[float] = (), stamp_ns: int = 0) -> SubmitFrame:
+        """The next frame, not drawn yet. state: numbers of the policy's vectors. stamp_ns: on the robot's clock."""
+        self.frames += 1
+        pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
+        frame = SubmitFrame(
+            session=SESSION,
+            epoch=EPOCH,
+            seq=self.frames,
+            sizes=[POLICY_SIZE, POLICY_SIZE],
+            instruction=self._sim.instruction,
+            payload=memoryview(pixels),
+            state=list(state),
+            stamp_ns=stamp_ns,
+        )
+        self._waiting[self.frames] = self._sim.moment(), pixels, frame
+        return frame
+
+    def draw(self, seq: int) -> None:
+        """Fill the buffer of a frame, once; older ones will not be needed."""
+        if seq not in self._waiting:
+            return
+        moment, pixels, frame = self._waiting[seq]
+        pixels[:] = self._sim.draw(moment).tobytes()
+        self.drawn += 1
+        if self._seen is not None:
+            self._seen(frame)
+        self._waiting = {later: frame for later, frame in self._waiting.items() if later > seq}

@@ -1,0 +1,209 @@
+"""A robot that plays chunks in simulated time, by the SDK's own session with its watchdog, validity and blending."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edgeflow.client.actions import Action, Directive
+from edgeflow.client.connection.outgoing import Outgoing
+from edgeflow.client.connection.wire import SessionSettings
+from edgeflow.client.session import Session
+from edgeflow.ipc.messages import FrameResult
+from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
+from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
+from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.reasons import Reason
+from edgeflow.rpc import control_pb2 as pb
+from edgeflow.scheduler.answer_ages import AnswerAges
+from edgeflow.trajectory import Playing
+from edgeflow.types import ActionSchema, StateSpec
+
+VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
+START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
+RESUME_WITHIN_NS: Final = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyClock:
+    """The robot's clock (edgeflow.clock.Clock)."""
+
+    body: Body
+
+    def now_ns(self) -> int:
+        return START_NS + self.body.now_ns
+
+
+class ChunkRobot:
+    """Captures a frame every period and plays what the SDK hands out (lab/demo/simulated/service.Robot).
+
+    continues: answers continue the chunk being played (real-time chunking), where the policy can. foretold_ns: the
+    greatest age of an answer, as the service foretells it.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        camera: Camera,
+        answers: Answers,
+        send: Send,
+        schema: ActionSchema,
+        *,
+        period_ns: int,
+        state: tuple[StateSpec, ...],
+        continues: bool,
+        foretold_ns: int,
+    ) -> None:
+        self._body = body
+        self._camera = camera
+        self._answers = answers
+        self._send = send
+        self._has_state = bool(state)
+        self._period_ns = period_ns
+        self._captured: dict[int, int] = {}
+        self._ticks = Ticks()
+        self._continues = continues
+        self._foretold_ns = foretold_ns
+        self._ages = AnswerAges()
+        self._directive: Directive | None = None
+        self._playing = 0
+        self._session = Session(_settings(period_ns, state), body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
+        self._outgoing = Outgoing(self._session.opening())
+        next(self._outgoing)  # Open
+        self._session.stream_opened(_opened(schema), self._outgoing)
+        self._capture()
+
+    @property
+    def late(self) -> int:
+        """Chunks that did not fit what was played when they came."""
+        return self._session.flight.late
+
+    @property
+    def late_played(self) -> int:
+        """Late chunks that were played once that was over."""
+        return self._session.flight.late_played
+
+    @property
+    def next_event_ns(self) -> int:
+        """The next tick or frame, or an answer that arrives before."""
+        return min([self._next_frame_ns, self._ticks.next_ns, *self._answers.arrivals_ns])
+
+    def act(self) -> None:
+        """Hand what has arrived to the SDK, do as it says, capture what is due."""
+        now_ns = self._body.now_ns
+        for message in self._answers.arrived(now_ns):
+            self._deliver(message)
+        if self._ticks.due(now_ns):
+            self._obey()
+        if self._next_frame_ns <= now_ns:
+            self._capture()
+
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""
+        captured_ns = self._captured[message.seq]
+        if not self._answers.delays(message, captured_ns=captured_ns, now_ns=self._body.now_ns):
+            self._deliver(message)
+
+    def _deliver(self, message: FrameResult) -> None:
+        """Hand a result to the SDK, as control sends it, and play it if the SDK does."""
+        self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
+        action = _action(message, START_NS + self._captured[message.seq])
+        self._session.stream_said(pb.ServerMessage(action=action))
+        self._obey()
+
+    def _obey(self) -> None:
+        directive = self._session.directive()
+        if directive is self._directive:
+            return
+        self._directive = directive
+        if directive.action is None:
+            self._body.sim.hold()
+            return
+        self._play(directive.action)
+
+    def _play(self, action: Action) -> None:
+        before, target = self._body.course, action.target()
+        if target.pose is not None:
+            self._body.sim.command(target.pose, target.values["gripper"])
+        if action.seq != self._playing:
+            self._playing = action.seq
+            captured_ns, passes = self._captured[action.seq], action.timings.passes
+            self._body.note(before, captured_ns=captured_ns, passes=passes, settled=action.settled)
+
+    @property
+    def _next_frame_ns(self) -> int:
+        return self._camera.frames * self._period_ns
+
+    def _capture(self) -> None:
+        sim = self._body.sim
+        pose = sim.pose()
+        state = [float(each) for each in state_of(pose, sim.aperture)] if self._has_state else []
+        seq = self._session.push([], state, pose, "", START_NS + self._body.now_ns)
+        sent = next(self._outgoing).frame  # but for the pixels, which the camera has
+        self._captured[seq] = self._body.now_ns
+        frame = self._camera.capture(state, sent.stamp_ns)
+        if self._continues:
+            if sent.HasField("arrived"):
+                self._ages.arrived(sent.arrived.seq, sent.arrived.age_ns)
+            playing = Playing(sent.playing.seq, sent.playing.step) if sent.HasField("playing") else None
+            delay_ns = self._ages.expected_ns(self._foretold_ns)
+            frame = replace(frame, playing=playing, delay_ns=delay_ns, unplayed_from=int(playing is None))
+        self._send(frame)
+
+
+def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:
+    return SessionSettings(
+        cameras=(),
+        control_period_s=period_ns / 1e9,
+        mode=None,
+        max_action_age_s=None,
+        model="",
+        proprio_names=(),
+        unnorm_key="",
+        state=state,
+    )
+
+
+def _opened(schema: ActionSchema) -> pb.Opened:
+    """The service's answer to Open."""
+    columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
+    return pb.Opened(
+        session=SESSION,
+        epoch=EPOCH,
+        schema=pb.ActionSchema(
+            dimensions=[
+                pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
+                for name, unit, low, high, relative in columns
+            ],
+            frame=schema.frame,
+            rotation=schema.rotation,
+            control_rate_hz=schema.control_rate_hz,
+            horizon=schema.horizon,
+            step_ms=schema.step_ms,
+            whole_way=schema.whole_way,
+        ),
+        mode=pb.MODE_SERIAL,
+        valid_for_ms=VALID_MS,
+        arrivals=True,
+    )
+
+
+def _action(result: FrameResult, stamp_ns: int) -> pb.Action:
+    """The action that control makes of a result."""
+    chunk = result.chunk
+    return pb.Action(
+        epoch=result.epoch,
+        seq=result.seq,
+        stamp_ns=stamp_ns,
+        command=pb.COMMAND_ACT if result.valid else pb.COMMAND_HOLD,
+        reason="" if result.valid else Reason.POLICY_OUTPUT_INVALID,
+        valid_for_ms=VALID_MS,
+        max_age_ms=VALID_MS + -(-(result.queue_ns + result.inference_ns) // 1_000_000),
+        values=chunk.values,
+        horizon=chunk.horizon,
+        step_ms=chunk.step_ms,
+        timings=pb.Timings(queue_ns=result.queue_ns, inference_ns=result.inference_ns, passes=result.passes),
+        settled=result.settled,
+        continues=result.report.continues,
+        conditioned_steps=result.report.conditioned_steps,
+    )

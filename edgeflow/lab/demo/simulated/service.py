@@ -1,0 +1,174 @@
+"""The real worker in virtual time: the same scheduler, engine and policy, on a clock advanced by the passes.
+
+A pass lasts as long as a device profile says, or as was measured on this machine at the start; the simulated robot
+uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is drawn
+when it begins, as the camera saw it when it was captured: frames that newer ones replace are never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from edgeflow.clock import ManualClock
+from edgeflow.engine.control.engine import PassEngine
+from edgeflow.engine.control.profile import Pacer
+from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
+from edgeflow.lab.demo.simulated.action_robot import ActionRobot
+from edgeflow.lab.demo.simulated.body import Answers, Body, Delay, Send
+from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera, Seen
+from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.reasons import Reason
+from edgeflow.scheduler import forecast
+from edgeflow.scheduler.plan import FrameRef
+from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.types import Pace, PassTimes
+from edgeflow.worker.worker import Worker
+
+
+class VirtualService:
+    """A worker whose passes take given times. execution: of chunks; single actions are obeyed as they arrive.
+
+    seen: called with each frame that is drawn, that is, each that begins.
+    """
+
+    def __init__(
+        self,
+        engine: PassEngine,
+        limits: SchedulerLimits,
+        times: PassTimes,
+        *,
+        execution: Execution = Execution.RTC,
+        seen: Seen | None = None,
+    ) -> None:
+        self._execution = execution
+        self._seen = seen
+        self._engine = engine
+        self._limits = limits
+        self._times = times
+
+    def run_episode(
+        self, sim: RobotSim, pace: Pace, *, period_s: float, anchored: bool, delay: Delay | None = None
+    ) -> EpisodeRun:
+        """Run one episode, from the simulation's current state to its outcome.
+
+        period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
+        its frame.
+        """
+        clock, camera, body = ManualClock(), Camera(sim, self._seen), Body(sim)
+        published: list[Message] = []
+        worker = self._worker(clock, published, pace, camera.draw)
+        robot = self._robot(
+            body, camera, Answers(delay), worker.inbox.put, pace, period_ns=round(period_s * 1e9), anchored=anchored
+        )
+        overtaken = 0
+        while body.running:
+            busy = worker.step()
+            _live_until(clock.now_ns() if busy else _wake_ns(robot, worker), robot, body)
+            clock.advance_to_ns(body.now_ns)
+            for message in published:
+                if isinstance(message, FrameResult):
+                    robot.receive(message)
+                elif isinstance(message, FrameDropped):
+                    overtaken += message.reason == Reason.OVERTAKEN
+            published.clear()
+        return EpisodeRun(
+            outcome=sim.outcome,
+            seconds=sim.time,
+            frames=camera.frames,
+            begun=camera.drawn,
+            overtaken=overtaken,
+            acted=tuple(body.acted),
+            late=robot.late,
+            late_played=robot.late_played,
+        )
+
+    def _robot(
+        self, body: Body, camera: Camera, answers: Answers, send: Send, pace: Pace, *, period_ns: int, anchored: bool
+    ) -> Robot:
+        policy = self._engine.policy
+        schema, has_state = policy.action_schema(policy.unnorm_keys[0]), bool(policy.inputs.state)
+        if schema.horizon == 1:
+            return ActionRobot(body, camera, answers, send, period_ns=period_ns, anchored=anchored)
+        if self._execution is Execution.SYNCHRONOUS:
+            return SynchronousRobot(body, camera, answers, send, schema, has_state=has_state)
+        return ChunkRobot(
+            body,
+            camera,
+            answers,
+            send,
+            schema,
+            period_ns=period_ns,
+            state=policy.inputs.state,
+            continues=self._execution is Execution.RTC,
+            foretold_ns=self._foretold_ns(pace, period_ns),
+        )
+
+    def _foretold_ns(self, pace: Pace, period_ns: int) -> int:
+        robot = forecast.Robot(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
+        return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
+
+    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
+        def wait(seconds: float) -> None:
+            clock.advance_ns(round(seconds * 1e9))
+
+        scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
+        worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
+        worker.inbox.put(
+            OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._execution is Execution.RTC)
+        )
+        return worker
+
+
+class _Watched(Scheduler):
+    """A scheduler that announces each frame that is about to begin."""
+
+    def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
+        super().__init__(limits)
+        self._announce = announce
+
+    def begins(self, now_ns: int) -> list[FrameRef]:
+        frames = super().begins(now_ns)
+        for frame in frames:
+            self._announce(frame.seq)
+        return frames
+
+
+class Robot(Protocol):
+    """A robot in simulated time. late, late_played: chunks, as of EpisodeRun."""
+
+    @property
+    def late(self) -> int: ...
+
+    @property
+    def late_played(self) -> int: ...
+
+    @property
+    def next_event_ns(self) -> int:
+        """When it acts next without hearing anything."""
+        ...
+
+    def act(self) -> None:
+        """Do what is due now."""
+        ...
+
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""
+        ...
+
+
+def _wake_ns(robot: Robot, worker: Worker) -> int:
+    """The next event while no pass runs: of the robot, or a drain that becomes due."""
+    wake_at_ns = worker.wake_at_ns()
+    return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
+
+
+def _live_until(instant_ns: int, robot: Robot, body: Body) -> None:
+    """Advance physics and the robot's own events to an instant."""
+    while robot.next_event_ns <= instant_ns and body.running:
+        body.move_to(robot.next_event_ns)
+        robot.act()
+    body.move_to(instant_ns)

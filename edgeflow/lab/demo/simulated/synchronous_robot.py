@@ -1,0 +1,89 @@
+"""A robot that waits for each chunk at rest, in simulated time: what asynchronous execution is compared with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from edgeflow.client.actions import resolve_rows
+from edgeflow.client.pose import Pose
+from edgeflow.ipc.messages import FrameResult
+from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
+from edgeflow.lab.demo.simulated.camera import Camera
+from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.types import ActionSchema
+
+PLAYED_ROWS: Final = 8
+"""Rows of a chunk that are played before the next frame is captured, or all where there are fewer."""
+
+
+class SynchronousRobot:
+    """Captures a frame, rests until its chunk arrives, plays PLAYED_ROWS of it from the first one, and so on
+    (lab/demo/simulated/service.Robot)."""
+
+    late = late_played = 0
+
+    def __init__(
+        self, body: Body, camera: Camera, answers: Answers, send: Send, schema: ActionSchema, *, has_state: bool
+    ) -> None:
+        self._body = body
+        self._camera = camera
+        self._answers = answers
+        self._send = send
+        self._schema = schema
+        self._has_state = has_state
+        self._step_ns = round(schema.step_ms * 1e6)
+        self._ticks = Ticks()
+        self._captured: tuple[int, Pose] = 0, body.sim.pose()
+        self._rows: np.ndarray | None = None  # of the chunk that is played
+        self._began_ns = 0
+        self._played = 0
+        self._capture()
+
+    @property
+    def next_event_ns(self) -> int:
+        """The next tick: what arrives is looked at then."""
+        return self._ticks.next_ns
+
+    def act(self) -> None:
+        """Begin a chunk that has arrived, and play the row that is due."""
+        if self._ticks.due(self._body.now_ns):
+            for message in self._answers.arrived(self._body.now_ns):
+                self._begin(message)
+            self._play()
+
+    def receive(self, message: FrameResult) -> None:
+        """Play a chunk, now or once its delay is over; capture anew where its numbers are not finite."""
+        if not self._answers.delays(message, captured_ns=self._captured[0], now_ns=self._body.now_ns):
+            self._begin(message)
+
+    def _begin(self, message: FrameResult) -> None:
+        if not message.valid:
+            self._capture()
+            return
+        self._rows = np.array(message.chunk.values).reshape(message.chunk.horizon, -1)
+        self._began_ns, self._played = self._body.now_ns, 0
+        before = self._body.course
+        self._play()
+        self._body.note(before, captured_ns=self._captured[0], passes=message.passes, settled=message.settled)
+
+    def _play(self) -> None:
+        if self._rows is None:
+            return
+        row = (self._body.now_ns - self._began_ns) // self._step_ns
+        if row >= min(PLAYED_ROWS, len(self._rows)):
+            self._body.sim.hold()
+            self._capture()
+        elif row >= self._played:
+            self._played = row + 1
+            target = resolve_rows(self._schema, self._rows[: row + 1], self._captured[1])
+            if target.pose is not None:
+                self._body.sim.command(target.pose, target.values["gripper"])
+
+    def _capture(self) -> None:
+        sim, now_ns = self._body.sim, self._body.now_ns
+        self._rows, pose = None, sim.pose()
+        self._captured = now_ns, pose
+        state = state_of(pose, sim.aperture).tolist() if self._has_state else []
+        self._send(self._camera.capture(state, now_ns))

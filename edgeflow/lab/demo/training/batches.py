@@ -1,0 +1,115 @@
+"""Training batches: images, several instructions for each, and the expert's answer to each instruction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from edgeflow.lab.demo.training.actions import scaled
+from edgeflow.lab.demo.training.data import Dataset
+from edgeflow.lab.demo.training.tokenizer import PLACES, prompt_ids
+from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
+from edgeflow.lab.demo.world.task import PHRASES
+
+BRANCHES: Final = 3  # instructions an image
+NAMES: Final = (*COLOURS, *PLACES)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Tokenised prompts. shared: `[S]`, the ids that start every prompt, BOS first. tails: by phrase, one `[7, T]`.
+
+    named: for each phrase, the column of its tail that holds the name.
+    """
+
+    shared: Tensor
+    tails: tuple[Tensor, ...]
+    named: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A batch of frames `[B, 96, 96, 3]` uint8.
+
+    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: tails
+    `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled, places `[B, BRANCHES, 2]`, the pixel of the named handle's
+    plate. named: the column of the name in tails."""
+
+    frames: Tensor
+    actions: Tensor
+    pixels: Tensor
+    visible: Tensor
+    colours: Tensor
+    tails: Tensor
+    answers: Tensor
+    places: Tensor
+    named: int
+
+    def to(self, device: torch.device) -> Batch:
+        """Move the batch's tensors to a device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "named"}
+        return Batch(named=self.named, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
+
+def make_prompts(tokenizer: Tokenizer) -> Prompts:
+    """Tokenise every instruction once; all prompts of a phrase have the same length."""
+    ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in NAMES] for phrase in PHRASES]
+    everything = [prompt for prompts in ids for prompt in prompts]
+    common = 0
+    while len({prompt[common] for prompt in everything}) == 1:
+        common += 1
+    tails = tuple(torch.tensor([prompt[common:] for prompt in prompts]) for prompts in ids)
+    named = tuple(int((tail != tail[0]).any(dim=0).nonzero()[0]) for tail in tails)
+    return Prompts(torch.tensor(everything[0][:common]), tails, named)
+
+
+def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Generator) -> Batch:
+    """Draw a random batch; all its instructions use one phrase, so that they have the same length."""
+    rows = np.sort(rng.integers(len(data), size=size))
+    colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
+    handles, names = choose_branches(colours, visible, target, rng, BRANCHES)
+    actions = scaled(torch.from_numpy(data.actions[rows]))
+    pixels = torch.from_numpy(data.pixels[rows])
+    chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
+    phrase = int(rng.integers(len(prompts.tails)))
+    return Batch(
+        frames=torch.from_numpy(data.images[rows]),
+        actions=actions,
+        pixels=pixels,
+        visible=torch.from_numpy(visible),
+        colours=torch.from_numpy(colours),
+        tails=prompts.tails[phrase][torch.from_numpy(names)],
+        answers=actions[chosen],
+        places=pixels[chosen],
+        named=prompts.named[phrase],
+    )
+
+
+def choose_branches(
+    colours: NDArray[np.int64],
+    visible: NDArray[np.bool_],
+    target: NDArray[np.int64],
+    rng: np.random.Generator,
+    branches: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose handles and names `[B, branches]`. The first branch names the target, the others any visible handle.
+
+    Half of the time, a handle at an end of the row is named by its position, where that is visible: all handles are
+    in view, or it is the target.
+    """
+    size = len(target)
+    order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
+    seen = np.maximum(visible.sum(axis=1, keepdims=True), 1)
+    others = np.take_along_axis(order, rng.integers(0, seen, size=(size, branches - 1)), axis=1)
+    handles = np.concatenate([target[:, None], others], axis=1)
+    names = np.take_along_axis(colours, handles, axis=1)
+    placed = (handles != HANDLES // 2) & (visible.all(axis=1, keepdims=True) | (handles == target[:, None]))
+    by_place = placed & (rng.uniform(size=handles.shape) < 0.5)
+    places = len(COLOURS) + (handles != 0).astype(np.int64)
+    return handles, np.where(by_place, places, names)

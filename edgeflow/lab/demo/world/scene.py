@@ -1,0 +1,119 @@
+"""The MuJoCo world of table, handles and arm: loading, placing and rendering it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.client.pose import Vector
+from edgeflow.lab.demo.world.gl import load_mujoco, open_context
+from edgeflow.lab.demo.world.layout import COLOURS, Handle
+
+Image = NDArray[np.uint8]
+
+POLICY_CAMERA: Final = "wrist"
+SCENE_CAMERA: Final = "scene"
+POLICY_SIZE: Final = 96
+_MAX_WIDTH, _MAX_HEIGHT = 640, 480  # the off-screen buffer of assets/scene.xml
+_MAX_GEOMS = 200
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """The state that a picture shows: joint positions, and position and orientation of every handle and post."""
+
+    joints: Vector
+    positions: Vector
+    quaternions: Vector
+
+
+class Scene:
+    """One MuJoCo model and its state. It cannot be shared between threads: the GL context belongs to one."""
+
+    def __init__(self) -> None:
+        self.mujoco = load_mujoco()
+        source = files("edgeflow.lab.demo").joinpath("assets").joinpath("scene.xml").read_text(encoding="utf-8")
+        self.model: Any = self.mujoco.MjModel.from_xml_string(source)
+        self.data: Any = self.mujoco.MjData(self.model)
+        self._shown: Any = self.mujoco.MjData(self.model)
+        self._posts = [self._mocap(f"post{i}") for i in range(len(self._bodies("post")))]
+        self._handles = [self._mocap(f"handle{i}") for i in range(len(self._posts))]
+        self._plates = [self.model.geom(f"plate{i}").id for i in range(len(self._posts))]
+        self._camera_view = CameraView(self.mujoco, self.model)
+
+    def _bodies(self, prefix: str) -> list[int]:
+        return [i for i in range(self.model.nbody) if self.model.body(i).name.startswith(prefix)]
+
+    def _mocap(self, name: str) -> int:
+        return int(self.model.body(name).mocapid[0])
+
+    def paint(self, handles: Sequence[Handle]) -> None:
+        """Give the plates the colours of these handles."""
+        for plate, handle in zip(self._plates, handles, strict=True):
+            self.model.geom_rgba[plate, :3] = COLOURS[handle.colour]
+
+    def place(self, handles: Sequence[Handle], time: float) -> None:
+        """Put handles and posts where they are at `time` seconds of the episode."""
+        for post, mocap, handle in zip(self._posts, self._handles, handles, strict=True):
+            pose = handle.pose(time)
+            self.data.mocap_pos[post] = pose.position
+            self.data.mocap_pos[mocap] = pose.position
+            self.data.mocap_quat[mocap] = pose.wxyz
+
+    def moment(self) -> Moment:
+        """A copy of the current state."""
+        data = self.data
+        return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
+
+    def picture(self, moment: Moment, camera: str, width: int, height: int) -> Image:
+        """Render a moment as RGB `[height, width, 3]`, in the colours that the plates have now."""
+        if width > _MAX_WIDTH or height > _MAX_HEIGHT:
+            raise ValueError(f"picture is at most {_MAX_WIDTH}x{_MAX_HEIGHT}, got {width}x{height}")
+        shown = self._shown
+        shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions
+        self.mujoco.mj_kinematics(self.model, shown)
+        self.mujoco.mj_camlight(self.model, shown)
+        return self._camera_view.picture(shown, camera, width, height)
+
+    def close(self) -> None:
+        """Free the GL context; the scene cannot be rendered afterwards."""
+        self._camera_view.close()
+
+
+class CameraView:
+    """Off-screen renderer of one model, without shadows, bit-equal for equal states."""
+
+    def __init__(self, mujoco: Any, model: Any) -> None:
+        self._mujoco, self._model = mujoco, model
+        self._gl = open_context(_MAX_WIDTH, _MAX_HEIGHT)
+        self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+        self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+
+    def picture(self, data: Any, camera: str, width: int, height: int) -> Image:
+        mujoco = self._mujoco
+        self._gl.make_current()
+        self._camera.fixedcamid = self._model.camera(camera).id
+        mujoco.mjv_updateScene(
+            self._model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+        )
+        viewport = mujoco.MjrRect(0, 0, width, height)
+        upside_down = np.empty((height, width, 3), np.uint8)
+        mujoco.mjr_render(viewport, self._scene, self._context)
+        mujoco.mjr_readPixels(upside_down, None, viewport, self._context)
+        return np.ascontiguousarray(upside_down[::-1])
+
+    def close(self) -> None:
+        if self._context is not None:
+            self._gl.make_current()
+            self._context.free()
+            self._context = None
+            self._gl.free()

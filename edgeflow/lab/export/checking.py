@@ -1,0 +1,58 @@
+"""The check of a graph that was written: ONNX Runtime's outputs beside those of the networks it was traced from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
+from edgeflow.errors import CheckpointError
+from edgeflow.lab.export.graphs.stages import StageProgram
+
+CLOSE = 1e-4
+"""Most that a graph of floats without substitutions differs."""
+
+
+def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] | None = None) -> float:
+    """The largest difference of an output, over the largest number of this output.
+
+    given: the inputs; None for random floats, with the masks and positions of the example.
+    """
+    inputs = random_inputs(stage) if given is None else {name: torch.from_numpy(given[name]) for name in stage.inputs}
+    with torch.no_grad():
+        expected = stage.run(*inputs.values())
+    options = session_options(Runtime(threads=torch.get_num_threads()))
+    session = onnxruntime.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
+    found = session.run(list(stage.outputs), {name: value.numpy() for name, value in inputs.items()})
+    errors = [_error(each.numpy(), other) for each, other in zip(expected, found, strict=True)]
+    return float(np.max(errors))  # not finite where one is not
+
+
+def random_inputs(stage: StageProgram) -> dict[str, Tensor]:
+    """The example inputs of a stage, floats drawn anew, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
+        for name, value in stage.inputs.items()
+    }
+
+
+def check_error(error: float, file: str) -> None:
+    """CheckpointError for a graph of floats that computes something else than its networks."""
+    if not error <= CLOSE:
+        raise CheckpointError(
+            f"{file} differs from the model by {error:.1e} of its largest output, more than {CLOSE:g}: "
+            "this version of torch, onnxscript or onnxruntime is not one that this export works with"
+        )
+
+
+def _error(expected: np.ndarray, found: np.ndarray) -> float:
+    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+    return float(np.abs(expected - found).max(initial=0.0)) / scale

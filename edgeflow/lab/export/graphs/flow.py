@@ -1,0 +1,164 @@
+"""The stages of a flow policy: towers, prefill and a denoising step, from the networks that the engine serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.artifacts.manifest import KVForm, StageName
+from edgeflow.engine.flow.buckets import Bucket, BucketMasks
+from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.kernels.static.layout import StaticLayout
+from edgeflow.kernels.static.store import StaticKV
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
+
+IDS = 8
+"""The different tokens of example texts; every vocabulary has so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowExport:
+    """A flow policy and the shapes that it is exported for.
+
+    cameras: C; side: of their images in pixels; state: S; image_rows: of each.
+
+    text: tokens of each bucket. batches: candidates of a step.
+    """
+
+    network: FlowNetwork
+    sizes: FlowSizes
+    cameras: int
+    side: int
+    state: int
+    image_rows: int
+    text: tuple[int, ...]
+    batches: tuple[int, ...]
+
+
+def flow_program(export: FlowExport) -> ModelProgram:
+    """Towers and prefill of each bucket, and a step of each batch over the slots of the largest."""
+    buckets = [
+        Bucket(cameras=export.cameras, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
+        for text in sorted(export.text)
+    ]
+    past, decoder = buckets[-1].rows, export.network.decoder
+    stages = _Stages(export, past)
+    masks = {bucket: BucketMasks(bucket, export.sizes, decoder.kinds, past) for bucket in buckets}
+    return ModelProgram(
+        stages=(
+            *(stages.towers(bucket) for bucket in buckets),
+            *(stages.prefill(each) for each in masks.values()),
+            *(stages.step(masks[buckets[-1]], batch) for batch in sorted(export.batches)),
+        ),
+        kv=KVForm(
+            layers=len(decoder.heads.kinds),
+            kv_heads=decoder.heads.kv_heads,
+            head_dim=decoder.heads.head_dim,
+            positions=past,
+            kinds=decoder.heads.kinds,
+        ),
+        text=export.text[-1],
+        source=export,
+    )
+
+
+class _Stages:
+    """past: T"""
+
+    def __init__(self, export: FlowExport, past: int) -> None:
+        self._export = export
+        self._past = past
+        self._network = export.network
+        self._decoder: GroupedDecoder = export.network.decoder
+        self._capacity = past + export.sizes.rows
+        sizes = export.sizes
+        times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
+        self._times = torch.tensor([*times, 0.0])
+        self._decoder.rotary(self._capacity)  # made here, it is a constant of every graph
+
+    def towers(self, bucket: Bucket) -> StageProgram:
+        export, network = self._export, self._network
+
+        def run(pixel_values: Tensor, prompt_ids: Tensor, state: Tensor) -> Sequence[Tensor]:
+            return [network.embed_prefix([pixel_values], [prompt_ids], state)[0][None]]
+
+        inputs = {
+            "pixel_values": torch.zeros(export.cameras, 3, export.side, export.side),
+            "prompt_ids": torch.arange(bucket.text) % IDS,
+            "state": torch.zeros(1, export.state),
+        }
+        return StageProgram(stage=StageName.TOWERS, run=run, inputs=inputs, outputs=("hidden",), rows=bucket.rows)
+
+    def prefill(self, masks: BucketMasks) -> StageProgram:
+        decoder, bucket = self._decoder, masks.bucket
+        layers = len(decoder.heads.kinds)
+
+        def run(hidden: Tensor, position: Tensor, seen: Tensor) -> Sequence[Tensor]:
+            layout, kv = StaticLayout.over(position, seen), StaticKV([None] * layers, self._capacity)
+            rows = GroupLayout(joint=layout, cross=layout, prefixes=1, prefix_rows=bucket.rows)
+            decoder.forward(hidden[0], hidden[0, :0], rows, kv.slots)
+            return [each[None] for layer in kv.layers for each in layer.rows or ()]
+
+        mask = masks.prefix(bucket.cameras, bucket.text)
+        inputs = {"hidden": torch.zeros(1, bucket.rows, self._width), "position": mask.position, "seen": mask.seen}
+        return StageProgram(
+            stage=StageName.PREFILL, run=run, inputs=inputs, outputs=kv_names(layers, "_rows"), rows=bucket.rows
+        )
+
+    def step(self, masks: BucketMasks, batch: int) -> StageProgram:
+        network, decoder, sizes, times = self._network, self._decoder, self._export.sizes, self._times
+        crosses, has_state = CROSS in decoder.kinds, sizes.state > 0
+        nothing = torch.zeros(0, self._width)
+
+        def run(x: Tensor, times_of: Tensor, *others: Tensor) -> Sequence[Tensor]:
+            given = list(others)
+            state = given.pop(0) if has_state else x.new_zeros(batch, 0)
+            position = given.pop(0)
+            crossing = given.pop(0) if crosses else None
+            joint = StaticLayout.over(position, given.pop(0))
+            cross = None if crossing is None else StaticLayout.over(crossing, given.pop(0))
+            hidden, condition = network.embed_step(x, RowTimes(times, times_of), state)
+            rows = GroupLayout(joint=joint, cross=cross, prefixes=0, prefix_rows=0)
+            kv = StaticKV(list(pairs(given)), self._capacity)
+            return [network.velocity(decoder.forward(nothing, hidden, rows, kv.slots, condition))]
+
+        return StageProgram(
+            stage=StageName.STEP,
+            run=run,
+            inputs=self._step_inputs(masks, batch),
+            outputs=("velocity",),
+            rows=sizes.rows,
+            past=self._past,
+            batch=batch,
+        )
+
+    def _step_inputs(self, masks: BucketMasks, batch: int) -> dict[str, Tensor]:
+        sizes, heads, bucket = self._export.sizes, self._decoder.heads, masks.bucket
+        mask = masks.step(bucket.cameras, bucket.text)
+        inputs = {
+            "x": torch.zeros(batch, sizes.horizon, sizes.dims),
+            "times": _each(torch.arange(sizes.horizon) % len(self._times), batch),
+        }
+        if sizes.state:
+            inputs["state"] = torch.zeros(batch, sizes.state)
+        inputs["position"] = _each(mask.position, batch)
+        if mask.crossing is not None:
+            inputs["crossing"] = _each(mask.crossing, batch)
+        inputs["seen"] = _each(mask.seen, batch)
+        if mask.crossed is not None:
+            inputs["crossed"] = _each(mask.crossed, batch)
+        shape = batch, self._past, heads.kv_heads, heads.head_dim
+        return inputs | {name: torch.zeros(shape) for name in kv_names(len(heads.kinds))}
+
+    @property
+    def _width(self) -> int:
+        return self._decoder.prefix_width
+
+
+def _each(values: Tensor, batch: int) -> Tensor:
+    return values.expand(batch, *values.shape).clone()

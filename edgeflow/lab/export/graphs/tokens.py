@@ -1,0 +1,154 @@
+"""The stages of a model that decodes tokens: towers or embedding, prefill and decode step, of the served decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgeflow.artifacts.manifest import KVForm, StageName
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.static.layout import StaticLayout
+from edgeflow.kernels.static.store import StaticKV
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.models.llama import LlamaDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenExport:
+    """A decoder and the shapes that it is exported for.
+
+    embed: rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]; images: an example of the
+    inputs before that. fixed_rows: rows of a prompt besides those of its text. text: tokens of each bucket. positions:
+    T, of a slot. chunks: prefills run behind what a slot holds. batches: sequences of a step.
+    """
+
+    decoder: LlamaDecoder
+    embed: Callable[..., Tensor]
+    images: Mapping[str, Tensor]
+    fixed_rows: int
+    text: tuple[int, ...]
+    positions: int
+    chunks: bool
+    batches: tuple[int, ...]
+
+
+def token_program(export: TokenExport) -> ModelProgram:
+    """Towers and prefill of each bucket, and a step of each batch; ConfigError for a bucket beyond the positions."""
+    config, longest = export.decoder.config, export.fixed_rows + max(export.text)
+    if export.positions > config.max_position_embeddings:
+        raise ConfigError(
+            f"positions: {export.positions}; the model has {config.max_position_embeddings}: export at most these"
+        )
+    if longest > export.positions:
+        raise ConfigError(
+            f"text: a bucket of {max(export.text)} tokens takes {longest} rows and a slot has {export.positions} "
+            f"positions; export at most {export.positions - export.fixed_rows} tokens, or more positions"
+        )
+    stages = _Stages(export)
+    text = sorted(export.text)
+    return ModelProgram(
+        stages=(
+            *(stages.towers(each) for each in text),
+            *(stages.prefill(export.fixed_rows + each) for each in text),
+            *(stages.step(each) for each in sorted(export.batches)),
+        ),
+        kv=KVForm(
+            layers=config.num_hidden_layers,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            positions=export.positions,
+        ),
+        text=text[-1],
+        source=export,
+    )
+
+
+class _Stages:
+    def __init__(self, export: TokenExport) -> None:
+        self._export = export
+        self._decoder = export.decoder
+        self._config = config = export.decoder.config
+        self._layers = config.num_hidden_layers
+        self._rows = kv_names(self._layers, "_rows")
+        self._run_once()
+
+    def towers(self, text: int) -> StageProgram:
+        export = self._export
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            return [export.embed(*inputs)]
+
+        return StageProgram(
+            stage=StageName.TOWERS,
+            run=run,
+            inputs={**export.images, "ids": (torch.arange(text) % self._config.vocab_size)[None]},
+            outputs=("hidden",),
+            rows=export.fixed_rows + text,
+        )
+
+    def prefill(self, rows: int) -> StageProgram:
+        decoder, past = self._decoder, self._export.positions if self._export.chunks else 0
+
+        def run(hidden: Tensor, position: Tensor, seen: Tensor, sampled: Tensor, *given: Tensor) -> Sequence[Tensor]:
+            kv = self._kv(given)
+            last = decoder.forward_sampled(hidden[0], StaticLayout.over(position, seen, sampled), kv.slots)
+            return [decoder.logits(last, "prefill"), *self._written(kv, 1)]
+
+        seen = torch.cat([torch.zeros(rows, past, dtype=torch.bool), torch.ones(rows, rows).tril().bool()], dim=1)
+        inputs = {
+            "hidden": torch.zeros(1, rows, self._config.hidden_size),
+            "position": torch.arange(rows)[None],
+            "seen": seen[None],
+            "sampled": torch.tensor([rows - 1]),
+        }
+        return StageProgram(
+            stage=StageName.PREFILL,
+            run=run,
+            inputs=inputs | (self._past(1) if past else {}),
+            outputs=("logits", *self._rows),
+            rows=rows,
+            past=past,
+        )
+
+    def step(self, batch: int) -> StageProgram:
+        decoder, past = self._decoder, self._export.positions
+
+        def run(ids: Tensor, position: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
+            kv, hidden = self._kv(given), decoder.embed(ids.flatten())
+            rows = decoder.forward(hidden, StaticLayout.over(position, seen), kv.slots)
+            return [decoder.logits(rows, "decode"), *self._written(kv, batch)]
+
+        inputs = {
+            "ids": (torch.arange(batch) % self._config.vocab_size)[:, None],
+            "position": torch.zeros(batch, 1, dtype=torch.long),
+            "seen": torch.ones(batch, 1, past + 1, dtype=torch.bool),
+        }
+        return StageProgram(
+            stage=StageName.STEP,
+            run=run,
+            inputs=inputs | self._past(batch),
+            outputs=("logits", *self._rows),
+            rows=1,
+            past=past,
+            batch=batch,
+        )
+
+    def _run_once(self) -> None:
+        """Run a row, so that what the decoder derives once, the rotations, is a constant of every graph."""
+        with torch.no_grad():
+            self.step(1).run(*self.step(1).inputs.values())
+
+    def _kv(self, given: Sequence[Tensor]) -> StaticKV:
+        past = list(pairs(given)) if given else [None] * self._layers
+        return StaticKV(past, self._export.positions)
+
+    def _past(self, batch: int) -> dict[str, Tensor]:
+        shape = batch, self._export.positions, self._config.num_key_value_heads, self._config.head_dim
+        return {name: torch.zeros(shape) for name in kv_names(self._layers)}
+
+    def _written(self, kv: StaticKV, batch: int) -> list[Tensor]:
+        """Keys and values of the graph's rows [B, R, KH, D] of each layer."""
+        return [each.reshape(batch, -1, *each.shape[1:]) for layer in kv.layers for each in layer.rows or ()]

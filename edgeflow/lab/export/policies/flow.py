@@ -1,0 +1,97 @@
+"""A flow policy to export as static graphs, and how other engines prepare its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgeflow.engine.policy import Placement
+from edgeflow.kernels.static.operators import static_table
+from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.graphs.stages import ModelProgram
+from edgeflow.policies.flow.processors import FlowProcessors
+from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.flow.settings import FlowSettings
+from edgeflow.policies.lerobot.features import STATE
+from edgeflow.policies.lerobot.statistics import Affine
+from edgeflow.text.tokenizer import TOKENIZER_FILE
+
+
+def export_flow(
+    directory: Path,
+    architecture: FlowArchitecture[Any],
+    shapes: ExportShapes,
+    processors: FlowProcessors | None,
+    settings: FlowSettings | None,
+) -> ModelProgram:
+    """All stages of a checkpoint. processors, settings: None where a folder has none, as recordings of a network."""
+    flow, sizes = architecture.flow, architecture.sizes
+    if settings is not None:
+        sizes = replace(sizes, steps=settings.steps or sizes.steps, candidates=settings.candidates)
+    shapes.no_positions(architecture.family)
+    text = shapes.texts(flow.prompt, flow.prompt, f"prompts of this checkpoint have at most {flow.prompt}")
+    placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=static_table())
+    network = architecture.network(directory, placement)
+    program = flow_program(
+        FlowExport(
+            network=network,
+            sizes=sizes,
+            cameras=len(flow.cameras),
+            side=flow.side,
+            state=flow.state_dims,
+            image_rows=architecture.vision.rows,
+            text=text,
+            batches=shapes.batches or tuple(sorted({sizes.candidates, sizes.candidates * sizes.steps})),
+        )
+    )
+    described = preprocessing(directory, architecture, processors, sizes.steps)
+    return replace(program, preprocessing={**described, "vocabulary": len(network.prefix.table)})
+
+
+def preprocessing(
+    directory: Path, architecture: FlowArchitecture[Any], processors: FlowProcessors | None, steps: int
+) -> dict[str, Any]:
+    """From observations to the inputs of the towers, and from latents to actions."""
+    flow = architecture.flow
+    described: dict[str, Any] = {
+        "cameras": [camera.name for camera in flow.cameras],
+        "image": {
+            "side": flow.side,
+            "resize": "bilinear, no antialiasing, corners not aligned, aspect kept",
+            "margin": f"black, {architecture.margin.value}",
+            "range": [-1.0, 1.0],
+        },
+        "state": {"size": flow.state, "padded": flow.state_dims},
+        "action": {"size": flow.action, "padded": flow.dims, "rows": flow.chunk, "played": flow.horizon},
+        "denoising": {
+            "steps": steps,
+            "times": [1.0 - step / steps for step in range(steps)],
+            "noise": "standard normal",
+            "update": "x - velocity / steps",
+        },
+    }
+    if processors is not None:
+        tokenizer = (processors.tokenizer / TOKENIZER_FILE).relative_to(directory)
+        described["text"] = {"tokens": processors.tokens, "tokenizer": tokenizer.as_posix()}
+        normalisation = processors.normalisation
+        described["state"] |= {"normalise": _affine(normalisation.inputs.get(STATE))}
+        described["action"] |= {"restore": _affine(normalisation.action)}
+    return described
+
+
+def _affine(affine: Affine | None) -> dict[str, Any] | None:
+    """normalised = (x - centre) / divisor - origin, restored = (y + origin) * factor + centre"""
+    if affine is None:
+        return None
+    numbers = {name: _numbers(getattr(affine, name)) for name in ("centre", "divisor", "factor")}
+    return {**numbers, "origin": affine.origin}
+
+
+def _numbers(values: Any) -> list[float]:
+    found: list[float] = np.asarray(values, np.float64).ravel().tolist()
+    return found

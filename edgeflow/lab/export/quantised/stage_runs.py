@@ -1,0 +1,45 @@
+"""Runs of single stages over arrays, by torch or by a graph, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgeflow.artifacts.manifest import StageName
+from edgeflow.lab.export.graphs.stages import StageProgram
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+Run = Callable[[StageProgram, Arrays], Sequence[Array]]
+"""Computes a stage: its inputs by name, in their order → its outputs."""
+
+
+class StageKey(NamedTuple):
+    """A stage among those of a model: its bucket is known by its rows."""
+
+    stage: StageName
+    rows: int
+    batch: int
+
+
+def stage_key(stage: StageProgram) -> StageKey:
+    """The key of a stage."""
+    return StageKey(stage.stage, stage.rows, stage.batch)
+
+
+@torch.inference_mode()
+def run_torch(stage: StageProgram, inputs: Mapping[str, Array]) -> list[Array]:
+    """Compute a stage by the functions that are traced."""
+    given = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in stage.inputs]
+    return [each.numpy() for each in stage.run(*given)]
+
+
+def padded(values: Array, length: int) -> Array:
+    """values [n, ...], n up to `length`, zeros behind them: [length, ...]"""
+    found = np.zeros((length, *values.shape[1:]), values.dtype)
+    found[: len(values)] = values
+    return found

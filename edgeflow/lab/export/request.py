@@ -1,0 +1,95 @@
+"""A request of `edgeflow export`, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeflow.artifacts.manifest import Graph, Manifest, StageName
+from edgeflow.artifacts.precision import Precision
+from edgeflow.errors import ConfigError
+from edgeflow.lab.export.graphs.shapes import ExportShapes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """folder: of the checkpoint. precisions: of each stage. rewrites: names of substitutions. frames: a file of
+    recorded frames to calibrate on; None = the built-in ones. first_step: calibrate on the first step alone, for
+    comparisons.
+    """
+
+    folder: Path
+    out: Path
+    shapes: ExportShapes
+    precisions: Mapping[StageName, Precision]
+    rewrites: tuple[str, ...] = ()
+    frames: Path | None = None
+    first_step: bool = False
+
+    def __post_init__(self) -> None:
+        """ConfigError for options of a calibration where there is none."""
+        for name, given in (("frames", self.frames is not None), ("first-step", self.first_step)):
+            if given and not self.calibrates:
+                raise ConfigError(f"{name}: a graph of floats is not calibrated; remove it, or give --precision")
+
+    def precision(self, stage: StageName) -> Precision:
+        """The precision of a stage; floats where nothing is given."""
+        return self.precisions.get(stage, Precision.FLOAT32)
+
+    @property
+    def quantises(self) -> bool:
+        """True where a stage is not of floats."""
+        return any(each is not Precision.FLOAT32 for each in self.precisions.values())
+
+    @property
+    def calibrates(self) -> bool:
+        """True where inputs of the stages must be recorded first."""
+        return self.quantises or "finite-mask" in self.rewrites
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A graph that was written. size: its bytes without shared weights. error: of its outputs against torch's, the
+    largest over the largest output.
+    """
+
+    graph: Graph
+    size: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOutcome:
+    """manifest: as written. remarks: lines for a person."""
+
+    manifest: Manifest
+    graphs: tuple[Exported, ...]
+    remarks: tuple[str, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "family": self.manifest.family,
+            "fingerprint": self.manifest.fingerprint,
+            "positions": self.manifest.kv.positions,
+            "weights_bytes": sum(each.size for each in self.manifest.weights),
+            "rewrites": [
+                {"name": each.name, "sites": each.sites, "constant": each.constant} for each in self.manifest.rewrites
+            ],
+            "graphs": [
+                {
+                    "stage": each.graph.stage.value,
+                    "file": each.graph.file,
+                    "rows": each.graph.rows,
+                    "past": each.graph.past,
+                    "batch": each.graph.batch,
+                    "precision": each.graph.precision,
+                    "operators": dict(each.graph.operators),
+                    "bytes": each.size,
+                    "error": each.error,
+                }
+                for each in self.graphs
+            ],
+            "remarks": list(self.remarks),
+        }

@@ -1,0 +1,142 @@
+"""Section: answers with verified drafts, in the shapes of Qwen2.5-7B and of an EAGLE-3 head for it.
+
+With random weights a head is never right, so it is imposed how many tokens each verification settles: the head runs
+in full, and known next tokens replace its drafts (subjects/imposed_drafts.py). They come from an answer of the same
+engine, since with ties a pass of several rows may choose another token than a pass of one. `base alone` verifies as
+many rows as a tree has without a head. Floors count the weights of the base and of each forward of the head, and the
+base's keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
+from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.kernels.kv.layout import Span
+from edgeflow.lab.gpu.order import LEFT_OUT, Found
+from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, attention_work, linear_work
+from edgeflow.lab.gpu.subjects.imposed_drafts import Imposed, random_head
+from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
+from edgeflow.models.chat import ChatModel
+from edgeflow.models.eagle3.config import Eagle3Config
+from edgeflow.models.eagle3.growing import TreeSizes
+
+MODEL = "qwen2.5-7b"
+SETTLED = (2, 3, 4)
+"""Tokens of each verification."""
+ALIKE = 3
+"""Most answers until two are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """prompt, tokens: of a request. vocabulary: of the head. tree, chain: as of `kinds.Eagle`; depth of chains."""
+
+    prompt: int
+    tokens: int
+    vocabulary: int
+    tree: TreeSizes
+    chain: int
+
+
+WHOLE = Sizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
+SMALL = Sizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows=12, depth=3, width=3), chain=3)
+
+
+def drafts(setting: Setting) -> Found:
+    """A row without drafts, and for each way of drafting one per number of tokens that verifications settle."""
+    sizes, name = (SMALL, TINY) if setting.small else (WHOLE, MODEL)
+    table = setting.table(name)
+    model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=table)
+    head = random_head(model, sizes.vocabulary, table)
+    ways: dict[str, DraftKind | None] = {
+        "none": None,
+        "tree": Eagle(head=head, tree=sizes.tree, depth=sizes.tree.depth),
+        "chain": Eagle(head=head, tree=None, depth=sizes.chain),
+        "base alone": Lookup(drafts=sizes.tree.rows - 1),
+    }
+    rows: list[Found] = []
+    found: Found = {"model": name, "prompt": sizes.prompt, "answers": rows}
+    for way, kind in ways.items():
+        if setting.left_s < 0:
+            found.setdefault(LEFT_OUT, []).append(way)
+            continue
+        for row in _Way(setting, model, sizes, kind).rows():
+            rows.append({"drafts": way, **row, "against none": row["tokens/s"] / (rows or [row])[0]["tokens/s"]})
+            setting.tell(found)
+        setting.release()
+    return found
+
+
+class _Way:
+    """One engine, whose requests are all alike."""
+
+    def __init__(self, setting: Setting, model: ChatModel, sizes: Sizes, kind: DraftKind | None) -> None:
+        self._setting = setting
+        self._model = model
+        self._sizes = sizes
+        self._kind = kind
+        most = 1 if kind is None else kind.rows
+        places = sizes.prompt + sizes.tokens + most
+        self._answer = torch.zeros(places + most, dtype=torch.long, device=model.device)
+        self._settled = torch.ones((), dtype=torch.long, device=model.device)
+        imposed = None if kind is None else Imposed(kind, self._answer, self._settled, model.config.vocab_size)
+        kv = model.decoder.kv_slots(1 + setting.graphs, places)
+        self._engine = ChatEngine(model, kv, drafts=imposed, chunk=sizes.prompt, graphs=setting.graphs)
+        self._engine.row_permille = 0  # every tree is verified
+
+    def rows(self) -> Iterator[Found]:
+        for settled in SETTLED if self._kind is not None else (1,):
+            self._settled.fill_(settled)
+            self._know()
+            request, seconds, passes = self._timed()
+            tokens = len(request.tokens) - 1
+            row: Found = {"rows": 1 if self._kind is None else self._kind.rows, "imposed": settled}
+            row |= {"tokens per pass": tokens / passes, "ms/pass": 1e3 * seconds / passes, "tokens/s": tokens / seconds}
+            yield row | self._shares(seconds / passes)
+
+    def _know(self) -> None:
+        """Answer until the tokens are those that are known."""
+        known: list[int] = []
+        for _ in range(ALIKE):
+            request, _, _ = self._timed()
+            if request.tokens == known:
+                return
+            known = request.tokens
+            ids = torch.tensor([*request.source.prompt.ids, *known], device=self._answer.device)
+            self._answer[: len(ids)] = ids
+
+    def _timed(self) -> tuple[Generation, float, int]:
+        """A request, the seconds behind its first token, and the passes in these."""
+        params = SamplingParams(max_tokens=self._sizes.tokens)
+        request, stamps = random_request(self._engine, self._sizes.prompt, params), list[float]()
+        for sampled in generate(self._engine, request, self._sizes.prompt):
+            if sampled is not None:
+                stamps.append(perf_counter())
+        return request, stamps[-1] - stamps[0], len(stamps) - 1
+
+    def _shares(self, pass_s: float) -> Found:
+        """The bytes of a pass, as a share of what a copy moves in its time."""
+        if self._setting.measured is None:
+            return {}
+        text, rows = self._model.config, 1 if self._kind is None else self._kind.rows
+        spans = [Span(0, self._sizes.prompt + self._sizes.tokens // 2, rows)]
+        moved = linear_work(text, spans * rows).bytes + attention_work(text, spans).bytes
+        if isinstance(self._kind, Eagle):
+            sizes = self._kind.tree or self._kind.chain
+            moved += _head_bytes(self._kind.head.config, sizes)
+        return {"share of copy bandwidth": moved / pass_s / self._setting.measured.bandwidth}
+
+
+def _head_bytes(config: Eagle3Config, sizes: TreeSizes) -> int:
+    """Weights that a head reads for a verification: the features' once, all others in each forward."""
+    features = config.feature_width * config.text.hidden_size
+    return NUMBER_BYTES * (features + (1 + sizes.depth) * (config.parameters - features))

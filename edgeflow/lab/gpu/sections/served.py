@@ -1,0 +1,207 @@
+"""Section: the service end to end: `edgeflow serve`, the load test in its modes, and one question to its chat model.
+
+The policy has random weights and about 560 MB (the embedded one in the suite's own tests); the chat model is the
+embedded one. Rates and ages stand beside what the service foretold for each mode when it became ready.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any
+
+from edgeflow.lab.gpu.cli_process import COMMAND, last_line, require_packages, run_command
+from edgeflow.lab.gpu.order import LEFT_OUT, Found
+from edgeflow.lab.gpu.setting import CLOSING_S, OffError, Setting
+from edgeflow.lab.gpu.subjects.random_checkpoint import SERVED, write_checkpoint
+
+LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8), ("serial", 0.8))
+"""Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""
+SMALL_LOADS = LOADS[:3]
+WINDOW = {"serial": 1, "pipelined": 8}  # frames under way in the closed loop: K + 1 keep the pipe full
+PERIOD = "2ms"  # declared in the closed loop, so that no rate limit is met
+LONGEST_S, SHORTEST_S = 4.0, 1.0  # of counting
+BESIDES_S = 3.0  # of a load test: its start, its warm-up, the last answers
+STOP_S = 10.0
+QUESTION = "Where is the handle?"
+
+
+def service(setting: Setting) -> Found:
+    """OffError where the service does not start, answer or end as it should."""
+    require_packages()
+    found: Found = {}
+    try:
+        with TemporaryDirectory(prefix="gpu-suite-") as folder:
+            _serve_and_load(setting, Path(folder), found)
+    except OffError as error:
+        raise OffError(str(error), found | error.found) from None
+    return found
+
+
+def _serve_and_load(setting: Setting, folder: Path, found: Found) -> None:
+    model = "demo" if setting.small else str(_checkpoint(setting, folder / "policy"))
+    with _serving(setting, model, folder) as (ready, start_s):
+        found |= {"policy": ready["model"], "device": ready["device"], "chat": ready["chat"], "start s": start_s}
+        found |= {"foretold": [_foretold(*each) for each in ready["forecasts"]], "loads": []}
+        setting.tell(found)
+        found |= _asked(ready["http_port"], setting.left_s)
+        _load(setting, ready, found)
+
+
+def _checkpoint(setting: Setting, folder: Path) -> Path:
+    path = write_checkpoint(SERVED, folder, setting.device, setting.dtype)
+    setting.release()
+    return path
+
+
+@contextmanager
+def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found, float]]:
+    """Starts a separate service: its output when ready, and the seconds until then. Its exit is checked too."""
+    config = {
+        "model": model,
+        "device": setting.device.type,
+        "grpc": {"port": 0},
+        "http": {"port": 0},
+        "health": {"port": 0},
+        "limits": {"rate_hz": 1000.0},
+        "standby": False,
+    }
+    path, log = folder / "service.json", folder / "service.log"
+    path.write_text(json.dumps(config))
+    started = monotonic()
+    with log.open("w") as stream:
+        process = Popen([*COMMAND, "serve", "--config", str(path), "--json"], stdout=stream, stderr=stream)
+    try:
+        yield _ready(setting, process, log), monotonic() - started
+        code = _stopped(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if code != 0:
+        raise OffError(f"the service ended with exit code {code}: {last_line(log.read_text())}", {})
+
+
+def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
+    while setting.left_s > 0:
+        for line in log.read_text().splitlines():
+            if '"phase": "ready"' in line:
+                ready: Found = json.loads(line)
+                return ready
+        if process.poll() is not None:
+            raise OffError(f"the service did not start: {last_line(log.read_text())}", {})
+        sleep(0.05)
+    raise OffError(f"the service was not ready in time{_step(log)}", {})
+
+
+def _step(log: Path) -> str:
+    """The progress of the service's start, by its last status."""
+    states = [json.loads(line) for line in log.read_text().splitlines() if '"phase": ' in line]
+    return f"; it was at: {states[-1]['phase']}, {states[-1]['step']}" if states else ""
+
+
+def _stopped(process: Popen[bytes]) -> int | None:
+    """The exit code after SIGTERM; None where it did not end."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(STOP_S)
+    except TimeoutExpired:
+        return None
+
+
+def _foretold(mode: str, fps: float, age_ms: float) -> Found:
+    return {"mode": mode, "frames/s": fps, "mean age ms": age_ms}
+
+
+def _asked(port: int, timeout_s: float) -> Found:
+    """The embedded chat model's answer to one question."""
+    body = {"model": "demo-chat", "messages": [{"role": "user", "content": QUESTION}]}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=max(timeout_s, 1.0))
+    started = monotonic()
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        response = connection.getresponse()
+        answer: Any = json.load(response)
+    except (OSError, ValueError) as error:
+        raise OffError(f"chat did not answer: {error}", {}) from None
+    finally:
+        connection.close()
+    if response.status != HTTPStatus.OK:
+        raise OffError(f"chat answered with HTTP {response.status}: {answer}"[:300], {})
+    text, tokens = answer["choices"][0]["message"]["content"], answer["usage"]["completion_tokens"]
+    if not text:
+        raise OffError("chat answered with nothing", {})
+    return {"question": QUESTION, "answer": text, "answer tokens": tokens, "answer s": monotonic() - started}
+
+
+def _load(setting: Setting, ready: Found, found: Found) -> None:
+    """A row per load, the first ones first; those for which the time does not suffice are named."""
+    highest: dict[str, float] = {}
+    besides_s = BESIDES_S
+    loads = SMALL_LOADS if setting.small else LOADS
+    foretold = {each["mode"]: each for each in found["foretold"]}
+    for index, (mode, share) in enumerate(loads):
+        rate = _rate(mode, share, highest)
+        if rate is None or setting.left_s < SHORTEST_S + besides_s:
+            found.setdefault(LEFT_OUT, []).append(f"{mode} at {share:.0%}" if share else mode)
+            continue
+        seconds = min(LONGEST_S, max(SHORTEST_S, setting.left_s / (len(loads) - index) - besides_s))
+        started = monotonic()
+        row = _row(_report(setting, ready["grpc_address"], mode, rate, seconds), mode, rate)
+        besides_s = max(BESIDES_S, monotonic() - started - seconds)
+        if not rate:
+            highest[mode] = row["frames/s"]
+            row |= {"foretold frames/s": foretold[mode]["frames/s"]}
+        found["loads"].append(row)
+        setting.tell(found)
+
+
+def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
+    """Frames per second of a load; 0 for the closed loop, None where the rate that it is a share of is not known."""
+    return share * highest.get(mode, highest.get("pipelined", 0.0)) or (None if share else 0.0)
+
+
+def _report(setting: Setting, address: str, mode: str, rate: float, seconds: float) -> Found:
+    """The load test's own report; OffError where it could not run or robots were refused."""
+    pace = ["--rate", f"{rate:.3f}"] if rate else ["--window", str(WINDOW[mode]), "--control-period", PERIOD]
+    times = ["--warm-up", "500ms", "--ramp-up", "100ms", "--duration", f"{seconds:.2f}s"]
+    try:
+        done = run_command(["loadtest", address, "--mode", mode, *pace, *times, "--json"], setting.left_s + CLOSING_S)
+    except TimeoutExpired:
+        raise OffError(f"the load test in mode {mode} did not end", {}) from None
+    if done.returncode:
+        raise OffError(f"the load test in mode {mode} failed: {last_line(done.stderr)}", {})
+    report: Found = json.loads(done.stdout)
+    refused = [text for text in report["refusals"] if text]
+    if refused or not report["total"]["frames"]["acted"]:
+        raise OffError(f"no action in mode {mode}: {'; '.join(refused)}", report["total"]["frames"])
+    return report
+
+
+def _row(report: Found, mode: str, rate: float) -> Found:
+    """One row of the table. Forecasts are left out where frames come as fast as they are answered: they are for
+    another rate."""
+    total, frames = report["total"], report["total"]["frames"]
+    (foretold,) = report["predictions"]
+    row = {
+        "mode": foretold["mode"] if foretold else mode,
+        "frames come": f"{rate:.1f} per s" if rate else f"{WINDOW[mode]} under way",
+        "frames/s": total["fps"],
+        "foretold frames/s": foretold["fps"] if foretold and rate else None,
+        "mean age ms": total["service_ms"]["mean"],
+        "foretold age ms": foretold["age_ms"] if foretold and rate else None,
+        "age p50": total["age_ms"]["p50"],
+        "age p99": total["age_ms"]["p99"],
+        "interval jitter ms": total["jitter_ms"],
+        "pass p99 / p50": total["pass_jitter"],
+    }
+    lost = {"superseded": frames["superseded"], **frames["rejected"], **frames["dropped"], **frames["unanswered"]}
+    return {**row, "not acted": ", ".join(f"{name} {count}" for name, count in lost.items() if count)}

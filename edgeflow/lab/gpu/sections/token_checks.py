@@ -1,0 +1,105 @@
+"""Section: are tokens the serial ones, pipelined and with drafts, on this device, with graphs and without?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.agreement import Deviations, deviations, nudged
+from edgeflow.engine.control.engine import Answer
+from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.graphs import CudaRecord
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.gpu.order import Found
+from edgeflow.lab.gpu.setting import OffError, Setting, named
+from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode
+
+SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
+
+
+def tokens(setting: Setting) -> Found:
+    """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, logits in the model's own dtype
+    and at its shape, where they may differ by as much as rounding does (engine/control/agreement.py).
+    """
+    tiny = replace(setting, size=SIZES["tiny"], dtype=torch.float32)
+    rows = compared(tiny, 3)
+    setting.tell({"tokens that differ": rows})
+    rows += compared(setting, 2)
+    found: Found = {"tokens that differ": rows}
+    if any(row["fault"] for row in rows):
+        raise OffError("tokens differ from serial ones", found)
+    return found
+
+
+def compared(setting: Setting, fills: int) -> list[Found]:
+    """Each way of decoding `fills` full pipes: share of tokens that differ, how far logits are off, and the fault."""
+    size = setting.size
+    policy = policy_of(setting, size, table=_table(setting))
+    frames = random_frames(size, policy, fills * size.stages)
+    serial = _keeping_logits(engine_of(policy, size, setting, graphs=False))
+    right = decode_serially(serial, frames)
+    rounding = deviations(right, decode_serially(serial, nudged(frames, setting.dtype)))
+    rows = []
+    for graphs in (False, True) if setting.graphs else (False,):
+        record = _checking(setting) if graphs else None
+        engine = _keeping_logits(engine_of(policy, size, setting, graphs=graphs, record=record))
+        ways = {
+            f"{mode.value}, {shift.value}": _shared(engine, frames, mode, shift) for mode in SHARED for shift in Shift
+        }
+        if graphs:
+            ways["serial"] = decode_serially(engine, frames)
+        for way, found in ways.items():
+            row = {"policy": f"{size.name} {named(setting.dtype)}", "way": way, "graphs": graphs}
+            same = [right[each.sampled.frame.seq - 1] for each in found]  # frames that draft may overtake others
+            rows.append(row | _compare(same, found, rounding, setting.dtype))
+    return rows
+
+
+def _compare(right: list[Decoded], found: list[Decoded], rounding: Deviations, dtype: torch.dtype) -> Found:
+    """logits off: mean deviation in spreads of a row; by rounding: that of frames moved by one rounding."""
+    share = differing([each.sampled for each in right], [each.sampled for each in found])
+    off = deviations(right, found)
+    if dtype == torch.float32:
+        fault = f"{share:.1%} of the tokens differ" if share else ""
+    else:
+        fault = off.objection(rounding, dtype)
+    return {"share": share, "logits off": off.mean, "by rounding": rounding.mean, "fault": fault}
+
+
+def _checking(setting: Setting) -> CudaRecord | None:
+    """At the tiny shape torch also checks that the inputs of recordings are still allocated when they are replayed."""
+    return CudaRecord(setting.device, check_inputs=True) if setting.cuda and setting.small else None
+
+
+def _keeping_logits(engine: PolicyEngine) -> PolicyEngine:
+    engine.keep_logits = True
+    return engine
+
+
+def _table(setting: Setting) -> OperatorTable:
+    """In float32 with the attention that a graph can contain in any dtype."""
+    if setting.dtype == torch.float32:
+        return built_in_table().forcing(packed_attention="masked")
+    return setting.table(setting.size.name)
+
+
+def differing(right: list[Answer], other: list[Answer]) -> float:
+    """Share of the tokens that differ; 1 where a number is not finite."""
+    if not all(sampled.finite for sampled in (*right, *other)):
+        return 1.0
+    pairs = [
+        pair for one, two in zip(right, other, strict=True) for pair in zip(one.token_ids, two.token_ids, strict=True)
+    ]
+    return sum(a != b for a, b in pairs) / len(pairs)
+
+
+def _shared(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode, shift: Shift) -> list[Decoded]:
+    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
+    return run.decode([frames])[0]

@@ -1,0 +1,169 @@
+"""OpenVLA policies of random weights in the published shapes, made on the device without any file."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from edgeflow.engine.policy import PreparedFrame
+from edgeflow.lab.gpu.subjects.random_weights import RandomTensors, llama_shapes, random_weights
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
+from edgeflow.policies.openvla.policy import OpenVLAPolicy
+
+BINS = 256
+PADDING = 64
+BOS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerSize:
+    """Sizes of a vision tower. prefix: class and register tokens; scaled: whether it has LayerScale."""
+
+    width: int
+    inner: int
+    depth: int
+    heads: int
+    prefix: int = 0
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySize:
+    """Sizes of a policy. side, patch: pixels; stages: action tokens K; text_tokens: of a prompt, BOS included."""
+
+    name: str
+    text: LlamaConfig
+    towers: tuple[TowerSize, TowerSize]
+    side: int
+    patch: int
+    stages: int = 7
+    text_tokens: int = 20
+
+    @property
+    def image_tokens(self) -> int:
+        return (self.side // self.patch) ** 2
+
+    @property
+    def rows(self) -> int:
+        """Rows of a prefill, L_P."""
+        return self.image_tokens + self.text_tokens
+
+
+_TINY_TEXT = LlamaConfig(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=448,
+)
+SIZES = {
+    "tiny": PolicySize(
+        name="tiny",
+        text=_TINY_TEXT,
+        towers=(
+            TowerSize(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
+            TowerSize(width=24, inner=48, depth=3, heads=2),
+        ),
+        side=28,
+        patch=14,
+    ),
+    "openvla-7b": PolicySize(
+        name="openvla-7b",
+        text=LlamaConfig(vocab_size=32064),
+        towers=(
+            TowerSize(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
+            TowerSize(width=1152, inner=4304, depth=27, heads=16),
+        ),
+        side=224,
+        patch=14,
+    ),
+}
+
+
+class _Prompt:
+    """Takes a tokenizer's place: any instruction gives the same number of ids."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def ids(self, instruction: str) -> tuple[int, ...]:
+        start = zlib.crc32(instruction.encode())
+        return (BOS, *(3 + (start + 7 * index) % 100 for index in range(self._count - 1)))
+
+
+def policy_tensors(size: PolicySize, device: torch.device, dtype: torch.dtype) -> RandomTensors:
+    """Tensors of a checkpoint by their published names."""
+    return RandomTensors(_shapes(size), device, dtype)
+
+
+def random_policy(
+    size: PolicySize, device: torch.device, dtype: torch.dtype, *, group: int = 0, **decoder_options: Any
+) -> OpenVLAPolicy:
+    """A policy of random weights; the same size gives the same weights. group: G of projections in 4 bits; 0 for
+    floats."""
+    weights = random_weights(_shapes(size), device, dtype, group)
+    prompt: Any = _Prompt(size.text_tokens)
+    return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
+
+
+def random_frames(size: PolicySize, policy: OpenVLAPolicy, count: int) -> list[PreparedFrame]:
+    """Frames that differ from each other, ready to be embedded."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (6, size.side, size.side)
+    ids = policy.prompt_ids("grasp the red handle")
+    return [PreparedFrame(torch.randn(shape, generator=generator), ids) for _ in range(count)]
+
+
+def _config(size: PolicySize) -> OpenVLAConfig:
+    tower = TowerImage((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
+    limits = ActionStatistics((-1.0,) * size.stages, (1.0,) * size.stages, (True,) * size.stages)
+    return OpenVLAConfig(
+        text=size.text,
+        image=ImageConfig(size.side, "resize-naive", (tower, tower)),
+        tower_heads=(size.towers[0].heads, size.towers[1].heads),
+        action_vocab=size.text.vocab_size - PADDING,
+        n_action_bins=BINS,
+        statistics={"random": limits},
+        action_block={},
+        vicuna_prompt=False,
+    )
+
+
+def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
+    """Shapes of a checkpoint's tensors by their published names."""
+    shapes = llama_shapes(size.text, "language_model.")
+    for name, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
+        found = _tower_shapes(tower, size)
+        shapes |= {f"vision_backbone.{name}.{key}": shape for key, shape in found.items()}
+    vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
+    for index, (before, after) in enumerate(pairwise([vision, 4 * vision, hidden, hidden]), start=1):
+        shapes |= {f"projector.fc{index}.weight": (after, before), f"projector.fc{index}.bias": (after,)}
+    return shapes
+
+
+def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ...]]:
+    width, inner = tower.width, tower.inner
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embed.proj.weight": (width, 3, size.patch, size.patch),
+        "patch_embed.proj.bias": (width,),
+        "pos_embed": (1, size.image_tokens, width),
+    }
+    if tower.prefix:
+        shapes |= {"cls_token": (1, 1, width), "reg_token": (1, tower.prefix - 1, width)}
+    linears = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
+    linears |= {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
+    for index in range(tower.depth):
+        block = f"blocks.{index}."
+        for name, (out, into) in linears.items():
+            shapes |= {f"{block}{name}.weight": (out, into), f"{block}{name}.bias": (out,)}
+        for name in ("norm1", "norm2"):
+            shapes |= {f"{block}{name}.weight": (width,), f"{block}{name}.bias": (width,)}
+        if tower.scaled:
+            shapes |= {f"{block}{name}.scale_factor": (width,) for name in ("ls1", "ls2")}
+    return shapes

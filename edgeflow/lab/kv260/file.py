@@ -1,0 +1,214 @@
+"""Macro files: a checkpoint as one binary file and one JSON that describes it (section III-A)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgeflow.console import Report
+from edgeflow.errors import CheckpointError
+from edgeflow.kernels.awq import AwqWeight
+from edgeflow.lab.kv260.macro import GemmWords, MacroShape, Words, join, pack, split, unpack
+from edgeflow.lab.kv260.plan import (
+    BINARY,
+    DESCRIPTION,
+    FORMAT,
+    LAYOUT,
+    VERSION,
+    Plan,
+    Span,
+    laid_out,
+    planned,
+)
+from edgeflow.models.checkpoint import CONFIG_FILE, Weights, tensor_shapes
+from edgeflow.text.checkpoint_json import read_json
+
+HASHED_AT_ONCE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MacroFile:
+    """An open macro file: sizes and checksum are checked, numbers are read when they are asked for.
+
+    config: the config.json of its model.
+    """
+
+    directory: Path
+    plan: Plan
+    config: Mapping[str, Any]
+
+    def channel(self, name: str, channel: int) -> Words:
+        """Macros [blocks, E/G, 8 + G] of a channel of a linear, mapped from the file."""
+        linear = self.plan.linears[name]
+        return self._mapped("<u4", linear.channels[channel], linear.shape.channel_shape(channel))
+
+    def gemm(self, name: str) -> GemmWords:
+        """A linear in AutoAWQ's layout."""
+        channels = range(len(self.plan.linears[name].channels))
+        return unpack(join(tuple(self.channel(name, channel) for channel in channels)), name)
+
+    def half(self, name: str) -> NDArray[np.float16]:
+        """A tensor in FP16, mapped from the file."""
+        tensor = self.plan.tensors[name]
+        return self._mapped("<f2", tensor.span, tensor.shape)
+
+    def _mapped(self, dtype: str, span: Span, shape: tuple[int, ...]) -> NDArray[Any]:
+        if not span.nbytes:
+            return np.empty(shape, dtype)
+        return np.memmap(self.directory / BINARY, dtype, "r", span.offset, shape)
+
+
+def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -> Plan:
+    """Write a checkpoint in AutoAWQ's GEMM layout as a macro file in a directory, which is made where it is missing.
+
+    Parts in other float formats become FP16. report: called with the name of a part, its number and their count.
+    CheckpointError where macros cannot hold a linear, or FP16 a number.
+    """
+    plan = planned(tensor_shapes(checkpoint))
+    if not plan.linears:
+        raise CheckpointError(f"{checkpoint} has no linear in 4 bits: quantise it first")
+    weights = Weights(checkpoint, torch.float16, torch.device("cpu"))
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / f"{BINARY}.unfinished"
+    try:
+        with unfinished.open("wb") as file:
+            digest = _write_parts(file, plan, weights, report)
+        unfinished.replace(out / BINARY)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    described = _described(plan, digest, read_json(checkpoint / CONFIG_FILE))
+    (out / DESCRIPTION).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    return plan
+
+
+def open_macro(directory: Path) -> MacroFile:
+    """Open a macro file; CheckpointError where it is truncated, changed, of another version or malformed."""
+    path = directory / DESCRIPTION
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory} has no {DESCRIPTION}: write one with `edgeflow quantize --layout awq-macro`"
+        )
+    values = read_json(path)
+    for key, expected in (("format", FORMAT), ("version", VERSION)):
+        if values.get(key) != expected:
+            raise CheckpointError(f"{path}: {key}: expected {expected!r}, found {values.get(key)!r}")
+    plan = _plan_of(values, path)
+    if not isinstance(values.get("config"), dict):
+        raise CheckpointError(f"{path}: config must be an object")
+    binary = values.get("binary")
+    if not isinstance(binary, dict) or binary.get("bytes") != plan.nbytes:
+        raise CheckpointError(f"{path}: binary.bytes must be {plan.nbytes}, the size of the parts that it lists")
+    _check_binary(directory / BINARY, plan.nbytes, binary.get("sha256"))
+    return MacroFile(directory, plan, values["config"])
+
+
+def _write_parts(file: BinaryIO, plan: Plan, weights: Weights, report: Report) -> str:
+    """Write every part at its place. Returns the SHA-256 of the file."""
+    digest, end = hashlib.sha256(), 0
+
+    def put(span: Span, values: NDArray[Any]) -> None:
+        nonlocal end
+        data = bytes(span.offset - end) + values.tobytes()
+        file.write(data)
+        digest.update(data)
+        end = span.end
+
+    count = len(plan.linears) + len(plan.tensors)
+    for index, (name, linear) in enumerate(plan.linears.items()):
+        report(name, index, count)
+        for span, macros in zip(linear.channels, split(pack(_words(weights, linear.shape), name)), strict=True):
+            put(span, macros.astype("<u4", copy=False))
+    for index, (name, tensor) in enumerate(plan.tensors.items(), start=len(plan.linears)):
+        report(name, index, count)
+        half = weights.take(name, *tensor.shape)
+        if not half.isfinite().all():
+            raise CheckpointError(f"{name} has numbers that FP16 cannot hold")
+        put(tensor.span, half.numpy().astype("<f2", copy=False))
+    return digest.hexdigest()
+
+
+def _words(weights: Weights, shape: MacroShape) -> GemmWords:
+    weight = weights.linear(shape.name, shape.outputs, shape.inputs)
+    if not isinstance(weight, AwqWeight):
+        raise CheckpointError(f"{shape.name}: expected a weight of 4 bits, found {weight.format}")
+    return GemmWords(*(part.numpy() for part in weight.gemm()))
+
+
+def _described(plan: Plan, digest: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "layout": LAYOUT,
+        "binary": {"file": BINARY, "bytes": plan.nbytes, "sha256": digest},
+        "config": config,
+        **_entries(plan),
+    }
+
+
+def _entries(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+    """The parts of a plan as the JSON lists them."""
+    linears = [
+        {
+            "name": name,
+            "outputs": linear.shape.outputs,
+            "inputs": linear.shape.inputs,
+            "group": linear.shape.group,
+            "channels": [{"offset": span.offset, "bytes": span.nbytes} for span in linear.channels],
+        }
+        for name, linear in plan.linears.items()
+    ]
+    tensors = [
+        {"name": name, "shape": list(tensor.shape), "offset": tensor.span.offset, "bytes": tensor.span.nbytes}
+        for name, tensor in plan.tensors.items()
+    ]
+    return {"linears": linears, "tensors": tensors}
+
+
+def _plan_of(values: Mapping[str, Any], path: Path) -> Plan:
+    """The plan of a description. Names and sizes lead to one plan, whose entries must be those of the file."""
+    try:
+        linears = {str(each["name"]): _shape(each) for each in values["linears"]}
+        tensors = {str(each["name"]): tuple(map(_size, each["shape"])) for each in values["tensors"]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: an entry of linears or tensors lacks a name or a size") from error
+    plan = laid_out(linears, tensors)
+    for kind, entries in _entries(plan).items():
+        if len(entries) != len(values[kind]):
+            raise CheckpointError(f"{path}: {kind} has a name twice")
+        for expected, found in zip(entries, values[kind], strict=True):
+            if expected != found:
+                raise CheckpointError(f"{path}: {kind}: expected {expected}, found {found}")
+    return plan
+
+
+def _shape(entry: Mapping[str, Any]) -> MacroShape:
+    outputs, inputs, group = (_size(entry[key]) for key in ("outputs", "inputs", "group"))
+    return MacroShape(outputs, inputs, group, str(entry["name"]))
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(value)
+    return value
+
+
+def _check_binary(path: Path, nbytes: int, sha256: object) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: copy the macro file again")
+    found = path.stat().st_size
+    if found != nbytes:
+        raise CheckpointError(f"{path}: expected {nbytes} bytes, found {found}: copy the macro file again")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(HASHED_AT_ONCE):
+            digest.update(data)
+    if digest.hexdigest() != sha256:
+        raise CheckpointError(f"{path}: expected SHA-256 {sha256}, found {digest.hexdigest()}")

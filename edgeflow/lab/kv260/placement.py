@@ -1,0 +1,124 @@
+"""Where the operations of a token run, and the time of a token in each placement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgeflow.lab.kv260 import constants
+from edgeflow.lab.kv260.cycles import LinearTime, linear_time
+from edgeflow.lab.kv260.host import head_time, layer_times
+from edgeflow.lab.kv260.macro import MacroShape
+from edgeflow.lab.kv260.network import LINEARS, fused_linears, head_in_macros
+from edgeflow.models.llama import LlamaConfig
+
+A53 = "A53s"
+NO_HEAD = "none"
+ACCELERATOR = "accelerator"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The operations on the accelerator; all others run on the A53s.
+
+    linears: those of a layer. head: NO_HEAD, A53 or ACCELERATOR. paper: the paper's tokens per second, None where
+    it states none.
+    """
+
+    name: str
+    linears: frozenset[str]
+    head: str
+    paper: float | None = None
+
+
+PAPER_LINEARS = frozenset(LINEARS) - {"output"}
+PLACEMENTS = (
+    Placement("all on the A53s, no head", frozenset(), NO_HEAD, constants.PAPER_BASELINE.value),
+    Placement("all on the A53s", frozenset(), A53, constants.PAPER_BASELINE.value),
+    Placement("output projection and head on the A53s", PAPER_LINEARS, A53, constants.PAPER_ACCELERATED.value),
+    Placement("head on the A53s", frozenset(LINEARS), A53),
+    Placement("all linears and the head on the accelerator", frozenset(LINEARS), ACCELERATOR),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An operation of a layer or the head. in_turn: microseconds without overlap; limits: with it, by what sets it."""
+
+    name: str
+    in_turn: float
+    limits: Mapping[str, float]
+
+    @property
+    def microseconds(self) -> float:
+        return sum(self.limits.values())
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTime:
+    """The time of a token in a placement. head: None where none is counted."""
+
+    placement: Placement
+    layer: tuple[Part, ...]
+    layers: int
+    head: Part | None
+
+    @property
+    def layer_microseconds(self) -> float:
+        return sum(part.microseconds for part in self.layer)
+
+    @property
+    def milliseconds(self) -> float:
+        """The time of a token."""
+        head = self.head.microseconds if self.head else 0.0
+        return (self.layers * self.layer_microseconds + head) / 1e3
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return 1e3 / self.milliseconds
+
+    @property
+    def rate_in_turn(self) -> float:
+        """Tokens per second if streaming and computing take turns."""
+        head = self.head.in_turn if self.head else 0.0
+        return 1e6 / (self.layers * sum(part.in_turn for part in self.layer) + head)
+
+    def shares(self) -> dict[str, float]:
+        """The part of the time that each limit sets, the largest first; they add up to 1."""
+        parts = [(self.layers, part) for part in self.layer] + ([(1, self.head)] if self.head else [])
+        total: Counter[str] = Counter()
+        for count, part in parts:
+            total.update({limit: count * time for limit, time in part.limits.items()})
+        return {limit: time / (1e3 * self.milliseconds) for limit, time in total.most_common()}
+
+
+def token_time(config: LlamaConfig, group: int, placement: Placement) -> TokenTime:
+    """The time of a token of this network. CheckpointError where macros cannot hold a linear."""
+    linears = {
+        name: linear_time(MacroShape(outputs, inputs, group, name))
+        for name, (outputs, inputs) in fused_linears(config).items()
+        if name in placement.linears
+    }
+    layer = tuple(
+        _on_accelerator(name, linears[name]) if name in linears else _on_a53s(name, time)
+        for name, time in layer_times(config).items()
+    )
+    return TokenTime(placement, layer, config.num_hidden_layers, _head(config, group, placement))
+
+
+def _head(config: LlamaConfig, group: int, placement: Placement) -> Part | None:
+    if placement.head == NO_HEAD:
+        return None
+    if placement.head == ACCELERATOR:
+        return _on_accelerator("head", linear_time(head_in_macros(config, group)))
+    return _on_a53s("head", head_time(config))
+
+
+def _on_a53s(name: str, time: float) -> Part:
+    return Part(name, time, {A53: time})
+
+
+def _on_accelerator(name: str, time: LinearTime) -> Part:
+    return Part(name, time.in_turn, time.limits)

@@ -1,0 +1,68 @@
+"""A checkpoint that is to be quantised: its files, its decoder, and the modules that stay floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgeflow.errors import CheckpointError
+from edgeflow.lab.quantize.files.grouping import Grouping, grouping
+from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.models.chat import STEMS, PublishedChat, read_with_heads
+from edgeflow.models.checkpoint import CONFIG_FILE, Weights
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import find_weights
+
+VISION = "visual"
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Source:
+    """A checkpoint of floats. config: the values of config.json; kept: names of modules that are not quantised."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    decoder: Decoder
+    grouping: Grouping
+    kept: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The safetensors files, in the order of their names."""
+        return find_weights(self.folder).paths
+
+
+def open_chat_source(folder: Path, group: int | None = None) -> Source:
+    """A Llama, Qwen2, Qwen3 or Qwen2.5-VL checkpoint; CheckpointError where it is none, or quantised already.
+
+    group: see `grouping`.
+    """
+    config = read_json(folder / CONFIG_FILE)
+    refuse_quantised(folder, config)
+    published = read_with_heads(folder, "quantize")
+    weights = Weights(folder, torch.float32, torch.device("cpu"))
+    found = grouping(published.text, group)
+    return Source(
+        folder=folder,
+        config=config,
+        decoder=_decoder(weights, published, found.inner),
+        grouping=found,
+        kept=(VISION,) if published.vision is not None else (),
+    )
+
+
+def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
+    """CheckpointError for a checkpoint whose weights are quantised."""
+    stated = config.get("quantization_config")
+    if stated is not None:
+        method = stated.get("quant_method") if isinstance(stated, dict) else stated
+        raise CheckpointError(f"{folder} is quantised already ({method}): give the checkpoint of floats")
+
+
+def _decoder(weights: Weights, published: PublishedChat, inner: int) -> Decoder:
+    stems = [stem for stem, _ in reversed(STEMS) if f"{stem}embed_tokens.weight" in weights]
+    return Decoder.of(weights, published.text, stem=(stems or [STEMS[0][0]])[0], inner=inner)

@@ -1,0 +1,82 @@
+"""The outcome of a quantisation: what is printed, and what is written beside the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgeflow.lab.quantize.search.choices import BlockChoice
+
+NEAREST, AWQ = "nearest", "awq"
+
+
+class Figures(Protocol):
+    """How far a quantised model is from the float one on held-out inputs."""
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The measurements as texts: their name, their value."""
+        ...
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A quantised checkpoint. inner: F as quantised, and stored_inner as the source has it; bytes of all weights before
+    and after; exact: the share of exact answers, of the embedded chat model alone."""
+
+    group: int
+    inner: int
+    stored_inner: int
+    calibration: str
+    choices: Sequence[BlockChoice]
+    nearest: Figures
+    awq: Figures
+    bytes_before: int
+    bytes_after: int
+    exact: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, with the choice of every scale group."""
+        return {
+            "group_size": self.group,
+            "intermediate_size": {"stored": self.stored_inner, "quantised": self.inner},
+            "calibration": self.calibration,
+            "bytes": {"before": self.bytes_before, "after": self.bytes_after},
+            "exact_answers": self.exact,
+            NEAREST: self.nearest.as_json(),
+            AWQ: self.awq.as_json(),
+            "scale_groups": [
+                {
+                    "block": index,
+                    "previous": group.previous,
+                    "scaled": group.scaled,
+                    "ratio": group.ratio,
+                    "losses": group.losses.tolist(),
+                }
+                for index, choice in enumerate(self.choices)
+                for group in choice.groups
+            ],
+        }
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """The measurements: their name, that of round to nearest, that of AWQ."""
+        for (name, nearest), (_, awq) in zip(self.nearest.rows(), self.awq.rows(), strict=True):
+            yield name, nearest, awq
+
+    def remarks(self) -> Iterator[str]:
+        """Lines about the checkpoint."""
+        yield f"groups of {self.group}; calibration: {self.calibration}"
+        if self.inner != self.stored_inner:
+            yield f"the MLP's width {self.stored_inner} is filled up with zeros to {self.inner}: the same function"
+        saved = 1 - self.bytes_after / self.bytes_before
+        yield f"weights: {_mib(self.bytes_before)} before, {_mib(self.bytes_after)} after ({saved:.1%} smaller)"
+        if self.exact is not None:
+            yield f"exact answers: {self.exact:.1%}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.2f} MiB"

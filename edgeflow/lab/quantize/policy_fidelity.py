@@ -1,0 +1,123 @@
+"""How far a quantised policy is from the float one on held-out frames: its action tokens, or its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.console import Report
+from edgeflow.lab.quantize.fidelity import mean_error, passed_through
+from edgeflow.lab.quantize.policies.rows import ActionRows
+from edgeflow.lab.quantize.search.choices import BlockChoice
+from edgeflow.lab.quantize.search.decoder import Decoder
+
+NEAR = 1
+"""Bins by which a near token is off, at most."""
+
+
+@dataclass(slots=True, eq=False)
+class TokenFidelity:
+    """Sums over the action tokens that the float policy chose, each behind those before it. linear: as in Fidelity.
+
+    kl: KL(float || quantised) over the action vocabulary, nats. agreeing: tokens that both choose; near: tokens within
+    one bin of the float policy's.
+    """
+
+    linear: dict[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    kl: float = 0.0
+    agreeing: int = 0
+    near: int = 0
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The measurements as texts: their name, their value."""
+        yield "error of linears, mean", f"{mean_error(self.linear):.3%}"
+        yield "KL per action token, nats", f"{self.kl / self.tokens:.4f}"
+        yield "same action token", f"{self.agreeing / self.tokens:.1%}"
+        yield "within one bin", f"{self.near / self.tokens:.1%}"
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, with the error of each linear."""
+        return {
+            "linear_error": mean_error(self.linear),
+            "kl_per_token": self.kl / self.tokens,
+            "agreement": self.agreeing / self.tokens,
+            "within_one_bin": self.near / self.tokens,
+            "tokens": self.tokens,
+            "linears": self.linear,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkFidelity:
+    """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise.
+
+    linear: as in Fidelity. chunk_error: the size of the difference over the size of the float chunks, in normalised
+    numbers, of all frames together, so that frames with large numbers count most; median_error: the median of the
+    frames' own.
+    """
+
+    linear: Mapping[str, float]
+    chunk_error: float
+    median_error: float
+    frames: int
+
+    @classmethod
+    def of(cls, linear: Mapping[str, float], found: Tensor, wanted: Tensor) -> ChunkFidelity:
+        """found, wanted: the chunks of the quantised and of the float policy, [n, horizon, D]."""
+        of_frames = (found - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
+        return cls(linear, float((found - wanted).norm() / wanted.norm()), float(of_frames.median()), len(wanted))
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """The measurements as texts: their name, their value."""
+        yield "error of linears, mean", f"{mean_error(self.linear):.3%}"
+        yield "error of chunks, all frames", f"{self.chunk_error:.2%}"
+        yield "error of chunks, median frame", f"{self.median_error:.2%}"
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, with the error of each linear."""
+        return {
+            "linear_error": mean_error(self.linear),
+            "chunk_error": self.chunk_error,
+            "median_error": self.median_error,
+            "frames": self.frames,
+            "linears": dict(self.linear),
+        }
+
+
+@torch.inference_mode()
+def measure_tokens(
+    decoder: Decoder,
+    group: int,
+    variants: Mapping[str, Sequence[BlockChoice]],
+    rows: ActionRows,
+    actions: range,
+    report: Report = lambda *_: None,
+) -> dict[str, TokenFidelity]:
+    """The fidelity of each variant, given by the choices of its blocks; none at all is round to nearest.
+
+    rows: of held-out frames. actions: the ids of action tokens.
+    """
+    passed = passed_through(decoder, group, variants, rows.hidden, report)
+    found = {name: TokenFidelity(linear=linear) for name, linear in passed.linear.items()}
+    head = decoder.read_head()
+    for batch, (counted, tokens) in enumerate(zip(rows.counted, rows.tokens, strict=True)):
+        wanted = head.logits(passed.floats[batch][counted])
+        for name, hidden in passed.variants.items():
+            _add_tokens(found[name], wanted, head.logits(hidden[batch][counted]), tokens.flatten(), actions)
+    return found
+
+
+def _add_tokens(fidelity: TokenFidelity, wanted: Tensor, found: Tensor, tokens: Tensor, actions: range) -> None:
+    """Add the tokens of a batch: logits [n, V] of both models, the tokens [n] that the float one chose."""
+    among = slice(actions.start, actions.stop)
+    of_floats, of_variant = (each[:, among].log_softmax(-1) for each in (wanted, found))
+    off = (found.argmax(1) - tokens).abs()
+    fidelity.tokens += len(tokens)
+    fidelity.kl += (of_floats.exp() * (of_floats - of_variant)).sum(dtype=torch.float64).item()
+    fidelity.agreeing += int((off == 0).sum())
+    fidelity.near += int((off <= NEAR).sum())

@@ -1,0 +1,171 @@
+"""A whole training run: the base, the data, the trainer, and the files that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rich.progress import Progress
+
+from edgeflow.engine.device import choose_device, choose_dtype
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.lab.training.gate.batching import Epochs
+from edgeflow.lab.training.gate.initial import initial_gate
+from edgeflow.lab.training.gate.reading import GateData, ModelText
+from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer
+from edgeflow.lab.training.run import cpu_seconds, run_training
+from edgeflow.model_paths import resolve_model
+from edgeflow.models.chat import read_with_heads, unfit_for_gates
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate.base import base_fingerprint
+from edgeflow.models.memory_gate.files import GateRules, write_gate
+from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.outputs import check_writable, make_folder, writing
+from edgeflow.text.chat_template import ChatTemplate
+from edgeflow.text.tokenizer import TextTokenizer
+
+STATE: Final = "gate-state.safetensors"
+EPOCHS: Final = 2
+KEPT_BYTES: Final = 1 << 30  # of one batch, for its gradients; above, layers are computed twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRequest:
+    """A run. model: a checkpoint's folder, a hub id, demo-chat or demo-logs. data: JSONL files. out: folder to write.
+
+    epochs, steps: the length, of which one is given; None for both: EPOCHS. batch_tokens: of a step, at most.
+    """
+
+    model: str
+    data: tuple[Path, ...]
+    out: Path
+    rules: GateRules
+    rate: float
+    batch_tokens: int
+    seed: int
+    device: str
+    epochs: int | None = None
+    steps: int | None = None
+    resume: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateReport:
+    """The outcome. weights: numbers of the base; gate: of the gate. lines: used; short: too short to be used.
+
+    loss: the mean of the learned tokens of the last step, None where no step was left to do.
+    """
+
+    weights: int
+    gate: int
+    lines: int
+    short: int
+    steps: int
+    loss: float | None
+    cpu_seconds: float
+
+    @property
+    def share(self) -> float:
+        """The part of all weights that was trained."""
+        return self.gate / (self.weights + self.gate)
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self), "share": self.share}
+
+
+def train_gate(request: GateRequest, progress: Progress, report: Callable[[str], None]) -> GateReport:
+    """Train a gate and write it; ConfigError or CheckpointError says what does not fit.
+
+    report: called with each line about the run, before it begins.
+    """
+    started = cpu_seconds()
+    if request.epochs is not None and request.steps is not None:
+        raise ConfigError(f"epochs and steps: give one of them, got {request.epochs} and {request.steps}")
+    check_writable(request.out)
+    device, folder = choose_device(request.device), resolve_model(request.model, chat=True)
+    data = _read_data(request, folder, progress)
+    base = PlainBase.read(folder, choose_dtype("auto", device), device)
+    trainer = _trainer(request, data, base, base_fingerprint(folder))
+    outcome = GateReport(
+        weights=base.weights,
+        gate=trainer.gate.parameters,
+        lines=len(data.lines),
+        short=data.short,
+        steps=trainer.plan.steps,
+        loss=None,
+        cpu_seconds=0.0,
+    )
+    for line in _announced(request, data, base.config, outcome):
+        report(line)
+    make_folder(request.out)
+    state = request.out / STATE
+    run_training(trainer, trainer.plan.steps, state=state, resume=request.resume, progress=progress, cpu_before=started)
+    with writing(request.out):
+        write_gate(request.out, trainer.gate)
+    learner = trainer.learner
+    return replace(outcome, steps=learner.done_steps, loss=trainer.last_loss, cpu_seconds=round(learner.cpu_seconds, 1))
+
+
+def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateData:
+    """The texts, with a bar that counts their lines."""
+    published = read_with_heads(folder, "train-gate")
+    unfit = unfit_for_gates(published)
+    if unfit:
+        raise CheckpointError(f"{folder}: a gate cannot serve {unfit}")
+    tokenizer = TextTokenizer(folder, published.text.vocab_size)
+    ends = published.generation.stop_ids | ({tokenizer.end} if tokenizer.end is not None else set())
+    text = ModelText(tokenizer, ChatTemplate.load(folder), ends)
+    bar = progress.add_task("reading", total=None, note="")
+    data = GateData(request.data, text, request.rules, lambda count: progress.update(bar, completed=count))
+    progress.update(bar, total=len(data.lines) + data.short)
+    return data
+
+
+def _trainer(request: GateRequest, data: GateData, base: PlainBase, fingerprint: str) -> GateTrainer:
+    epochs = Epochs(data.lines, request.batch_tokens, request.seed)
+    most = max(request.batch_tokens, max(line.tokens for line in data.lines))
+    plan = GatePlan(
+        steps=request.steps or epochs.steps(request.epochs or EPOCHS),
+        rate=request.rate,
+        seed=request.seed,
+        checkpointing=kept_bytes(base.config, most) > KEPT_BYTES,
+    )
+    return GateTrainer(
+        base,
+        initial_gate(base.config, request.rules, request.seed, fingerprint),
+        lambda step: [data.read(index) for index in epochs.batch(step)],
+        plan,
+        settings=_settings(request),
+        contents={"data": data.digest, "base": fingerprint},
+    )
+
+
+def _announced(request: GateRequest, data: GateData, config: LlamaConfig, outcome: GateReport) -> Iterator[str]:
+    """Lines about a run that is about to begin."""
+    yield f"{outcome.gate} of {outcome.weights + outcome.gate} weights are trained, {outcome.share:.3%}"
+    short = f"; {_counted(data.short, 'text is', 'texts are')} too short for a gate and left out" if data.short else ""
+    yield f"{_counted(outcome.lines, 'text', 'texts')}, {_counted(outcome.steps, 'step', 'steps')}{short}"
+    trained = config.max_position_embeddings
+    beyond = sum(line.tokens > trained for line in data.lines)
+    if beyond and request.rules.positions == "absolute":
+        leave = _counted(beyond, "text leaves", "texts leave")
+        yield f"{leave} the {trained} positions that the base was trained for: positions are absolute"
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def kept_bytes(config: LlamaConfig, tokens: int) -> int:
+    """About what a batch of so many tokens keeps for its gradients, without computing anything twice."""
+    a_row = 10 * config.hidden_size + 6 * config.intermediate_size + 12 * config.q_width
+    return 4 * tokens * config.num_hidden_layers * a_row
+
+
+def _settings(request: GateRequest) -> dict[str, str]:
+    """The settings that a run shares with the one that it resumes."""
+    rules = {name: str(value) for name, value in asdict(request.rules).items()}
+    return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}

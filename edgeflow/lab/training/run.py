@@ -1,0 +1,97 @@
+"""A training run: its progress bars, the CPU time that it has spent, and the state that it saves."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from edgeflow.errors import Stopped
+from edgeflow.lab.training.learner import ANEW, Learner
+
+_SAVE_EVERY: Final = 60.0  # seconds
+
+
+class Trainer(Protocol):
+    """A model in training; one `step` is one batch, the same for the same seed and step number."""
+
+    learner: Learner
+
+    def step(self) -> tuple[float, str]:
+        """Train on one batch; return the loss, and a note of what else there is to tell."""
+        ...
+
+
+def run_training(
+    trainer: Trainer, steps: int, *, state: Path, resume: bool, progress: Progress, cpu_before: float
+) -> None:
+    """Train up to a number of steps, and save the state at the end and now and then.
+
+    SIGINT and SIGTERM end the run behind the step in progress, with its state saved and Stopped raised; a second one
+    acts at once. resume: continue from the state, if there is one. cpu_before: `cpu_seconds` when the run began.
+    """
+    learner, saved_at = trainer.learner, time.monotonic()
+    if resume and state.exists():
+        learner.load(state, steps)
+    cpu_before -= learner.cpu_seconds
+    begins_with = f"already finished: {ANEW}" if learner.done_steps >= steps else ""
+    bar = progress.add_task("training", total=steps, completed=learner.done_steps, note=begins_with)
+    with stop_signals() as stopped:
+        while learner.done_steps < steps and not stopped():
+            loss, note = trainer.step()
+            learner.cpu_seconds = cpu_seconds() - cpu_before
+            progress.update(bar, completed=learner.done_steps, note=f"loss {loss:.3f}" + (f", {note}" if note else ""))
+            if time.monotonic() - saved_at > _SAVE_EVERY:
+                learner.save(state, steps)
+                saved_at = time.monotonic()
+        learner.save(state, steps)
+    if learner.done_steps < steps:
+        how = "the same command" if resume else "the same command without --no-resume"
+        raise Stopped(f"stopped after step {learner.done_steps} of {steps}: {how} goes on from there")
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Yield a function: True once SIGINT or SIGTERM has come. A second one acts as before; only the main thread
+    takes any."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def take(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        restore()
+
+    for number in before:
+        signal.signal(number, take)
+    try:
+        yield lambda: bool(came)
+    finally:
+        restore()
+
+
+def training_progress(console: Console | None = None) -> Progress:
+    """Bars with a `note` at the end. console: standard output where it is None."""
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and its finished children."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

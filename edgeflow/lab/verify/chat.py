@@ -1,0 +1,261 @@
+"""Checks a chat model against outputs recorded from the original implementation, in float32, in every way it is run.
+
+Once: chat text, input ids, pixel values (of the torchvision preprocessor, which is the one followed), image rows,
+positions, hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and
+their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
+into shared passes, each starting one pass after the other (lab/verify/chat_modes.py).
+
+For a KV format: the logits of recorded answers against those over dense KV, its own tokens in every mode, its memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.device import choose_dtype
+from edgeflow.engine.table import operator_table
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.awq import check_linears
+from edgeflow.lab.verify.chat_bundle import ChatCase, read_chat_bundle
+from edgeflow.lab.verify.chat_modes import Asked, Ways
+from edgeflow.lab.verify.recorded.comparison import (
+    FEATURE_TOLERANCE,
+    KV_BOUNDS,
+    PIXEL_TOLERANCE,
+    CheckResult,
+    LogitBounds,
+    compare,
+    logit_errors,
+    mismatches,
+    mismatches_but_ties,
+)
+from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.prompt import Prompt
+
+CPU = torch.device("cpu")
+Progress = Callable[[str, int, int], None]
+CAPACITY = 2048  # positions of a slot whose memory is reported
+SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
+"""Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits.
+
+Measured with such rows: 0.35, 0.050 and 0.16 with random weights, which enlarge every error; 0.13, 0.011 and 0 with
+trained ones. Rows in 7 bits give 0.64, 0.089 and 0.28 with random weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A recorded case and its prompt as the model prepares it."""
+
+    recorded: ChatCase
+    prompt: Prompt
+    rendered: str | None
+
+    @property
+    def name(self) -> str:
+        return self.recorded.name
+
+    @property
+    def asked(self) -> Asked:
+        return Asked(self.prompt, len(self.recorded.greedy_ids))
+
+
+def verify_chat(
+    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """Every comparison with its mode; CheckpointError when the directory is not a bundle.
+
+    A quantised model is computed by the reference, then compared with the operators that serve it, in the dtype that
+    is served on the device.
+    """
+    quantised = read_published(directory).quantization is not None
+    table = built_in_table().forcing(linear=REFERENCE) if quantised else None
+    model = load_chat_model(directory, torch.float32, device, table=table)
+    cases = _prepared_cases(directory, model)
+    results: list[tuple[str, CheckResult]] = []
+    if quantised:
+        results += check_linears(directory, device)
+        results += _check_served(cases, model, load_chat_model(directory, choose_dtype("auto", device), device))
+    progress("prompts", 0, len(Ways(model).all()) + 1)
+    with torch.inference_mode():
+        for case in cases:
+            results += [("prompt", result) for result in _check_prompt(case, model)]
+    return results + _checked_answers(cases, model, progress)
+
+
+def check_answers(directory: Path, model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+    """The recorded answers of a bundle by another form of its model, in every way it is run."""
+    return _checked_answers(_prepared_cases(directory, model), model, progress)
+
+
+def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+    answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
+    results = []
+    for index, (name, run) in enumerate(modes.items(), start=1):
+        progress(name, index, len(modes) + 1)
+        for case, answer in zip(answered, run([case.asked for case in answered]), strict=True):
+            results += [(name, result) for result in _check_answer(case, *answer, model)]
+    return results
+
+
+def verify_kv(
+    directory: Path,
+    kv_format: KVFormat,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+    device: torch.device = CPU,
+) -> list[tuple[str, CheckResult]]:
+    """The cost of a KV format; all modes must give one answer. Logit errors are in standard deviations."""
+    model = load_chat_model(directory, torch.float32, device)
+    cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
+    asked = [case.asked for case in cases]
+    modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
+    results = [(told, result) for case in cases for result in _check_kv(case, model, kv_format)]
+    results.append((told, _memory(model, kv_format)))
+    alone = modes["alone"](asked)
+    for index, (name, run) in enumerate(modes.items(), start=1):
+        progress(name, index, len(modes) + 1)
+        for case, wanted, (tokens, _) in zip(cases, alone, run(asked), strict=True):
+            off = mismatches_but_ties(tokens, *wanted, kv_format.name)
+            results.append((name, CheckResult(case.name, "tokens, against alone", off, 0)))
+    return results
+
+
+def verify_chat_weights(
+    directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU
+) -> list[tuple[str, CheckResult]]:
+    """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
+    table = operator_table(None, weights, device, torch.float32)
+    model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
+    results: list[tuple[str, CheckResult]] = []
+    for case in _prepared_cases(directory, model):
+        if case.recorded.greedy_ids:
+            exact, found = (_forced(case, Ways(each)) for each in (model, other))
+            results += [(weights, result) for result in logit_errors(case.name, exact, found, bounds)]
+    return results
+
+
+def _check_served(cases: Sequence[_Case], model: ChatModel, served: ChatModel) -> Iterator[tuple[str, CheckResult]]:
+    """The logits of recorded answers by the operators that serve a quantised model, against the reference's."""
+    for case in cases:
+        if case.recorded.greedy_ids:
+            exact, found = (_forced(case, Ways(each)) for each in (model, served))
+            for result in logit_errors(case.name, exact, found, SERVED_BOUNDS):
+                yield "as served", result
+
+
+def _check_kv(case: _Case, model: ChatModel, kv_format: KVFormat) -> Iterator[CheckResult]:
+    """Predict every token of the recorded answer over dense KV and over the other."""
+    exact, found = (_forced(case, Ways(model, each)) for each in (DENSE, kv_format))
+    return logit_errors(case.name, exact, found, KV_BOUNDS[kv_format.name])
+
+
+@torch.inference_mode()
+def _forced(case: _Case, ways: Ways) -> Tensor:
+    """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
+    return _all_logits(case, ways)[len(case.prompt) - 1 :]
+
+
+def _all_logits(case: _Case, ways: Ways) -> Tensor:
+    """Logits of every row of the prompt and of the recorded answer but its last token."""
+    decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
+    count = len(prompt) + len(answer)
+    hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
+    after = torch.arange(len(prompt), count) + prompt.shift
+    positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
+    layout = PackedLayout.of([Span(0, 0, count)], hidden.device, positions)
+    return decoder.logits(decoder.forward(hidden, layout, ways.kv(1, count)), "prefill")
+
+
+def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
+    """Bytes per position of a slot as it is served by default, with scales and whatever a slot has once."""
+    capacity = min(CAPACITY, model.config.max_position_embeddings)
+    exact, found = (Ways(model, each).kv(1, capacity).nbytes / capacity for each in (DENSE, kv_format))
+    return CheckResult("all", f"bytes per position, {found:.5g} for {exact:.5g}", found / exact, 1)
+
+
+def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
+    return [_prepared(case, model) for case in read_chat_bundle(directory)]
+
+
+def _prepared(case: ChatCase, model: ChatModel) -> _Case:
+    if case.messages is None:
+        ids = model.prompt(case.input_ids) if case.prompt is None else model.text_prompt(case.prompt)
+        return _Case(case, ids, None)
+    rendered = model.render(case.messages)
+    return _Case(case, model.chat_prompt(rendered, case.images), rendered)
+
+
+def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    recorded, prompt = case.recorded, case.prompt
+    if recorded.rendered is not None:
+        yield CheckResult(case.name, "chat text", float(case.rendered != recorded.rendered), 0)
+    yield CheckResult(case.name, "input ids", mismatches(prompt.ids, recorded.input_ids), 0)
+    if recorded.rope_delta is not None:
+        yield CheckResult(case.name, "rope delta", abs(prompt.shift - recorded.rope_delta), 0)
+    yield from _checked(case, "position ids", "position_ids", prompt.positions[:, None], 0)
+    if prompt.images and model.vision is not None:
+        pixels = torch.cat([image.patches.values for image in prompt.images])
+        yield from _checked(case, "pixel values (torchvision)", "pixel_values", pixels, PIXEL_TOLERANCE)
+        grids = torch.tensor([(1, *image.patches.grid) for image in prompt.images])
+        yield from _checked(case, "image grids", "image_grid_thw", grids, 0)
+        rows = torch.cat([model.vision.tower.forward(image.patches) for image in prompt.images])
+        yield from _checked(case, "image rows", "image_embeds", rows, FEATURE_TOLERANCE)
+    yield from _check_forward(case, model)
+
+
+def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+    """Check every row of the prompt, computed in one pass."""
+    decoder, prompt = model.decoder, case.prompt
+    layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
+    hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
+    logits = decoder.logits(hidden, "prefill")
+    yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
+    yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)
+    if (best := case.recorded.tensors.get("logits_argmax")) is not None:
+        yield check_best(case.name, "best ids", logits, best[:, None])
+    yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
+    if "all_logits" in case.recorded.tensors:
+        every = _all_logits(case, Ways(model))
+        yield from _checked(case, "logits of prompt and answer", "all_logits", every, FEATURE_TOLERANCE)
+
+
+def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: ChatModel) -> Iterator[CheckResult]:
+    recorded = case.recorded
+    yield CheckResult(case.name, "greedy tokens", mismatches(tokens, recorded.greedy_ids), 0)
+    if recorded.text is not None:
+        text = model.tokenizer.decode(tokens, special=True)
+        yield CheckResult(case.name, "text", float(text != recorded.text), 0)
+    if recorded.whole_text is not None:
+        text = model.tokenizer.decode([*case.prompt.ids, *tokens])
+        yield CheckResult(case.name, "text", float(text != recorded.whole_text), 0)
+    if "logits" in recorded.tensors:
+        yield compare(case.name, "first logits", logits[0], recorded.tensors["logits"][-1], FEATURE_TOLERANCE)
+    yield from _checked(case, "first logits", "logits_last", logits[0], FEATURE_TOLERANCE)
+    yield from _checked(case, "last step's logits", "step_logits_last", logits[-1], FEATURE_TOLERANCE)
+    if "top_ids" in recorded.tensors:
+        ids = recorded.tensors["top_ids"]
+        yield check_best(case.name, "largest ids", logits[0][None], ids[None])
+        yield from _checked(case, "largest logits", "top_logits", logits[0].topk(len(ids)).values, FEATURE_TOLERANCE)
+
+
+def check_best(case: str, quantity: str, logits: Tensor, ids: Tensor) -> CheckResult:
+    """How far the recorded ids [rows, k] lie from the k largest of these logits [rows, V]: 0 but for near ties."""
+    logits, ids = logits.cpu(), ids.long()
+    if len(ids) != len(logits) or not bool(((ids >= 0) & (ids < logits.shape[1])).all()):
+        return CheckResult(case, quantity, math.inf, FEATURE_TOLERANCE)
+    largest = logits.topk(ids.shape[1]).values
+    return compare(case, quantity, largest - logits.gather(1, ids), torch.zeros(ids.shape), FEATURE_TOLERANCE)
+
+
+def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+    """Compare `found` with the recorded tensor of that name, if there is one."""
+    if name in case.recorded.tensors:
+        yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

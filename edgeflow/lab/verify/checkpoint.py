@@ -1,0 +1,125 @@
+"""Checks of a checkpoint of any family against outputs recorded from the original implementation, in float32.
+
+On any device, with the same tolerances (`exact_float32`). A policy's family says what is compared
+(policies/registry.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from edgeflow.engine.device import choose_device
+from edgeflow.engine.exported.placement import check_host
+from edgeflow.errors import ConfigError
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
+from edgeflow.lab.export.policies.families import EXPORT
+from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_kv
+from edgeflow.lab.verify.chat_exported import verify_exported_chat
+from edgeflow.lab.verify.eagle import verify_eagle
+from edgeflow.lab.verify.eagle_bundle import is_eagle_bundle
+from edgeflow.lab.verify.gate import verify_gate
+from edgeflow.lab.verify.gate_bundle import is_gate_bundle
+from edgeflow.lab.verify.policies.families import VERIFY
+from edgeflow.lab.verify.policies.request import Progress, Verification
+from edgeflow.lab.verify.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
+from edgeflow.models.chat import read_published
+from edgeflow.models.decoder_config import FAMILIES
+from edgeflow.models.quantization import refuse_conversion
+from edgeflow.policies.registry import family_of
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.types import KVName, Mode
+
+
+def verify_checkpoint(
+    directory: Path,
+    modes: Sequence[Mode],
+    progress: Progress,
+    *,
+    kv: KVName = "model",
+    weights: str = "float",
+    overlay: Path | None = None,
+    device: str = "cpu",
+    family: str = "",
+    artifact: Path | None = None,
+) -> list[tuple[str, CheckResult]]:
+    """Every comparison of a bundle of any family, with the mode it was made in.
+
+    modes: of control policies, empty for those that the family chooses; depth and auto stand for all of their paces.
+    ConfigError for one that the family does not have; chat models have other modes. kv: other than `model`, measure the
+    errors and the memory of that KV format instead. weights: other than float, measure the cost of that precision:
+    logits and tokens against float32. ConfigError where both are given. overlay: operators for a control policy.
+    device: cpu, cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by
+    default as the bundle says. artifact: the folder of exported graphs that are checked instead of the weights.
+    """
+    place = choose_device(device)
+    refuse_conversion(directory, weights, "weights")
+    with exact_float32(place):
+        given = {
+            "mode": bool(modes),
+            "kv": CONFIGURED[kv] is not DENSE,
+            "weights": weights != "float",
+            "operators": overlay is not None,
+            "family": bool(family),
+            "artifact": artifact is not None,
+        }
+        if artifact is not None:
+            _refuse({each: given[each] for each in ("kv", "weights", "operators")}, "exported graphs")
+            check_host(place, "float32")
+        if is_gate_bundle(directory):
+            _refuse(given, "a memory gate")
+            return verify_gate(directory, progress, place)
+        if is_eagle_bundle(directory):
+            _refuse(given, "an EAGLE-3 head")
+            return verify_eagle(directory, progress, place)
+        if kv != "model" and weights != "float":
+            raise ConfigError(f"kv, weights: {kv} and {weights} are both given; the cost of each is measured by itself")
+        kind = read_json(directory / "config.json").get("model_type")
+        if isinstance(kind, str) and kind in FAMILIES:
+            if modes:
+                raise ConfigError(f"mode: {kind} is not a control policy, so it has no such modes")
+            if artifact is not None:
+                return verify_exported_chat(directory, artifact, progress)
+            return _verify_chat(directory, progress, kv, weights, place)
+        known = family_of(directory, family, recorded=True)
+        for mode in modes:
+            if mode not in known.every_mode:
+                names = ", ".join(each.value for each in known.every_mode)
+                raise ConfigError(f"mode: policies of the family {known.name} are not run {mode.value}; use {names}")
+        if kv != "model" and not known.formats:
+            raise ConfigError(
+                f"kv: policies of the family {known.name} keep no tokens in KV slots; use model, not {kv}"
+            )
+        if artifact is not None and known.name not in EXPORT:
+            raise ConfigError(f"artifact: policies of the family {known.name} have no static graphs; remove it")
+        asked = Verification(
+            modes=modes,
+            progress=progress,
+            weights=weights,
+            kv=kv,
+            operators=overlay,
+            device=place,
+            artifact=artifact,
+        )
+        return VERIFY[known.name](directory, asked)
+
+
+def _refuse(given: Mapping[str, bool], what: str) -> None:
+    """ConfigError where an option was given with a bundle that has its own ways of checking."""
+    if any(given.values()):
+        names = ", ".join(name for name, other in given.items() if other)
+        raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32: remove this")
+
+
+def _verify_chat(
+    directory: Path, progress: Progress, kv: KVName, weights: str, device: torch.device
+) -> list[tuple[str, CheckResult]]:
+    if weights != "float":
+        return verify_chat_weights(directory, weights, FP8_BOUNDS, device)
+    own = read_published(directory).text.attention.kv_format
+    kv_format = configured_format("kv", kv, own)
+    if kv_format is not own:
+        return verify_kv(directory, kv_format, progress, device)
+    return verify_chat(directory, progress, device)

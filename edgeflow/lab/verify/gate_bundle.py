@@ -1,0 +1,109 @@
+"""Bundles of memory gates: a base, gates for it, and cases recorded from other evaluations of the same equations.
+
+`base/` is a checkpoint, `gate.json` names a gate and its rules. Each case of `cases.json` states its rules, a file of
+gate tensors, a prompt and the tokens that follow it; `expected.safetensors` holds its tensors as `<case>.<what>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.lab.verify.recorded.bundle import CASES_FILE, Entry, RecordedCase, read_cases
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.memory_gate.files import JSON_FILE, GateRules, MemoryGate, read_gate, read_layers
+
+BASE = "base"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GateCase:
+    """A recorded case. gate: its tensors under the rules of the case.
+
+    segments: folded after the prompt; residual: tokens left then, None for a short prompt; folds_at: known tokens at
+    each fold while decoding; segments_at_end: folded when the last token is drawn. margin: the least distance of the
+    two largest logits that a token was drawn from. without_memory, against_default: what leaving the memory out, or
+    the rules of gate.json, would change.
+    """
+
+    name: str
+    gate: MemoryGate
+    ids: list[int]
+    greedy_ids: list[int]
+    long_route: bool
+    segments: int
+    residual: int | None
+    folds_at: list[int]
+    segments_at_end: int
+    margin: float | None
+    without_memory: Entry | None
+    against_default: Entry | None
+    tensors: Mapping[str, Tensor]
+
+
+def is_gate_bundle(directory: Path) -> bool:
+    """True for a directory with a gate and a base beside each other."""
+    return (directory / JSON_FILE).is_file() and (directory / BASE).is_dir()
+
+
+def read_gate_bundle(directory: Path, config: LlamaConfig, device: torch.device) -> tuple[MemoryGate, list[GateCase]]:
+    """The gate of gate.json, and all cases; CheckpointError names the case and the entry at fault.
+
+    config: of the base.
+    """
+    reader = _Reader(directory, config, device, read_gate(directory, config, torch.float32, device))
+    return reader.gate, [reader.case(each) for each in read_cases(directory)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """gate: of gate.json"""
+
+    directory: Path
+    config: LlamaConfig
+    device: torch.device
+    gate: MemoryGate
+
+    def case(self, recorded: RecordedCase) -> GateCase:
+        entry, where = recorded.entry, f"{self.directory / CASES_FILE} case {recorded.name}"
+        ids, greedy_ids, route = entry.ids("input_ids"), entry.ids("greedy_ids"), entry.text("route")
+        vocab, residual = self.config.vocab_size, entry.optional_whole_number("residual_after_prefill")
+        if route not in ("short", "long"):
+            raise CheckpointError(f"{where}: route must be short or long, got {route!r}")
+        if not greedy_ids or not ids or not all(0 <= token < vocab for token in (*ids, *greedy_ids)):
+            raise CheckpointError(f"{where}: input_ids and greedy_ids must be ids from 0 to {vocab - 1}")
+        return GateCase(
+            name=recorded.name,
+            gate=self._own_gate(entry, where),
+            ids=ids,
+            greedy_ids=greedy_ids,
+            long_route=route == "long",
+            segments=entry.whole_number("segments_after_prefill"),
+            residual=residual,
+            folds_at=entry.ids("decode_folds_at"),
+            segments_at_end=entry.whole_number("segments_at_end"),
+            margin=entry.optional_number("min_margin"),
+            without_memory=entry.optional_entry("without_memory"),
+            against_default=entry.optional_entry("against_default"),
+            tensors=recorded.tensors,
+        )
+
+    def _own_gate(self, entry: Entry, where: str) -> MemoryGate:
+        """The tensors that a case names under the rules that it states, which override those of gate.json."""
+        name, options = entry.text("gate_file"), entry.optional_entry("options")
+        if Path(name).name != name or not (self.directory / name).is_file():
+            raise CheckpointError(f"{where}: gate_file must be a file beside {CASES_FILE}, got {name!r}")
+        layers = read_layers(self.directory / name, self.config, torch.float32, self.device)
+        own, stated = self.gate.rules.to_json(), {} if options is None else options.values()
+        if unknown := sorted(stated.keys() - own.keys()):
+            raise CheckpointError(f"{where}: options: unknown {unknown[0]!r}, known are {', '.join(own)}")
+        try:
+            rules = GateRules.of_json({**own, **stated})
+        except ConfigError as error:
+            raise CheckpointError(f"{where}: options: {error}") from error
+        return MemoryGate(rules=rules, layers=layers, mlp_hidden=layers[0].b1.shape[1])

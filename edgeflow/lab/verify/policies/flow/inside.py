@@ -1,0 +1,168 @@
+"""Values inside of the answers to recorded frames, as bundles store them: with rows for cameras and tokens that are not
+there, of which only masks are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
+from edgeflow.engine.flow.layout import FlowLayouts
+from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
+from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
+from edgeflow.lab.verify.policies.flow.recorded import Recording
+
+IMAGES = ("mid.images", "mid.images_after_resize")
+PAD_MASK = "mid.prefix_pad_masks"
+KEYS, VALUES = "mid.prefix_k_layer", "mid.prefix_v_layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Inside:
+    """One frame. embeddings, hidden [L_P, E]: of its prefix before and behind the stack. kv: its slot.
+
+    sees [L_P, L_P], turned [L_P]: what rows of the prefix see, and their positions; step_sees [R, L_P + R], step_turned
+    [R]: the same of a step. rows [N, R, E'], last [R, E']: of the steps, and behind the expert in the first one.
+    """
+
+    embeddings: Tensor
+    hidden: Tensor
+    kv: KVSlots
+    sees: Tensor
+    turned: Tensor
+    step_sees: Tensor
+    step_turned: Tensor
+    rows: Tensor
+    last: Tensor
+
+
+def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> Inside:
+    """Run the networks over one frame. x [N, H, A]: before each step."""
+    decoder = network.decoder
+    device, length = decoder.device, network.prefix_rows(frame)
+    layouts = FlowLayouts(replace(sizes, candidates=1), decoder.kinds, device)
+    begin = layouts.of([PrefixSegment(slot=0, rows=length)], [], [frame.prompt_ids])
+    step = layouts.of([], [StepSegment(slot=0, prefix=length, step=1)], [])
+    state = frame.state.to(device)[None]
+    (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
+    kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
+    hidden, _ = decoder.forward_whole(embeddings, embeddings[:0], begin.rows, kv)
+    times = torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)], device=device)
+    clean = torch.zeros(1, sizes.horizon, dtype=torch.bool, device=device)
+    embedded = [
+        network.embed_step(each[None].to(device), RowTimes.of(time[None], clean), state[:, : sizes.state])
+        for each, time in zip(x, times, strict=True)
+    ]
+    rows, condition = embedded[0]
+    last = decoder.forward(embeddings[:0], rows, step.rows, kv, condition)
+    return Inside(
+        embeddings=embeddings.cpu(),
+        hidden=hidden.cpu(),
+        kv=kv,
+        sees=begin.rows.joint.seen().cpu(),
+        turned=begin.rows.joint.rope_position[0].cpu(),
+        step_sees=step.rows.joint.seen().cpu(),
+        step_turned=step.rows.joint.rope_position[0].cpu(),
+        rows=torch.stack([each.cpu() for each, _ in embedded]),
+        last=last.cpu(),
+    )
+
+
+def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: Recording, x: Tensor) -> dict[str, Tensor]:
+    """Values of prefix and steps of a case, by stored name. x [N, B, H, A]: before each step."""
+    images = recording.images
+    pad = _pad_mask(network, sizes, recording)
+    frames = [look_inside(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
+    stored = recording.case.tensors
+
+    def filled(name: str, of: Callable[[Inside], Tensor]) -> Tensor:
+        """The stored tensor [B, L, …] whose valid rows have the values found."""
+        found = stored[name].clone()
+        for each, valid, inside in zip(found, pad, frames, strict=True):
+            each[valid] = of(inside).to(each.dtype)
+        return found
+
+    values: dict[str, Tensor] = {
+        "mid.image_masks": _slots(torch.ones(images.shape[:2]), stored.get("mid.image_masks"), 0),
+        PAD_MASK: pad,
+        "mid.prefix_att_masks": _blocks(pad, sizes.closing),
+        "mid.timesteps": torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)]),
+        "mid.suffix_embs": torch.stack([inside.rows for inside in frames], dim=1),
+        "mid.suffix_last_hidden_step0": torch.stack([inside.last for inside in frames]),
+        "mid.suffix_position_ids": torch.stack([inside.step_turned for inside in frames]),
+        "mid.prefix_attend": torch.stack([_spread(each.sees, valid) for each, valid in zip(frames, pad, strict=True)]),
+        "mid.suffix_attend": torch.stack(
+            [_spread_columns(each.step_sees, valid) for each, valid in zip(frames, pad, strict=True)]
+        ),
+    }
+    values |= {name: _slots(images, stored.get(name), -1) for name in IMAGES}
+    of_rows: dict[str, Callable[[Inside], Tensor]] = {
+        "mid.prefix_embs": lambda inside: inside.embeddings,
+        "mid.prefix_last_hidden": lambda inside: inside.hidden,
+        "mid.prefix_position_ids": lambda inside: inside.turned,
+    }
+    values |= {name: filled(name, of) for name, of in of_rows.items() if name in stored and _fits(stored[name], pad)}
+    return values | dict(_keys_and_values(recording, frames, pad))
+
+
+def _keys_and_values(recording: Recording, frames: list[Inside], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Keys and values of the prefix in some layers: [B, KH, L, D]"""
+    for name, wanted in recording.case.tensors.items():
+        prefix = next((each for each in (KEYS, VALUES) if name.startswith(each)), None)
+        layer = name.removeprefix(prefix or "")
+        if prefix is None or not layer.isdigit() or wanted.dim() != 4 or not _fits(wanted.transpose(1, 2), pad):
+            continue
+        found = wanted.clone()
+        for each, valid, inside in zip(found, pad, frames, strict=True):
+            if int(layer) < len(inside.kv.data):
+                pair = inside.kv.layer(int(layer)).read(0, slice(int(valid.sum())), 0)
+                each[:, valid] = pair[prefix == VALUES].cpu().transpose(0, 1)
+                yield name, found
+
+
+def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: Recording) -> Tensor:
+    """[B, L] bool: rows of cameras that are there, of others up to the stored length, of text, of the state."""
+    batch, images = len(recording.frames), recording.frames[0]
+    own = network.prefix_rows(images) - len(images.prompt_ids) - sizes.closing
+    wanted, text = recording.case.tensors.get(PAD_MASK), recording.mask.shape[1]
+    absent = 0 if wanted is None else max(wanted.shape[-1] - own - text - sizes.closing, 0)
+    present = torch.ones(batch, own, dtype=torch.bool)
+    parts = [present, torch.zeros(batch, absent, dtype=torch.bool), recording.mask]
+    return torch.cat([*parts, torch.ones(batch, sizes.closing, dtype=torch.bool)], dim=1)
+
+
+def _slots(found: Tensor, wanted: Tensor | None, value: float) -> Tensor:
+    """[C, B, …] with cameras that are not there behind those that are, as many as are stored."""
+    missing = 0 if wanted is None else max(len(wanted) - len(found), 0)
+    return torch.cat([found, found.new_full((missing, *found.shape[1:]), value)])
+
+
+def _blocks(pad: Tensor, closing: int) -> Tensor:
+    """1 where rows begin that earlier ones do not see."""
+    marks = torch.zeros(pad.shape, dtype=torch.long)
+    marks[:, pad.shape[1] - closing :] = 1
+    return marks
+
+
+def _spread(sees: Tensor, valid: Tensor) -> Tensor:
+    """[L_P, L_P] of valid rows → [L, L]"""
+    spread = torch.zeros(len(valid), len(valid), dtype=torch.bool)
+    rows = valid.nonzero()[:, 0]
+    spread[rows[:, None], rows] = sees
+    return spread
+
+
+def _spread_columns(sees: Tensor, valid: Tensor) -> Tensor:
+    """[R, L_P + R] → [R, L + R]"""
+    columns = torch.cat([valid, torch.ones(len(sees), dtype=torch.bool)])
+    spread = torch.zeros(len(sees), len(columns), dtype=torch.bool)
+    spread[:, columns] = sees
+    return spread
+
+
+def _fits(wanted: Tensor, pad: Tensor) -> bool:
+    return wanted.shape[:2] == pad.shape

@@ -1,0 +1,141 @@
+"""Cases of a bundle as prepared frames, one per entry of their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.engine.flow.frames import FlowFrame
+from edgeflow.errors import CheckpointError
+from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
+from edgeflow.models.checkpoint import read_tensors
+from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
+from edgeflow.policies.flow.images import Margin, fitted
+from edgeflow.policies.flow.prompts import Texts
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.fields import Fields
+
+IMAGES, STATE, NOISE = "in.observation.images.", "in.observation.state", "in.noise"
+TOKENS, TOKEN_MASK = "in.observation.language.tokens", "in.observation.language.attention_mask"
+STATE_RAW = "in.observation.state_raw"
+RTC_CASES, RTC_TENSORS = "cases_rtc.json", "expected_rtc.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Recording:
+    """A case of B frames. values: its entry in cases.json. images [C, B, 3, side, side]: of its cameras, as prepared.
+
+    tokens [B, t] and mask [B, t]: as recorded, with padding.
+    """
+
+    case: RecordedCase
+    values: Fields
+    steps: int
+    frames: tuple[FlowFrame, ...]
+    images: Tensor
+    tokens: Tensor
+    mask: Tensor
+
+
+def read_recordings(directory: Path, config: FlowConfig, margin: Margin) -> list[Recording]:
+    """Read all cases; CheckpointError names the case and the entry at fault."""
+    entries = Fields(CASES_FILE, read_json(directory / CASES_FILE)).objects("cases")
+    cases = read_cases(directory)
+    return [_recording(case, entry, config, margin) for case, entry in zip(cases, entries, strict=True)]
+
+
+def read_continuations(directory: Path) -> list[tuple[Fields, dict[str, Tensor]]]:
+    """Entries and tensors of the cases of real-time chunking; none where the bundle has none."""
+    if not (directory / RTC_CASES).is_file():
+        return []
+    if not (directory / RTC_TENSORS).is_file():
+        raise CheckpointError(f"{directory} has no {RTC_TENSORS}: name the directory of a bundle")
+    entries = Fields(RTC_CASES, read_json(directory / RTC_CASES)).objects("cases")
+    tensors = read_tensors(directory / RTC_TENSORS)
+    found = []
+    for entry in entries:
+        prefix = entry.text("name") + "."
+        own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        found.append((entry, own))
+    return found
+
+
+def stored(tensors: dict[str, Tensor] | RecordedCase, where: str, name: str, shape: Sequence[int | None]) -> Tensor:
+    """A stored tensor of a shape (None: any length above 0); CheckpointError for another one."""
+    own = tensors.tensors if isinstance(tensors, RecordedCase) else tensors
+    found = own.get(name)
+    lengths = () if found is None else tuple(found.shape)
+    fits = len(lengths) == len(shape) and all(want in (None, have) for have, want in zip(lengths, shape, strict=False))
+    if found is None or not fits or 0 in lengths:
+        what = "is missing" if found is None else f"has shape {list(lengths)}"
+        raise CheckpointError(f"{TENSORS_FILE}: {where}.{name} {what}: name the directory of a bundle")
+    return found
+
+
+def _recording(case: RecordedCase, values: Fields, config: FlowConfig, margin: Margin) -> Recording:
+    noise = stored(case, case.name, NOISE, (None, config.chunk, config.dims)).float()
+    batch = len(noise)
+    tokens, mask = (stored(case, case.name, name, (batch, None)) for name in (TOKENS, TOKEN_MASK))
+    if tokens.shape != mask.shape or tokens.shape[1] > MOST_TOKENS or int(tokens.min()) < 0:
+        raise CheckpointError(f"{TENSORS_FILE}: tokens and mask of {case.name} do not fit: copy the bundle again")
+    mask = mask.bool()
+    states = stored(case, case.name, STATE, (batch, config.state)).float()
+    padded = torch.nn.functional.pad(states, (0, config.state_dims - config.state))
+    images = _images(case, batch, config, margin)
+    frames = tuple(
+        FlowFrame(
+            pixel_values=images[:, index],
+            prompt_ids=tuple(tokens[index][mask[index]].tolist()),
+            state=padded[index],
+            noise=noise[index][None],
+        )
+        for index in range(batch)
+    )
+    return Recording(
+        case=case,
+        values=values,
+        steps=_steps(case, values, config),
+        frames=frames,
+        images=images,
+        tokens=tokens,
+        mask=mask,
+    )
+
+
+def _images(case: RecordedCase, batch: int, config: FlowConfig, margin: Margin) -> Tensor:
+    """[C, B, 3, side, side] of the cameras that the case has, in the order of the config."""
+    names = [camera.name for camera in config.cameras if f"in.{camera.name}" in case.tensors]
+    if not names:
+        raise CheckpointError(f"{TENSORS_FILE}: {case.name} has no {IMAGES}…: name the directory of a bundle")
+    cameras = []
+    for name in names:
+        raw = stored(case, case.name, f"in.{name}", (batch, 3, None, None)).float()
+        cameras.append(torch.stack([fitted(each, (config.side,) * 2, margin) for each in raw]))
+    return torch.stack(cameras)
+
+
+def _steps(case: RecordedCase, values: Fields, config: FlowConfig) -> int:
+    recorded = case.tensors.get("mid.timesteps")
+    stated = values.size("num_steps") if "num_steps" in values else None
+    steps = stated or (config.steps if recorded is None else len(recorded))
+    if not 1 <= steps <= MOST_STEPS:
+        raise CheckpointError(f"{CASES_FILE}: {case.name} has {steps} steps; served: 1 to {MOST_STEPS}")
+    return steps
+
+
+def retokenised(recording: Recording, texts: Texts, states: NDArray[np.float32]) -> Tensor:
+    """The tokens of a case [B, t] made anew from its tasks and normalised states [B, n], padded as they are stored."""
+    found = recording.tokens.clone()
+    tasks = recording.values.texts("task" if "task" in recording.values else "texts")
+    if len(tasks) != len(found):
+        raise CheckpointError(f"{recording.values.name('task')} has {len(tasks)} entries, expected {len(found)}")
+    for row, mask, task, state in zip(found, recording.mask, tasks, states, strict=True):
+        ids = torch.tensor(texts.ids(task, state))
+        row[mask] = ids if len(ids) == int(mask.sum()) else -1
+    return found

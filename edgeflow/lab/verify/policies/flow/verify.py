@@ -1,0 +1,105 @@
+"""Checks of flow-matching checkpoints against outputs recorded from the original implementation, in float32.
+
+Compared is every stored value: images as prepared, masks and positions of prefix and step, embeddings, keys and values
+and hidden states of the prefix where rows are valid, rows of the steps, and from the engine that serves, frame by frame
+and with the frames in each other's passes, latents and velocities of every step and the chunk. Cases of real-time
+chunking likewise (verify_rtc.py). A stored value that is not compared is infinitely off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.policy import Placement
+from edgeflow.engine.table import operator_table
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.lab.verify.policies.flow.exported import verify_exported
+from edgeflow.lab.verify.policies.flow.inside import values_inside
+from edgeflow.lab.verify.policies.flow.recorded import Recording, read_recordings
+from edgeflow.lab.verify.policies.flow.rtc import check_continuations
+from edgeflow.lab.verify.policies.flow.runs import CHUNK, FLOW_MODES, SERIAL, Runner, answers_of
+from edgeflow.lab.verify.policies.flow.subject import Results, Subject, Tolerances, Values, unknown
+from edgeflow.lab.verify.policies.request import Verification
+from edgeflow.lab.verify.recorded.bundle import TENSORS_FILE
+from edgeflow.lab.verify.recorded.comparison import CheckResult
+from edgeflow.policies.flow.published import FlowArchitecture, Network
+from edgeflow.types import Mode
+
+WITHOUT_MODE = "network"
+GIVEN = "in."
+
+
+def verify_architecture(
+    directory: Path,
+    architecture: FlowArchitecture[Network],
+    asked: Verification,
+    *,
+    tolerances: Tolerances,
+    more: Callable[[Network], Values],
+) -> Results:
+    """Every comparison of a bundle. more: values of the family alone; its networks are given."""
+    modes = _modes_of(asked, architecture.family)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    if asked.artifact is not None:
+        return verify_exported(directory, asked.artifact, architecture, asked=asked, modes=modes, tolerances=tolerances)
+    network = architecture.network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
+    subject = Subject(
+        directory=directory,
+        config=architecture.flow,
+        sizes=architecture.sizes,
+        network=network,
+        margin=architecture.margin,
+        tolerances=tolerances,
+        more=more(network),
+    )
+    return _verify(subject, asked, modes)
+
+
+def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> Results:
+    recordings = read_recordings(subject.directory, subject.config, subject.margin)
+    runner, results = Runner(subject.network, subject.sizes), []
+    with torch.inference_mode():
+        for index, recording in enumerate(recordings):
+            asked.progress(recording.case.name, index, len(recordings) + 1)
+            results += _check(subject, recording, runner, modes)
+        asked.progress("real-time chunking", len(recordings), len(recordings) + 1)
+        results += check_continuations(subject, recordings, runner, modes)
+    return results
+
+
+def _modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
+    """The modes that are asked for, or frames one by one and pipelined; ConfigError for other weights."""
+    if asked.weights != "float":
+        raise ConfigError(f"weights: {asked.weights} is not measured for {family}")
+    return tuple(asked.modes) or FLOW_MODES
+
+
+def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[Mode, ...]) -> Results:
+    case, results = recording.case, []
+    if CHUNK not in case.tensors:
+        raise CheckpointError(f"{TENSORS_FILE} lacks {case.name}.{CHUNK}: name the directory of a bundle")
+    serial = runner.runs(recording.frames, recording.steps)
+    sizes = replace(subject.sizes, steps=recording.steps)
+    found = values_inside(subject.network, sizes, recording, torch.stack([run.x for run in serial], dim=1))
+    found |= subject.more(recording, sizes)
+    results += [(WITHOUT_MODE, each) for each in _compared(subject, recording, found)]
+    names = set(found)
+    for name, pace in runner.paces(modes, recording.steps).items():
+        runs = serial if pace == SERIAL else runner.runs(recording.frames, recording.steps, pace)
+        answers = answers_of(subject.config, runs)
+        names |= set(answers)
+        results += [(name, each) for each in _compared(subject, recording, answers)]
+    given = {name for name in case.tensors if name.startswith(GIVEN)}
+    return results + [(WITHOUT_MODE, each) for each in unknown(case.name, case.tensors.keys() - names - given)]
+
+
+def _compared(subject: Subject, recording: Recording, found: dict[str, Tensor]) -> Iterator[CheckResult]:
+    case = recording.case
+    for name, value in found.items():
+        if name in case.tensors:
+            yield subject.tolerances.compare(case.name, name, value, case.tensors[name])

@@ -1,0 +1,279 @@
+"""Checks of an OpenVLA checkpoint against outputs recorded from the original implementation, in float32.
+
+Frames are preprocessed on the host. Compared where the bundle records it: text ids, pixel values, also of other resize
+strategies (`pixel_values_first3.<strategy>`), tower features, projected tokens, the prefill's last hidden state and
+logits, logits of each step, action tokens, normalised actions and actions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.table import operator_table
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.lab.verify.policies.openvla.recorded import Case, read_bundle
+from edgeflow.lab.verify.policies.request import Progress, Verification
+from edgeflow.lab.verify.recorded.comparison import (
+    FEATURE_TOLERANCE,
+    FP8_BOUNDS,
+    KV_BOUNDS,
+    PIXEL_TOLERANCE,
+    CheckResult,
+    compare,
+    logit_errors,
+    mismatches,
+    mismatches_but_ties,
+)
+from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
+from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
+from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.scheduler.pace import paces_by_mode
+from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.types import Mode, Pace, StageProgram
+
+CPU = torch.device("cpu")
+ACTION_TOLERANCE = 1e-12
+TOWER_KEYS = ("dino_patches", "siglip_patches")
+MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+OTHERS = (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE)
+SERIAL = Pace(1)
+TEXT_ROWS = 128  # of a slot as served by default, where KV formats are measured
+SERIALLY = "tokens, against serial"
+PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A recorded case and its frame as the policy prepares it."""
+
+    recorded: Case
+    frame: PreparedFrame
+
+    @property
+    def name(self) -> str:
+        return self.recorded.name
+
+
+def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+    """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
+    if asked.weights != "float":
+        return _weights_cost(directory, asked.weights, asked.device)
+    if asked.kv != "model":
+        return _kv_cost(directory, CONFIGURED[asked.kv], asked)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    return [
+        (name, result)
+        for name, pace in paces_by_mode(asked.modes or MODES, _program(directory)).items()
+        for result in verify_bundle(directory, pace, asked.progress, table, asked.device)
+    ]
+
+
+def _program(directory: Path) -> StageProgram:
+    """The program of the widest action, which every frame of a check has."""
+    return StageProgram.tokens(load_config(directory).action_width)
+
+
+def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[tuple[str, CheckResult]]:
+    """Logits and tokens of weights and rows in another precision against float32."""
+    table = operator_table(None, weights, device, torch.float32)
+    exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
+    results: list[tuple[str, CheckResult]] = []
+    for case in (prepared(case, exact) for case in read_bundle(directory)):
+        wanted, found = (_forced(case, policy) for policy in (exact, other))
+        results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
+    return results
+
+
+def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[tuple[str, CheckResult]]:
+    """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory.
+
+    ConfigError for a format that cannot serve the checkpoint, before its weights are read.
+    """
+    check_action_tokens("kv", kv_format, load_config(directory).action_width)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
+    cases, told = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
+    results: list[tuple[str, CheckResult]] = []
+    for case in cases:
+        wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
+        results += [(told, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
+    capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
+    exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
+    results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
+    alone = [decodings[0] for decodings in decode(cases, policy, SERIAL, table, kv_format=kv_format)]
+    for name, pace in paces_by_mode(asked.modes or OTHERS, _program(directory)).items():
+        for shift in Shift:
+            asked.progress(f"{name}, {shift.value}", 0, 1)
+            decoded = decode(cases, policy, pace, table, kv_format=kv_format, shift=shift)
+            for case, serial, decodings in zip(cases, alone, decoded, strict=True):
+                ids = serial.sampled.token_ids
+                off = max(
+                    mismatches_but_ties(each.sampled.token_ids, ids, serial.logits, kv_format.name)
+                    for each in decodings
+                )
+                results.append((f"{name}, {shift.value}", CheckResult(case.name, SERIALLY, off, 0)))
+    return results
+
+
+@torch.inference_mode()
+def _forced(case: _Case, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
+    """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
+    device = policy.device
+    (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+    before = torch.tensor(case.recorded.action_token_ids[:-1], device=device)
+    hidden = torch.cat([rows, policy.decoder.embed(before)])
+    layout = PackedLayout.of([Span(0, 0, len(hidden))], device)
+    hidden = policy.decoder.forward(hidden, layout, policy.decoder.kv_slots(1, len(hidden), kv_format))
+    return policy.decoder.logits(hidden[len(rows) - 1 :], "prefill")
+
+
+def verify_bundle(
+    directory: Path,
+    pace: Pace,
+    progress: Progress = lambda *_: None,
+    table: OperatorTable | None = None,
+    device: torch.device = CPU,
+) -> list[CheckResult]:
+    """Every comparison of a policy's bundle, case by case; CheckpointError when it is not one."""
+    policy = OpenVLAPolicy.load(directory, torch.float32, device, table=table)
+    cases = [prepared(case, policy) for case in read_bundle(directory)]
+    results: list[CheckResult] = []
+    for index, case in enumerate(cases):
+        progress(case.name, index, len(cases) + 1)
+        with torch.inference_mode():
+            results += _check_inputs(case)
+            results += _check_resize_variants(case, policy)
+            results += _check_vision(case, policy, device)
+            results += _check_hidden(case, policy, device)
+    progress("decoding", len(cases), len(cases) + 1)
+    for case, decodings in zip(cases, decode(cases, policy, pace, table), strict=True):
+        results += check_decoding(case, decodings, policy)
+    names = [case.name for case in cases]
+    return sorted(results, key=lambda result: names.index(result.case))
+
+
+def prepared(case: Case, policy: OpenVLAFrames) -> _Case:
+    """A recorded case as the policy prepares it."""
+    policy.action_schema(case.unnorm_key)  # an unknown key is told before anything runs
+    return _Case(case, PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)))
+
+
+def _check_inputs(case: _Case) -> Iterator[CheckResult]:
+    found, plain, extended = case.frame.prompt_ids, case.recorded.input_ids, case.recorded.prompt_ids
+    off = [] if extended is None else [mismatches(found, extended)]
+    if plain is not None:
+        off.append(min(mismatches(found, plain), mismatches(found[:-1], plain)))
+    if off:
+        yield CheckResult(case.name, "input ids", max(off), 0)
+    yield from _checked(case, "pixel values", "pixel_values", case.frame.pixel_values[None], PIXEL_TOLERANCE)
+
+
+def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+    """Check the first tower's pixels under the other resize strategies."""
+    for name in case.recorded.tensors:
+        quantity, _, strategy = name.partition(".")
+        if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
+            variant = Preprocessor(replace(policy.config.image, strategy=strategy))
+            found = torch.from_numpy(variant(case.recorded.image)[None, :3])
+            yield from _checked(case, f"pixel values, {strategy}", name, found, PIXEL_TOLERANCE)
+
+
+def _check_vision(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+    features = policy.tower_features(case.frame.pixel_values[None].to(device))
+    keys = TOWER_KEYS if len(features) > 1 else [key for key in TOWER_KEYS if key in case.recorded.tensors]
+    for key, feature in zip(keys, features, strict=False):
+        yield from _checked(case, key.replace("_", " "), key, feature, FEATURE_TOLERANCE)
+    yield from _checked(case, "projected", "projected", policy.project(features), FEATURE_TOLERANCE)
+
+
+def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+    """The prefill's last row as the head sees it."""
+    if "final_hidden_last" in case.recorded.tensors:
+        (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+        layout = PackedLayout.of([Span(0, 0, len(rows))], device)
+        hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
+        found = policy.decoder.final_norm(hidden[layout.sampled_rows], "prefill")[0]
+        yield from _checked(case, "final hidden", "final_hidden_last", found, FEATURE_TOLERANCE)
+
+
+def decode(
+    cases: list[_Case],
+    policy: TokenPolicy,
+    pace: Pace,
+    table: OperatorTable | None,
+    kv_format: KVFormat = DENSE,
+    shift: Shift = Shift.ROTATE,
+) -> list[list[Decoded]]:
+    """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case.
+
+    Where frames draft, they follow each other at once, so that some are overtaken, and then one by one.
+    """
+    longest = max(len(case.frame.prompt_ids) for case in cases)
+    capacity = policy.image_tokens + longest + policy.K
+    engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table, kv_format=kv_format)
+    rounds = 1 if pace == SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
+    run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [pace])
+    frames = [case.frame for case in cases]
+    if pace.speculation is not None:
+        alone = [(policy.K, frame) for frame in frames]
+        decoded = run.decode_arrivals([(0, frame) for frame in frames * rounds] + alone)
+    else:
+        (decoded,) = run.decode([frames * rounds])
+    of_cases: list[list[Decoded]] = [[] for _ in cases]
+    for each in decoded:
+        of_cases[(each.sampled.frame.seq - 1) % len(cases)].append(each)
+    return of_cases
+
+
+def check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAFrames) -> Iterator[CheckResult]:
+    """Logits, tokens and actions of the decodings of a case."""
+    recorded, key = case.recorded, case.recorded.unnorm_key
+    logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings]).cpu()
+    yield from _checked(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)
+    yield from _check_steps(case, logits)
+    width = len(policy.action_schema(key).names)
+    ids = [decoded.sampled.token_ids[:width] for decoded in decodings]
+    off = max(mismatches(found, recorded.action_token_ids) for found in ids)
+    yield CheckResult(case.name, "action tokens", off, 0)
+    for quantity, wanted, values in (
+        ("normalized actions", recorded.normalized_actions, [policy.normalized_actions(found) for found in ids]),
+        ("actions", recorded.actions, [policy.decode_actions(found, key) for found in ids]),
+    ):
+        if wanted is not None:
+            found = torch.tensor(np.array(values))
+            yield compare(case.name, quantity, found, torch.tensor(wanted, dtype=torch.float64), ACTION_TOLERANCE)
+
+
+def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
+    """Check logits [n, K, V] against the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
+    for name, ids in case.recorded.tensors.items():
+        if not re.fullmatch(r"step_top\d+_ids", name):
+            continue
+        stages, vocab = logits.shape[1:]
+        fits = ids.dtype == torch.int64 and ids.dim() == 2 and len(ids) <= stages
+        if fits and bool(((ids >= 0) & (ids < vocab)).all()):
+            found = logits[:, : len(ids)].gather(2, ids.expand(len(logits), -1, -1))
+            yield from _checked(case, "step logits", name.replace("_ids", "_logits"), found, FEATURE_TOLERANCE)
+        else:
+            yield CheckResult(case.name, "step logits", math.inf, FEATURE_TOLERANCE)
+
+
+def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+    """Compare `found` with the recorded tensor of that name, if there is one."""
+    if name in case.recorded.tensors:
+        yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

@@ -1,0 +1,270 @@
+"""Checks a checkpoint of OpenVLA-OFT against outputs recorded from the original implementation, in float32.
+
+Compared where the bundle records it: prompt and text ids, pixel values, the state as it is normalised, projected
+patches, all rows before and after the language model, the rows that are read, their largest logits and the tokens,
+normalised actions and actions, of each frame by itself and of frames of several robots in one pass, and actions as they
+are served, cut to the limits. A stored value that is not compared is infinitely off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.table import operator_table
+from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.lab.verify.policies.openvla_oft.recorded import OFTBundle, OFTCase, read_oft_bundle
+from edgeflow.lab.verify.policies.request import Verification
+from edgeflow.lab.verify.recorded.comparison import CheckResult, compare, mismatches
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaDecoder
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
+from edgeflow.policies.openvla.prompt import Prompter, prompt_text
+from edgeflow.policies.openvla.vision import Vision
+from edgeflow.policies.openvla_oft.files import find_files
+from edgeflow.policies.openvla_oft.network import OFTNetwork
+from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy
+from edgeflow.policies.openvla_oft.published import read_head, read_proprio
+from edgeflow.policies.openvla_oft.settings import OFTSettings
+from edgeflow.policies.openvla_oft.statistics import Bounds, read_statistics
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow.types import Image, Observation
+
+MODE = "one pass"
+GIVEN = ("in.input_ids", "in.proprio_raw")
+"""Inputs, which are not compared."""
+ACTIONS = "out.actions"
+LARGEST = ("mid.action_logits_top32_ids", "mid.action_logits_top32_values")
+TOLERANCE = 1e-4
+"""Absolute, as the bundles state it."""
+PIXEL_TOLERANCE = 1e-6
+LARGEST_MARGIN = 1e9
+SPACE_ID = 29871
+"""Llama 2's space, with which prompts end, where a bundle has no tokenizer."""
+_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_SYMMETRIC = {"mean": [0.5] * 3, "std": [0.5] * 3}
+NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
+
+
+def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+    """Every comparison of a bundle, case by case; ConfigError for weights, which this family does not have."""
+    if asked.weights != "float":
+        raise ConfigError(f"weights: {asked.weights} is not measured for openvla_oft")
+    bundle = read_oft_bundle(directory)
+    table = operator_table(asked.operators, "float", asked.device, torch.float32)
+    with torch.inference_mode():
+        subjects = _subjects(directory, bundle, table, asked.device)
+        together = _together(subjects)
+        results: list[CheckResult] = []
+        for index, subject in enumerate(subjects):
+            asked.progress(subject.case.name, index, len(subjects))
+            results += _check_inputs(subject)
+            results += _check_rows(subject)
+            results += _check_answer(subject, together[subject.case.name])
+            results += _unknown(subject.case.name, subject.case.tensors.keys() - {*GIVEN, *subject.compared})
+    for name in bundle.strays:
+        results += _unknown(name.partition(".")[0], [name.partition(".")[2]])
+    return [(MODE, result) for result in results]
+
+
+def _unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
+    """Stored values that nothing was compared with."""
+    for name in sorted(names):
+        yield CheckResult(case, f"unknown {name}", math.inf, TOLERANCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is prepared.
+
+    tokenised: the text ids, where the bundle has a tokenizer. compared: names of the stored tensors that were.
+    """
+
+    case: OFTCase
+    policy: OpenVLAOFTPolicy
+    frame: OFTFrame
+    action: Bounds
+    tokenised: tuple[int, ...] | None
+    compared: set[str] = field(default_factory=set)
+
+    def checked(self, quantity: str, name: str, found: Tensor, tolerance: float = TOLERANCE) -> Iterator[CheckResult]:
+        """Compare `found` with the recorded tensor of that name, if there is one."""
+        if name in self.case.tensors:
+            self.compared.add(name)
+            yield compare(self.case.name, quantity, found, self.case.tensors[name], tolerance)
+
+
+def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: torch.device) -> list[_Subject]:
+    config = load_config(directory, processor=_processor(directory))
+    weights = Weights(directory, torch.float32, device)
+    shared = _Shared(
+        directory,
+        config,
+        weights,
+        LlamaDecoder(config.text, weights.under("language_model."), table=table),
+        Vision(config, weights, table),
+    )
+    prompter = Prompter(directory, vicuna=config.vicuna_prompt) if (directory / "tokenizer.json").is_file() else None
+    policies: dict[str, OpenVLAOFTPolicy] = {}
+    subjects = []
+    for case in bundle.cases:
+        settings = bundle.settings(case)
+        key = settings.model_dump_json()
+        if key not in policies:
+            policies[key] = shared.policy(settings)
+        case.tensor(ACTIONS)
+        action = read_statistics(directory, settings).actions[case.unnorm_key]
+        tokenised = prompter.ids(case.instruction) if prompter else None
+        frame = _frame(case, policies[key], tokenised)
+        subjects.append(_Subject(case=case, policy=policies[key], frame=frame, action=action, tokenised=tokenised))
+    return subjects
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The parts of a checkpoint that the policies of all settings share."""
+
+    directory: Path
+    config: OpenVLAConfig
+    weights: Weights
+    decoder: LlamaDecoder
+    vision: Vision
+
+    def policy(self, settings: OFTSettings) -> OpenVLAOFTPolicy:
+        """A policy to which ids are given."""
+        statistics = read_statistics(self.directory, settings)
+        files, width = find_files(self.directory, settings), self.config.text.hidden_size
+        network = OFTNetwork(
+            self.decoder,
+            self.vision,
+            self.weights.device,
+            head=read_head(files.head, self.weights, settings.dims, width),
+            proprio=read_proprio(files.proprio, self.weights, settings.proprio, width),
+        )
+        return OpenVLAOFTPolicy(self.config, settings, statistics, network, lambda _: ())
+
+
+def _processor(directory: Path) -> dict[str, Any]:
+    """preprocessor_config.json, or what the published towers take where a bundle has none."""
+    name = "preprocessor_config.json"
+    if (directory / name).is_file():
+        return read_json(directory / name)
+    towers = read_json(directory / "config.json").get("timm_model_ids")
+    found = []
+    for tower in towers if isinstance(towers, list) else [""]:
+        known = next((values for part, values in NORMALISATIONS.items() if part in str(tower)), None)
+        if known is None:
+            raise CheckpointError(f"{directory} has no {name}, and the normalisation of tower {tower!r} is not known")
+        found.append(known)
+    return {"tvf_normalize_params": found}
+
+
+def _frame(case: OFTCase, policy: OpenVLAOFTPolicy, tokenised: tuple[int, ...] | None) -> OFTFrame:
+    """The frame as the policy prepares it, with the recorded ids and the space behind them."""
+    ids, vocabulary = case.input_ids, policy.network.decoder.config.vocab_size
+    if not all(0 <= each < vocabulary for each in ids):
+        raise CheckpointError(f"{case.name}.in.input_ids has ids beyond the vocabulary of {vocabulary}")
+    space = tokenised[-1] if tokenised else SPACE_ID
+    raw = case.raw_state if case.proprio else ()
+    images = {
+        name: Image(image.shape[0], image.shape[1], image.tobytes())
+        for name, image in zip(policy.settings.cameras, case.images, strict=True)
+    }
+    if len(raw) != policy.settings.proprio:
+        raise CheckpointError(f"{case.name}.in.proprio_raw has {len(raw)} numbers, expected {policy.settings.proprio}")
+    prepared = policy.prepare(Observation(images=images, instruction=case.instruction, state={"state": raw}))
+    return OFTFrame(prepared.pixel_values, ids if ids[-1:] == (space,) else (*ids, space), prepared.state)
+
+
+def _check_inputs(subject: _Subject) -> Iterator[CheckResult]:
+    case, frame = subject.case, subject.frame
+    prompt = case.values.get("prompt")
+    if isinstance(prompt, str):
+        found = prompt_text(case.instruction, vicuna=prompt.startswith("A chat"))
+        yield CheckResult(case.name, "prompt", float(found != prompt), 0)
+    if subject.tokenised is not None:
+        yield CheckResult(case.name, "input ids", mismatches(subject.tokenised, frame.prompt_ids), 0)
+    count = case.values.get("n_prompt_ids")
+    if isinstance(count, int):
+        yield CheckResult(case.name, "number of ids", abs(len(case.input_ids) - count), 0)
+    yield from subject.checked("pixel values", "in.pixel_values", frame.pixel_values[None], PIXEL_TOLERANCE)
+    if frame.state is not None:
+        yield from subject.checked("normalised state", "in.proprio", frame.state)
+
+
+def _check_rows(subject: _Subject) -> Iterator[CheckResult]:
+    """All rows, before and after the language model, and those that are read."""
+    policy, network = subject.policy, subject.policy.network
+    pixels = subject.frame.pixel_values[None].to(policy.device)
+    yield from subject.checked("projected patches", "mid.projected_patches", network.image_rows(pixels))
+    rows = policy.embed([subject.frame])
+    yield from subject.checked("input rows", "mid.lm_inputs_embeds", rows[0][None])
+    length = subject.case.values.get("sequence_length")
+    if isinstance(length, int):
+        yield CheckResult(subject.case.name, "number of rows", abs(len(rows[0]) - length), 0)
+    layout, kv = network.layout(rows, policy.numbers), network.reserve(1, len(rows[0]))
+    hidden = network.decoder.final_norm(network.decoder.forward(rows[0], layout, kv), "prefill")
+    yield from subject.checked("last hidden", "mid.lm_last_hidden", hidden[None])
+    read = network.read_out(rows, policy.numbers)
+    normed = network.decoder.final_norm(read, "prefill")
+    yield from subject.checked("hidden states of actions", "mid.actions_hidden_states", normed[None])
+    yield from _check_logits(subject, network.decoder.logits(read, "prefill").cpu())
+
+
+def _check_logits(subject: _Subject, logits: Tensor) -> Iterator[CheckResult]:
+    """The recorded largest logits [n, 32], their order, the margin of the largest, and the tokens."""
+    case = subject.case
+    ids, values = (case.tensors.get(name) for name in LARGEST)
+    if ids is not None and values is not None:
+        subject.compared.update(LARGEST)
+        fits = ids.dtype == torch.int64 and ids.dim() == 2 and len(ids) == len(logits) and values.shape == ids.shape
+        if not fits or not ids.numel() or bool(((ids < 0) | (ids >= logits.shape[1])).any()):
+            yield CheckResult(case.name, "largest logits", math.inf, TOLERANCE)
+        else:
+            yield from subject.checked("largest logits", LARGEST[1], logits.gather(1, ids))
+            rest = logits.scatter(1, ids, -torch.inf).amax(1) - values.amin(1)
+            yield CheckResult(case.name, "ids of the largest logits", max(rest.max().item(), 0.0), TOLERANCE)
+    margin = case.values.get("min_top1_top2_margin")
+    if isinstance(margin, int | float) and not isinstance(margin, bool):
+        top = logits.topk(2).values
+        found = (top[:, 0] - top[:, 1]).min().item()
+        off = abs(found - margin) if abs(margin) < LARGEST_MARGIN else math.inf
+        yield CheckResult(case.name, "margin of the largest logits", off, TOLERANCE)
+    tokens = case.values.get("token_ids")
+    if isinstance(tokens, list):
+        yield CheckResult(case.name, "action tokens", mismatches(logits.argmax(-1).tolist(), tokens), 0)
+
+
+def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
+    """The chunk of each case in one pass with all cases of its settings, as frames of several robots are."""
+    found: dict[str, Tensor] = {}
+    for policy in {id(each.policy): each.policy for each in subjects}.values():
+        alike = [each for each in subjects if each.policy is policy]
+        longest = max(len(each.frame.prompt_ids) for each in alike)
+        policy.network.reserve(len(alike), policy.fixed_rows + longest)
+        chunks = policy.run([each.frame for each in alike]).cpu()
+        found |= {each.case.name: chunk for each, chunk in zip(alike, chunks, strict=True)}
+    return found
+
+
+def _check_answer(subject: _Subject, together: Tensor) -> Iterator[CheckResult]:
+    """The chunk, of the frame by itself and with others."""
+    case, policy = subject.case, subject.policy
+    (alone,) = policy.run([subject.frame]).cpu()
+    found = torch.stack([alone, together])
+    yield from subject.checked("normalised actions", "out.actions_normalized", found)
+    actions = torch.from_numpy(subject.action.unnormalised(found.double().numpy()))
+    yield from subject.checked("actions", ACTIONS, actions)
+    served = torch.stack([torch.from_numpy(policy.actions(each, case.unnorm_key)) for each in found.double().numpy()])
+    recorded = torch.from_numpy(subject.action.within_limits(case.tensor(ACTIONS).double().numpy()))
+    yield compare(case.name, "served actions", served, recorded, TOLERANCE)
+    shape = case.values.get("actions_shape")
+    if isinstance(shape, list):
+        yield CheckResult(case.name, "shape of the chunk", float(list(alone.shape) != shape), 0)

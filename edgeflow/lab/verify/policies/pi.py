@@ -1,0 +1,70 @@
+"""Checks of π0 and π0.5 against recorded outputs (flow/verify.py), with their prompts and statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.frames import FlowSizes
+from edgeflow.lab.verify.policies.flow.recorded import STATE as STATE_GIVEN
+from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, retokenised
+from edgeflow.lab.verify.policies.flow.runs import CHUNK
+from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
+from edgeflow.lab.verify.policies.flow.verify import verify_architecture
+from edgeflow.lab.verify.policies.request import Verification
+from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.lerobot.features import STATE
+from edgeflow.policies.pi.architecture import architecture_of
+from edgeflow.policies.pi.checkpoint import read_processors
+from edgeflow.policies.pi.config import PiConfig, load_config
+from edgeflow.policies.pi.network import PiNetwork
+from edgeflow.policies.pi.prompts import bins
+
+TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
+RESTORED = "out.action_chunk_unnormalized"
+
+
+def verify(kind: str, directory: Path, asked: Verification) -> Results:
+    """Every comparison of a bundle."""
+    config = load_config(directory, kind)
+    architecture = architecture_of(config)
+    return verify_architecture(
+        directory,
+        architecture,
+        asked,
+        tolerances=TOLERANCES,
+        more=lambda network: _Inputs(directory, config, architecture, network).values,
+    )
+
+
+class _Inputs:
+    """Normalisation, prompts, and the condition of the norms of π0.5."""
+
+    def __init__(
+        self, directory: Path, config: PiConfig, architecture: FlowArchitecture[PiNetwork], network: PiNetwork
+    ) -> None:
+        self._config, self._network = config, network
+        self._processors = read_processors(directory, config)
+        self._texts = architecture.texts_for(network, self._processors.tokenizer, self._processors.tokens)
+
+    def values(self, recording: Recording, sizes: FlowSizes) -> dict[str, Tensor]:
+        """By stored name."""
+        stored, normalisation = recording.case.tensors, self._processors.normalisation
+        states = stored.get(STATE_RAW, stored[STATE_GIVEN]).float().numpy()
+        affine = normalisation.inputs.get(STATE)
+        if STATE_RAW in stored and affine is not None:
+            states = affine.normalised(states)
+        values = {STATE_GIVEN: torch.from_numpy(states)}
+        if "task" in recording.values:
+            values[TOKENS] = retokenised(recording, self._texts, states)
+        if CHUNK in stored:
+            chunk, action = stored[CHUNK].double(), normalisation.action
+            values[RESTORED] = chunk if action is None else torch.from_numpy(action.restored(chunk.numpy()))
+        if self._config.adaptive:
+            times = torch.tensor([sizes.time(step) for step in range(1, sizes.steps + 1)])
+            condition = self._network.condition(times.to(self._network.decoder.device)).cpu()
+            values["mid.adarms_cond"] = condition[:, None].expand(-1, len(states), -1)
+            values["in.state_bins"] = torch.tensor([bins(state) for state in states])
+        return values

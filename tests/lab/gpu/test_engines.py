@@ -1,0 +1,32 @@
+"""The engines that the suite measures are those of the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from edgeflow.config import ServiceConfig
+from edgeflow.engine.policy import Footprint
+from edgeflow.lab.gpu.order import Order
+from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
+from edgeflow.worker.build import kv_need
+from tests.engine.recorded import record
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path)}
+    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
+
+
+def test_a_slot_has_the_positions_that_the_service_gives_it(setting):
+    policy = policy_of(setting, setting.size)
+    engine = engine_of(policy, setting.size, setting, graphs=True, record=record)
+    positions = policy.image_tokens + policy.K
+    footprint = Footprint(decoder=0, other=0, slots=policy.K, positions=positions, row_bytes=1)
+    need = kv_need(ServiceConfig(), footprint, setting.device)
+    assert (engine.kv.capacity, engine.record) == (need.capacity, record)
+    assert engine.capacity == policy.image_tokens + ServiceConfig().max_prompt_tokens + policy.K

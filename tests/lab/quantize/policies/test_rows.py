@@ -1,0 +1,72 @@
+"""The rows of a policy through the blocks of the search, against the decoder that serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgeflow.engine.flow.layout import FlowLayouts
+from edgeflow.engine.flow.stages import PrefixSegment
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.lab.quantize.policies.rows import ActionRows, Rows
+from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.sources import PolicySource
+from tests.lab.quantize.policies.cases import EMBEDDED, KINDS, opened
+
+CPU = torch.device("cpu")
+FRAMES = 6
+
+
+@torch.inference_mode()
+def through_blocks(source: PolicySource, rows: Rows) -> list[Tensor]:
+    """The rows behind the last block and the final norm, [L, E] of each frame."""
+    decoder = source.source.decoder
+    hidden, rotation = list(rows.hidden), decoder.rotation(rows.longest)
+    for block in decoder.blocks():
+        hidden = [block.run(each, rotation).hidden for each in hidden]
+    norm = decoder.weights[f"{decoder.stem}norm.weight"] + decoder.shape.plus_one
+    return [
+        row * torch.rsqrt(row.square().mean(-1, keepdim=True) + decoder.shape.eps) * norm
+        for batch in hidden
+        for row in batch
+    ]
+
+
+@torch.inference_mode()
+def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: Rows) -> list[Tensor]:
+    policy, frames = served.policy, [row for batch in rows.hidden for row in batch]
+    if source.actions is not None:
+        kv = policy.decoder.kv_slots(1, rows.longest)
+        layouts = [PackedLayout.of([Span(slot=0, start=0, length=len(each))], CPU) for each in frames]
+        through = [policy.decoder.forward(each, layout, kv) for each, layout in zip(frames, layouts, strict=True)]
+        return [policy.decoder.final_norm(each, "prefill") for each in through]
+    decoder = policy.network.decoder
+    kv, layouts = decoder.kv_slots(1, rows.longest), FlowLayouts(policy.sizes, decoder.kinds, CPU)
+    placed = [layouts.of([PrefixSegment(slot=0, rows=len(each))], [], [()]).rows for each in frames]
+    return [decoder.forward_whole(each, each[:0], layout, kv)[0] for each, layout in zip(frames, placed, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *EMBEDDED])
+def test_the_blocks_agree_with_the_decoder_that_serves(kind: str, tmp_path: Path):
+    """A wrong mask, RoPE, norm or gate is off by 0.01 and more."""
+    source, served, rows = opened(kind, tmp_path / "policy", FRAMES)
+    pairs = zip(through_blocks(source, rows), through_the_served_one(source, served, rows), strict=True)
+    for found, wanted in pairs:
+        assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", ["openvla", "embedded openvla"])
+def test_the_counted_rows_give_the_tokens_of_the_float_policy(kind: str, tmp_path: Path):
+    source, served, rows = opened(kind, tmp_path / "policy", FRAMES)
+    assert isinstance(rows, ActionRows)
+    hidden = through_blocks(source, rows)
+    head = source.source.decoder.weights[source.source.decoder.head]
+    counted = [mask for batch in rows.counted for mask in batch]
+    wanted = [tokens for batch in rows.tokens for tokens in batch]
+    assert sum(map(len, rows.tokens)) == FRAMES
+    for found, mask, tokens in zip(hidden, counted, wanted, strict=True):
+        assert torch.equal((found[mask] @ head.t()).argmax(1), tokens)
+    assert sorted(map(tuple, torch.stack(wanted).tolist())) == sorted(served.tokens())
