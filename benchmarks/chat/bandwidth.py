@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from edgeflow.kernels.trials.timing import median_us
+from edgeflow.kernels.timing import median_us
 
 SAMPLES = 9
 

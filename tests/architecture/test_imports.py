@@ -74,7 +74,7 @@ ALLOWED["lab"] = set(ALLOWED) - {"service", "commands", "cli", "__main__"}
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
 LAYERS = {
-    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static", "trials"),
+    "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static"),
     "client": ("connection", ""),
     "loadtest": ("robots", ""),
     "lab/export": ("graphs", "policies", "quantised", ""),

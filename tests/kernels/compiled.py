@@ -29,9 +29,9 @@ from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials import cases, int4_cases
-from edgeflow.kernels.trials.cases import Case, Heads
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials import cases, int4_cases
+from edgeflow.lab.trials.cases import Case, Heads
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -16,10 +16,10 @@ import torch
 
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials.cases import Case
-from edgeflow.kernels.trials.catalogue import small_cases
-from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.catalogue import small_cases
+from edgeflow.lab.trials.compare import deviation, tolerance
 
 CPU = torch.device("cpu")
 SPARSE = {"packed_attention"}

@@ -12,10 +12,10 @@ import torch
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.shift_kv import chain_reference
 from edgeflow.kernels.packed_attention import reference
-from edgeflow.kernels.trials import int4_cases
-from edgeflow.kernels.trials.cases import Heads
 from edgeflow.kernels.triton.packed_attention import packed_attention_int4
 from edgeflow.kernels.triton.shift_kv import shift_kv_chain
+from edgeflow.lab.trials import int4_cases
+from edgeflow.lab.trials.cases import Heads
 from tests.kernels.test_int4_kv import Passes, store
 
 CPU = torch.device("cpu")

@@ -24,10 +24,10 @@ from edgeflow.kernels.kv.sees import window
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Heads
-from edgeflow.kernels.trials.catalogue import small_cases
-from edgeflow.kernels.trials.compare import deviation, tolerance
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Heads
+from edgeflow.lab.trials.catalogue import small_cases
+from edgeflow.lab.trials.compare import deviation, tolerance
 from tests.kernels.flashinfer_double import flashinfer
 from tests.kernels.flashinfer_signatures import USED, read, recorded
 

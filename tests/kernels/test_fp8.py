@@ -12,9 +12,9 @@ from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8_linear import Fp8
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import Fp8Weight
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.compare import deviation, tolerance
 from tests.kernels.subprocesses import run
 
 CPU = torch.device("cpu")

@@ -13,9 +13,9 @@ from edgeflow.kernels.kv.sees import causal, tree_of_drafts, window
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Case, Heads
-from edgeflow.kernels.trials.tune import Tuner
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.tune import Tuner
 
 CPU = torch.device("cpu")
 SPANS = [Span(0, 4, 1), Span(1, 0, 3)]

@@ -8,8 +8,8 @@ import pytest
 
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials.catalogue import small_cases
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials.catalogue import small_cases
 from tests.kernels.subprocesses import run
 
 DTYPES = ("float32", "float16", "bfloat16")

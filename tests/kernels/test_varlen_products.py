@@ -7,9 +7,9 @@ import torch
 
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
-from edgeflow.kernels.trials.cases import Heads, varlen_attention
-from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.varlen_attention import LONG, Sequences, products, reference, sdpa
+from edgeflow.lab.trials.cases import Heads, varlen_attention
+from edgeflow.lab.trials.compare import deviation, tolerance
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.dimensions import only_role
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.kernels.trials.model_cases import passes, staged_cases
+from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.chat import load_chat_model, read_published, read_with_heads
 from edgeflow.models.decoder_config import decoder_config

@@ -22,7 +22,7 @@ from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
-from edgeflow.kernels.trials.model_cases import passes, staged_cases
+from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 

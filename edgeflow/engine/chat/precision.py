@@ -17,14 +17,12 @@ from edgeflow.engine.table import check_head, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.model_shape import ModelShape
+from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import tune_options
-from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.kernels.trials.cases import Case
-from edgeflow.kernels.trials.model_cases import linear_cases
-from edgeflow.kernels.trials.timing import last_level_cache, median_us, ring_size, rotating
-from edgeflow.kernels.weights import FLOAT
+from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
+from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
+from edgeflow.kernels.weights import FLOAT, FloatWeight
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.models.quantization import read_quantization, refuse_conversion
@@ -32,6 +30,7 @@ from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
 
 SAMPLES = 9
+PERIOD = 1 << 16  # random numbers of a weight that is only timed
 AUTO = {"cpu": "int8", "cuda": "fp8"}
 ENOUGH = 1.25  # times as fast: from here on `auto` takes weights of that format
 HALVES = ("bfloat16", "float16")
@@ -108,27 +107,39 @@ def _last_logits(model: ChatModel, kv: KVSlots, prompt: Prompt, start: int) -> T
 
 def _gain(weights: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:
     """The speed-up of a layer's projections for one row, with random weights; 1 if such weights cannot be served."""
-    cases = linear_cases(shape, 1)
-    cold_bytes = sum(case.problem(torch.device("meta"), dtype).cold_bytes for case in cases)
-    count = ring_size(cold_bytes, last_level_cache(device))
-    layers = list(zip(*(case.copies(count, device, dtype) for case in cases), strict=True))
+    products = [each for each in shape.every_product if each.role != "head"]
+    count = ring_size(sum(each.outputs * each.inputs for each in products), last_level_cache(device))
+    layers = [[_random(each, dtype, device) for each in products] for _ in range(count)]
     tables = {"exact": built_in_table(), "other": built_in_table().converting(weights)}
     calls = {}
     for name, table in tables.items():
-        made = [_chosen(table, case, shape.family, dtype, device) for case in cases]
-        bound = [[each.given_to(make) for each, make in zip(layer, made, strict=True)] for layer in layers]
-        calls[name] = rotating([partial(_run_all, layer) for layer in bound])
+        makes = [_chosen(table, each, shape.family, dtype, device) for each in products]
+        planned = [[_bound(make, *given) for make, given in zip(makes, layer, strict=True)] for layer in layers]
+        calls[name] = rotating([partial(_run_all, layer) for layer in planned])
     times = median_us(calls, device, SAMPLES)
     return times["exact"] / times["other"]
 
 
+def _random(product: Product, dtype: torch.dtype, device: torch.device) -> tuple[FloatWeight, Tensor]:
+    """A weight [outputs, inputs] whose numbers repeat, since drawing them all takes longer, and a row [1, inputs]."""
+    numbers = torch.randn(PERIOD).to(device, dtype)
+    size = product.outputs * product.inputs
+    weight = numbers.repeat(-(-size // PERIOD))[:size].view(product.outputs, product.inputs)
+    return FloatWeight(weight), weight[:1].clone()
+
+
 def _chosen(
-    table: OperatorTable, case: Case, family: str, dtype: torch.dtype, device: torch.device
+    table: OperatorTable, product: Product, family: str, dtype: torch.dtype, device: torch.device
 ) -> Callable[..., Any]:
     """The implementation that serves a projection of a decode row."""
-    role, shape_sig = case.layer_role, case.signed()[1]
-    key = OperatorKey(op_name=case.op_name, model_name=family, layer_role=role, stage="decode", shape_sig=shape_sig)
+    weight = FloatWeight(torch.empty(product.outputs, product.inputs, device="meta"))
+    _, shape_sig = SIGNATURES["linear"](weight, None, 1)
+    key = OperatorKey(op_name="linear", model_name=family, layer_role=product.role, stage="decode", shape_sig=shape_sig)
     return table.choose(key, Hardware.of(device), dtype).load()
+
+
+def _bound(make: Callable[..., Any], weight: FloatWeight, row: Tensor) -> Callable[[], object]:
+    return partial(make(weight, None), row)
 
 
 def _run_all(calls: Sequence[Callable[[], object]]) -> None:

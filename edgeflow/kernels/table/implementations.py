@@ -54,7 +54,7 @@ class Implementation:
     shape signature; choices: parameters with the values worth trying, the default first.
     weight: the format of the weight that it is made for; "" for any, and for operators without weights. made_from: of
     such a weight, STORED: what the model holds in the format, FLOATS: what it converts; "" for both. deviation: of its
-    results where that is more than its format and dtype explain (kernels/trials/compare.py).
+    results where that is more than its format and dtype explain (lab/trials/compare.py).
     stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
     absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
     reads nothing that differs between passes of one shape. causal: attention that refuses layouts with `sees`.

@@ -9,7 +9,7 @@ import subprocess
 import torch
 
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.trials.timing import median_us
+from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import Setting, named
 

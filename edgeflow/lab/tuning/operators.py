@@ -28,10 +28,10 @@ from edgeflow.kernels.table.overlay import (
     table_entries,
     write_overlay,
 )
-from edgeflow.kernels.trials.cases import Case
-from edgeflow.kernels.trials.model_cases import model_cases, staged_cases
-from edgeflow.kernels.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.model_cases import model_cases, staged_cases
+from edgeflow.lab.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.lab.tuning.subject import dtype_named
 
 Report = Callable[[str, int, int], None]

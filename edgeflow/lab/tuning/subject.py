@@ -11,8 +11,8 @@ from edgeflow.engine.device import DTYPES, choose_dtype
 from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.trials.model_cases import PRESETS
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials.model_cases import PRESETS
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_FLOW, EMBEDDED_MODEL, is_hub_id, resolve_model
 from edgeflow.models.shape import checkpoint_shape, with_head
 from edgeflow.models.vocabulary import HEADS

@@ -17,9 +17,9 @@ from edgeflow.kernels.linear import Dequantised, Linear, Reference
 from edgeflow.kernels.native.library import instruction_sets, missing
 from edgeflow.kernels.native.linear import BLOCK, Int4, Int8
 from edgeflow.kernels.table.linears import ROWS_OF_8_BITS
-from edgeflow.kernels.trials.catalogue import small_cases
-from edgeflow.kernels.trials.compare import deviation, tolerance
 from edgeflow.kernels.weights import Int8Weight, Weight
+from edgeflow.lab.trials.catalogue import small_cases
+from edgeflow.lab.trials.compare import deviation, tolerance
 from tests.kernels.awq_weights import random_weight
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "built")

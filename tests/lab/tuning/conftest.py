@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.kernels.trials import tune
+from edgeflow.lab.trials import tune
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,8 @@ from edgeflow.kernels.table.overlay import (
     read_overlay,
     write_overlay,
 )
-from edgeflow.kernels.trials.model_cases import model_cases
-from edgeflow.kernels.trials.tune import Tuner
+from edgeflow.lab.trials.model_cases import model_cases
+from edgeflow.lab.trials.tune import Tuner
 from edgeflow.lab.tuning.operators import DIMENSIONS
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
 from edgeflow.models.chat import load_chat_model

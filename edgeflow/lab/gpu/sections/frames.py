@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.kernels.trials.timing import median_us
+from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import OffError, Setting
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage

@@ -20,10 +20,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.trials.cases import Case
-from edgeflow.kernels.trials.compare import Expected, tolerance
-from edgeflow.kernels.trials.model_cases import linear_cases, preset
-from edgeflow.kernels.trials.timing import last_level_cache, median_us
+from edgeflow.kernels.timing import last_level_cache, median_us
 from edgeflow.lab.gpu.order import INT4_MODELS, LEFT_OUT, Found
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
 from edgeflow.lab.gpu.sections.policy_speed import pipelined, timed, ways
@@ -32,6 +29,9 @@ from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.floors import awq_weight_bytes, awq_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
 from edgeflow.lab.gpu.subjects.random_policy import random_frames
+from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.model_cases import linear_cases, preset
 from edgeflow.models.chat import ChatModel
 from edgeflow.scheduler.ring import Shift
 

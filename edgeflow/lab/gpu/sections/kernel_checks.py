@@ -15,14 +15,14 @@ from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.kernels.trials.cases import Case
-from edgeflow.kernels.trials.catalogue import small_cases
-from edgeflow.kernels.trials.compare import Expected, tolerance
-from edgeflow.kernels.trials.model_cases import model_cases
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import OffError, Setting, named
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
+from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.catalogue import small_cases
+from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -10,13 +10,13 @@ from edgeflow.kernels.kv.formats import INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Case, Heads
-from edgeflow.kernels.trials.model_cases import model_cases
-from edgeflow.kernels.trials.timing import last_level_cache, median_us, rotating
+from edgeflow.kernels.timing import last_level_cache, median_us, rotating
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.sections.kernel_checks import policy_shape
 from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.model_cases import model_cases
 
 SAMPLES = 9
 CONTEXTS = (2048, 8192, 32768)

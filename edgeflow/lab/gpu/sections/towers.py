@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord
-from edgeflow.kernels.trials.timing import median_us
+from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import Setting
 from edgeflow.lab.gpu.subjects.engines import policy_of

@@ -7,12 +7,12 @@ from functools import partial
 from time import monotonic
 
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.trials.model_cases import model_cases
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.sections.chat_speed import models
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
 from edgeflow.lab.gpu.setting import Setting, SkipError
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
+from edgeflow.lab.trials.model_cases import model_cases
 
 POLICY_SHARE = 0.5  # of the time; the chat models share the rest
 SAMPLES = 9

@@ -19,9 +19,9 @@ from edgeflow.kernels.kv.sees import (
     tree_of_drafts,
     window,
 )
-from edgeflow.kernels.trials import cases, int4_cases, latent_cases, memory_cases
-from edgeflow.kernels.trials.cases import Case, Heads
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.trials import cases, int4_cases, latent_cases, memory_cases
+from edgeflow.lab.trials.cases import Case, Heads
 
 Proofs = dict[str, Callable[[], list[Case]]]
 

@@ -14,11 +14,11 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Heads
-from edgeflow.kernels.trials.model_cases import PRESETS, model_cases, passes, preset, staged_cases
-from edgeflow.kernels.trials.timing import last_level_cache, median_us, ring_size
-from edgeflow.kernels.trials.tune import Tuner
+from edgeflow.kernels.timing import last_level_cache, median_us, ring_size
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Heads
+from edgeflow.lab.trials.model_cases import PRESETS, model_cases, passes, preset, staged_cases
+from edgeflow.lab.trials.tune import Tuner
 
 CPU = torch.device("cpu")
 CASE = cases.swiglu(4, 8)

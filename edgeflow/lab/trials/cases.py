@@ -23,7 +23,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.table.shapes import SIGNATURES, Signed
-from edgeflow.kernels.trials.timing import ring_size
+from edgeflow.kernels.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import FLOAT, FloatWeight, Weight, converted
 
@@ -108,14 +108,10 @@ class Case:
         return self.build(Numbers.of(device, dtype, rounded or dtype))
 
     def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
-        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/trials/timing.py)."""
+        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
         first = self._to_time(device, dtype)
         others = range(1, ring_size(first.cold_bytes, cache_bytes))
         return [first, *(self._to_time(device, dtype) for _ in others)]
-
-    def copies(self, count: int, device: torch.device, dtype: torch.dtype) -> list[Problem]:
-        """That many problems of this shape, to time in turns."""
-        return [self._to_time(device, dtype) for _ in range(count)]
 
     def _to_time(self, device: torch.device, dtype: torch.dtype) -> Problem:
         return self.build(Numbers.of(device, dtype, dtype, PERIOD))

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import MemoryLayer
-from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Problem
+from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
 
 _FAR_BELOW: Final = -4.0
 """Queries at which exp(x) - 1 in 16 bits is -1, or nearly so."""

@@ -16,11 +16,11 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import kv_formats
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Case, Heads
-from edgeflow.kernels.trials.catalogue import small_cases
-from edgeflow.kernels.trials.compare import Expected, deviation, tolerance
 from edgeflow.kernels.weights import FLOAT, Fp8Weight, Int8Weight
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.catalogue import small_cases
+from edgeflow.lab.trials.compare import Expected, deviation, tolerance
 from tests.kernels.wrong_kernels import (
     WRONG,
     features_in_the_dtype,

@@ -9,8 +9,8 @@ from edgeflow.kernels.kv.formats import LATENT
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.trials import cases
-from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Problem
+from edgeflow.lab.trials import cases
+from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
 
 
 def rope_write_kv(spans: Sequence[Span], heads: Heads, rotary: int) -> Case:

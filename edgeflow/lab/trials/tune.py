@@ -19,9 +19,9 @@ import torch
 
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, known
-from edgeflow.kernels.trials.cases import Case, Problem
-from edgeflow.kernels.trials.compare import Expected, tolerance
-from edgeflow.kernels.trials.timing import Seconds, last_level_cache, median_us, rotating
+from edgeflow.kernels.timing import Seconds, last_level_cache, median_us, rotating
+from edgeflow.lab.trials.cases import Case, Problem
+from edgeflow.lab.trials.compare import Expected, tolerance
 
 GAIN = 0.97  # a candidate must take at most this share of the default's time
 SLOWER = 1.10  # an overlay's choice that takes more than this share of the default's time has regressed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.linear import saturates
-from edgeflow.kernels.trials.cases import Case, Outputs
+from edgeflow.lab.trials.cases import Case, Outputs
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 WRITTEN_TOLERANCE = {"int8": 8e-3, "fp8": 3e-2, "int4": 0.1}

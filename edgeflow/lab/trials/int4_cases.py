@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.int4 import GROUP, INT4, Grid, packed
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
+from edgeflow.lab.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
 
 
 def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:

@@ -16,8 +16,8 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.shapes import stage_of
-from edgeflow.kernels.trials import cases, int4_cases, latent_cases
-from edgeflow.kernels.trials.cases import Case, Heads
+from edgeflow.lab.trials import cases, int4_cases, latent_cases
+from edgeflow.lab.trials.cases import Case, Heads
 
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
 HEAD_NORMS = ("qwen3",)
