@@ -17,17 +17,9 @@ if importlib.util.find_spec("typer") is None:
 import typer
 
 from edgeflow import __version__
-from edgeflow.commands import (
-    chatting,
-    checking,
-    cosimulating,
-    exporting,
-    prefixes,
-    quantizing,
-    serving,
-    settings,
-    training,
-)
+from edgeflow.commands import chatting, prefixes, serving, settings
+from edgeflow.commands.doctor import doctor
+from edgeflow.commands.laboratory import add_to
 from edgeflow.console import open_standard_streams
 from edgeflow.loadtest.options import loadtest
 from edgeflow.openmp import limit_spinning
@@ -59,23 +51,10 @@ app.add_typer(token_app, name="token")
 app.add_typer(prefixes.prefix_app, name="prefix")
 app.command()(serving.serve)
 app.command()(serving.health)
-app.command()(serving.robot)
 app.command()(loadtest)
-app.command()(serving.demo)
 app.command()(chatting.chat)
-app.command()(checking.verify)
-app.command()(quantizing.quantize)
-app.command()(exporting.export)
-app.command("eval-demo")(training.eval_demo)
-app.command("train-demo")(training.train_demo)
-app.command("train-gate")(training.train_gate)
-app.command("eval-chat")(chatting.eval_chat)
-app.command("eval-logs")(chatting.eval_logs)
-app.command("draw-logs")(chatting.draw_logs)
-app.command()(checking.ops)
-app.command()(checking.tune)
-app.command()(cosimulating.cosim)
-app.command()(checking.doctor)
+app.command()(doctor)
+add_to(app)
 config_app.command("schema")(settings.config_schema)
 config_app.command("check")(settings.config_check)
 token_app.command("new")(settings.token_new)

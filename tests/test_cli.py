@@ -17,9 +17,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from edgeflow import doctor
 from edgeflow.cli import app
-from edgeflow.doctor import Verdict
+from edgeflow.commands import doctor
+from edgeflow.commands.doctor import Verdict
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame

@@ -1,10 +1,9 @@
-"""Commands that serve, and the robot that connects."""
+"""Commands that serve, and that ask whether the service is ready."""
 
 from __future__ import annotations
 
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -14,25 +13,17 @@ from edgeflow.clock import MonotonicClock
 from edgeflow.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
-    EMBEDDED_POLICIES,
     MODE_HELP,
     PASSES_HELP,
     TOLERANCE_HELP,
     Json,
-    OptionalEmbedded,
-    OptionalFloat,
     OptionalInt,
     OptionalMode,
     OptionalPath,
     OptionalText,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    TokenFile,
 )
 from edgeflow.console import JsonPrinter, ServicePrinter
 from edgeflow.errors import EdgeflowError, StartError
-from edgeflow.types import MOST_TOLERANCE_BINS
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
@@ -156,73 +147,3 @@ def health(
     from edgeflow.service.observe.probe import probe
 
     print(probe(load_config(config, {"health.port": health_port}), timeout_s))
-
-
-def robot(
-    address: Annotated[str, typer.Argument(help="gRPC address of the service, host:port.")],
-    mode: Annotated[OptionalMode, typer.Option(metavar="MODE", help=f"{MODE_HELP} Default: the service's.")] = None,
-    depth: Annotated[int, typer.Option(metavar="N", min=0, help=DEPTH_HELP)] = 0,
-    tolerance_bins: Annotated[int, typer.Option(metavar="N", min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
-    max_passes: Annotated[int, typer.Option(metavar="N", min=0, help=PASSES_HELP)] = 0,
-    max_action_age_ms: Annotated[OptionalInt, typer.Option(metavar="N", min=1, help=AGE_HELP)] = None,
-    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 10,
-    speed: Annotated[float, typer.Option(metavar="N", min=0, max=20, help="Speed of the objects, in cm/s.")] = 0.0,
-    present: Annotated[
-        bool, typer.Option("--no-anchored", help="Apply actions to the present pose, not to that of their frame.")
-    ] = False,
-    frame_hz: Annotated[OptionalFloat, typer.Option(metavar="N", min=1, help="Camera frames per second.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first episode.")] = 0,
-    tls_ca: TlsCa = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Run the simulated robot against a service."""
-    from edgeflow.client.connection.credentials import Credentials
-    from edgeflow.lab.demo.command import robot_command
-    from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
-    from edgeflow.lab.demo.measure import FRESH_SEEDS
-
-    plan = RunPlan(
-        mode=mode,
-        depth=depth,
-        tolerance_bins=tolerance_bins,
-        max_passes=max_passes,
-        max_action_age_s=max_action_age_ms / 1000 if max_action_age_ms else None,
-        episodes=episodes,
-        anchored=not present,
-        object_speed=speed / 100,
-        seed=FRESH_SEEDS + seed,
-        frame_hz=frame_hz or FRAME_HZ,
-    )
-    credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
-    raise typer.Exit(robot_command(address, plan, credentials, as_json))
-
-
-def demo(
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Seconds per mode; the last episode may begin just before and is finished.")
-    ] = 45.0,
-    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s; 0: still.")] = 5.0,
-    profile: Annotated[
-        str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
-    ] = "rtx5090",
-    model: Annotated[
-        str, typer.Option(help="Checkpoint directory, hub id, demo or demo-flow; default: the embedded --policy.")
-    ] = "",
-    policy: OptionalEmbedded = None,
-    out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
-) -> None:
-    """Demonstrate the modes: serve a policy, run the simulated robot against it in each of its modes, and compare.
-
-    With three modes of 45 seconds it takes about three minutes.
-
-    The modes are those of the policy's family: serial, pipelined and speculative where actions are tokens, serial and
-    pipelined where chunks are denoised, serial where a chunk takes one pass.
-    """
-    from edgeflow.lab.demo.command import demo_command
-
-    like = EMBEDDED_POLICIES[policy] if policy else ""
-    served = model or like or EMBEDDED_POLICIES["tokens"]
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like))

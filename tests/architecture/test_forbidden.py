@@ -33,6 +33,7 @@ ALLOWED = {
         "http.client",
     ): "the service that this section of the GPU suite has started itself",
     ("client/connection/http.py", "http.client"): "the service whose address a person gave on the command line",
+    ("commands/laboratory.py", "importlib.import_module"): "modules that its own table names",
     ("commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
     ("kernels/table/implementations.py", "importlib.import_module"): "modules that the package's own catalogue names",
     ("models/weights_only.py", "torch.load"): "tensors and plain containers, with weights_only=True",

@@ -28,7 +28,6 @@ ALLOWED: dict[str, set[str]] = {
     "config_sections": LEAVES | {"config_base", "config_drafts", "model_paths"},
     "config_file": LEAVES,
     "config": LEAVES | {"config_base", "config_file", "config_sections", "model_paths"},
-    "doctor": LEAVES,
     "console": set(),
     "openmp": set(),
     "outputs": LEAVES,
@@ -64,12 +63,11 @@ ALLOWED: dict[str, set[str]] = {
     "loadtest": LEAVES | {"rpc", "client", "console"},
     "service": LEAVES
     | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
-    "commands": LEAVES
-    | {"config", "client", "loadtest", "service", "models", "doctor", "console", "engine/chat", "lab"},
+    "commands": LEAVES | {"config", "client", "console", "loadtest", "models", "service", "engine/chat"},
     "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
     "__main__": {"cli"},
 }
-ALLOWED["lab"] = set(ALLOWED) - {"service", "commands", "cli", "__main__"}
+ALLOWED["lab"] = set(ALLOWED) - {"service", "cli", "__main__"}
 """The laboratory uses all that serves; the service itself runs beside it, as a process."""
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edgeflow import doctor
 from edgeflow.cli import app
+from edgeflow.commands import doctor
 from edgeflow.config import ServiceConfig
 from tests.deploy.dockerfile import Stage, stages
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 
+import typer
+from rich.markup import escape
+
+from edgeflow.commands.options import Json
+from edgeflow.console import FoldingTable, table_console
 from edgeflow.errors import how_to_install
 
 EXTRAS = {
@@ -35,6 +41,7 @@ ONNXRUNTIME = "ONNX Runtime"
 RENDER_TIMEOUT_S = 60
 PRODUCTS_TIMEOUT_S = 60
 PRODUCTS_ADVICE = "apt-get install g++; python -m edgeflow.kernels.native.build"
+VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
 
@@ -256,7 +263,24 @@ def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) ->
 
 
 def _embedded_policy() -> list[Finding]:
-    path = Path(__file__).parent / "embedded" / "policy" / "model.safetensors"
+    path = Path(__file__).parents[1] / "embedded" / "policy" / "model.safetensors"
     if path.is_file():
         return [Finding("embedded policy", Verdict.OK, f"{path.stat().st_size / 2**20:.1f} MiB")]
     return [Finding("embedded policy", Verdict.MISSING, str(path), "edgeflow train-demo, or reinstall edgeflow")]
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: what is installed, what is missing, and how to get it.
+
+    Exits with code 1 if something required is missing.
+    """
+    findings = examine()
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        table = FoldingTable("subject", "", "found", "how to get it")
+        for finding in findings:
+            subject, found, advice = map(escape, (finding.subject, finding.found, finding.advice))
+            table.add_row(subject, VERDICT_STYLE[finding.verdict.value], found, advice)
+        table_console().print(table)
+    raise typer.Exit(0 if healthy(findings) else 1)

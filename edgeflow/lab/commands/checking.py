@@ -1,4 +1,4 @@
-"""Commands that check recorded outputs, operators and this machine."""
+"""Commands that compare a checkpoint with recordings, and operators with each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ VERIFIED_HELP = (
     "serial, pipelined or speculative; depth: every depth between serial and pipelined; auto: every pace that auto may "
     "choose. A family has some of them."
 )
-VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
 
 
 def verify(
@@ -163,22 +162,3 @@ def tune(
         as_json=as_json,
     )
     raise typer.Exit(code)
-
-
-def doctor(as_json: Json = False) -> None:
-    """Check this machine: what is installed, what is missing, and how to get it.
-
-    Exits with code 1 if something required is missing.
-    """
-    from edgeflow.doctor import examine, healthy
-
-    findings = examine()
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        table = FoldingTable("subject", "", "found", "how to get it")
-        for finding in findings:
-            subject, found, advice = map(escape, (finding.subject, finding.found, finding.advice))
-            table.add_row(subject, VERDICT_STYLE[finding.verdict.value], found, advice)
-        table_console().print(table)
-    raise typer.Exit(0 if healthy(findings) else 1)

@@ -27,7 +27,7 @@ def cosim(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a model on the KV260 accelerator: time of each operation beside the paper's Table I, tokens per second.
+    """Estimate a model on the KV260 accelerator: time of each operation beside the paper's, tokens per second.
 
     With --prompt the linears of the layers are computed as on the accelerator, to the last bit, and everything else
     on the CPU. Exits with code 1 if its greedy tokens differ from the W4A16 reference's in float32.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow import doctor
-from edgeflow.doctor import Verdict
+from edgeflow.commands import doctor
+from edgeflow.commands.doctor import Verdict
 
 pytest.importorskip("triton")
 
