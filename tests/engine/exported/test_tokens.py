@@ -24,6 +24,7 @@ from edgeflow.kernels.static.operators import static_table
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
+from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
@@ -125,8 +126,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     folder.mkdir()
     for file in source.glob("*.json"):
         (folder / file.name).write_bytes(file.read_bytes())
-    assert OPENVLA.export is not None
-    program = OPENVLA.export(source, ExportShapes(text=(TEXT,)))
+    program = export_openvla(source, ExportShapes(text=(TEXT,)))
     write_program(folder, program, family="openvla", fingerprint=fingerprint(source))
     return loaded(source), loaded(folder)
 

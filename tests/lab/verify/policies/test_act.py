@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.lab.verify.policies.act import verify as verify_act
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
-from edgeflow.policies.act.family import ACT
 from tests.oracles import ORACLES
 from tests.policies.act.checkpoint import change_tensors, write_bundle, write_json
 from tests.policies.act.twin import TwinSize
@@ -34,7 +34,7 @@ SIZES = {
 
 def verify(directory: Path, **asked) -> list[CheckResult]:
     plain = {"modes": (), "progress": lambda *_: None, "weights": "float", "operators": None}
-    results = ACT.verify(directory, Verification(**{**plain, "device": torch.device("cpu"), **asked}))
+    results = verify_act(directory, Verification(**{**plain, "device": torch.device("cpu"), **asked}))
     assert {mode for mode, _ in results} == {"one pass"}
     return [result for _, result in results]
 
