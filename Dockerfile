@@ -24,7 +24,7 @@ COPY deploy/build_flashinfer.py deploy/
 RUN FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
     python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer
 COPY . .
-RUN pip install --no-deps . && edgeflow config schema > /dev/null \
+RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
     && cd / && python -m edgeflow.kernels.native.build  # of the installed package, not of /src
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04@${BASE}

@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 
 from benchmarks.serving import Serving
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.lifting import lift_images
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.host.process import keep_freed_memory, new_loop
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.client.scripted import NAMES, opened
 
 MESSAGE_BYTES = 8 << 20

@@ -18,15 +18,15 @@ from rich.console import Console
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
-from edgeflow.client.connection.credentials import Credentials
-from edgeflow.errors import StartError
-from edgeflow.loadtest.chat import ChatPlan
-from edgeflow.loadtest.command import measured
-from edgeflow.loadtest.results import results_json
-from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
-from edgeflow.loadtest.tables import print_results
-from edgeflow.loadtest.verdict import RATIO
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.errors import StartError
+from edgeflow_client.loadtest.chat import ChatPlan
+from edgeflow_client.loadtest.command import measured
+from edgeflow_client.loadtest.results import results_json
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow_client.loadtest.tables import print_results
+from edgeflow_client.loadtest.verdict import RATIO
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 BAR = 1.2
 

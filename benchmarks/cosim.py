@@ -16,11 +16,11 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
 from edgeflow.lab.kv260.hybrid import compare_run
 from edgeflow.lab.kv260.network import PAPER_MODEL
 from edgeflow.lab.kv260.report import cosimulate
 from edgeflow.lab.kv260.subject import subject
+from edgeflow_client.tables import table_console
 
 PROMPTS = ("Hello!", "Once upon a time", "pick up the red cup")
 

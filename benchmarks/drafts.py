@@ -22,7 +22,6 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Lookup
@@ -31,6 +30,7 @@ from edgeflow.lab.demo.chat.evaluate import CAPACITY, held_out_dialogs
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
+from edgeflow_client.tables import table_console
 
 BAR = 1.3
 CHUNK, MOST_TOKENS = 512, 160

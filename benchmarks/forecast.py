@@ -27,12 +27,12 @@ from benchmarks.serving import serving
 from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.results import results_of
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Session
-from edgeflow.loadtest.summary import Prediction
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.loadtest.command import run_plan
+from edgeflow_client.loadtest.results import results_of
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session
+from edgeflow_client.loadtest.summary import Prediction
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 BAR = 15.0  # per cent
 MODES = (

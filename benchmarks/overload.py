@@ -18,11 +18,11 @@ from typing import Any
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving, watching
-from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.results import Results, results_of
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.loadtest.command import run_plan
+from edgeflow_client.loadtest.results import Results, results_of
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 FULL = 0.95  # of the service's rate: at all of it, a queue of one is never empty
 MARGIN_MS = 10.0

@@ -23,13 +23,13 @@ from benchmarks.bare_grpc import bare_grpc
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import Serving, serving
-from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.results import results_of
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.ledger import FrameRecord
-from edgeflow.loadtest.robots.plan import Closed, LoadPlan, Session
-from edgeflow.loadtest.summary import received_of
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.loadtest.command import run_plan
+from edgeflow_client.loadtest.results import results_of
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.ledger import FrameRecord
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.summary import received_of
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 CASES = {
     "640x480 JPEG": (CameraSpec("camera", 640, 480, ImageFormat.JPEG), {"p50": 3.0, "p99": 10.0}),

@@ -23,11 +23,11 @@ from benchmarks.machine import machine_facts
 from benchmarks.random_act import NUMBERS, STATE, write_act
 from benchmarks.service_overhead import parts_ms
 from benchmarks.serving import serving
-from edgeflow.loadtest.command import run_plan
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.plan import Closed, LoadPlan, Session
-from edgeflow.loadtest.summary import received_of
-from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.loadtest.command import run_plan
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.summary import received_of
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 
 WIDTH, HEIGHT = 640, 480
 NAMES = ("top", "left", "right")

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Annotated
 
-from edgeflow.errors import DependencyError, EdgeflowError, StartError, how_to_install
+from edgeflow_client.errors import DependencyError, EdgeflowError, StartError, how_to_install
 
 if importlib.util.find_spec("typer") is None:
     print(f"edgeflow: the command line needs more than the robot-side SDK; {how_to_install('server')}", file=sys.stderr)
@@ -21,8 +21,8 @@ from edgeflow.commands import chatting, prefixes, serving, settings
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_to
 from edgeflow.console import open_standard_streams
-from edgeflow.loadtest.options import loadtest
 from edgeflow.openmp import limit_spinning
+from edgeflow_client.loadtest.options import loadtest
 
 OF_THE_SYSTEM = (
     errno.ENOSPC,

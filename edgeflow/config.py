@@ -18,9 +18,9 @@ from pydantic_core import ErrorDetails
 from edgeflow.config_base import Section
 from edgeflow.config_file import read_config
 from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
-from edgeflow.errors import ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
-from edgeflow.types import MOST_TOLERANCE_BINS
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import MOST_TOLERANCE_BINS
 
 BODY_BYTES_PER_TOKEN = 8  # of a long prompt; English prose has about four
 _Name = Annotated[str, Field(min_length=1, max_length=64)]

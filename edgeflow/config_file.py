@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
 MOST_SHOWN = 200  # characters of a key's path in a message

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from edgeflow.config_base import Section
 from edgeflow.config_drafts import DraftKind, EagleConfig, LookupConfig
+from edgeflow.contract import KVName
 from edgeflow.model_paths import EMBEDDED_CHAT
-from edgeflow.types import KVName
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 MOST_TOKENS = 131_072  # of a sequence: its ids cross to the worker in one message

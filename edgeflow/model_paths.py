@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 EMBEDDED_MODEL = "demo"
 EMBEDDED_POLICY = Path(__file__).parent / "embedded" / "policy"

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 
 def check_writable(out: Path) -> None:

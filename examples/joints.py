@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeflow.client.rate import RateKeeper
-from edgeflow.client.robot import RobotClient
-from edgeflow.errors import EdgeflowError
-from edgeflow.types import CameraSpec, ImageFormat, StateSpec
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.rate import RateKeeper
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
 PERIOD_S = 0.05
 

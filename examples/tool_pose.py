@@ -12,11 +12,11 @@ import sys
 
 import numpy as np
 
-from edgeflow.client.pose import Pose
-from edgeflow.client.rate import RateKeeper
-from edgeflow.client.robot import RobotClient
-from edgeflow.errors import EdgeflowError
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.pose import Pose
+from edgeflow_client.rate import RateKeeper
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 PERIOD_S = 0.05
 CAMERA = CameraSpec("wrist", width=96, height=96, format=ImageFormat.RGB8)

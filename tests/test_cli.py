@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import Verdict
+from edgeflow.contract import StageProgram
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import paces_of
-from edgeflow.types import Mode, StageProgram
+from edgeflow_client.types import Mode
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -224,7 +225,7 @@ def test_verify_names_what_is_off(tmp_path):
     ("command", "target"),
     [
         ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
-        ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
+        ("loadtest 127.0.0.1:1", "edgeflow_client.loadtest.command.loadtest_command"),
     ],
 )
 def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, target: str):
@@ -244,7 +245,7 @@ def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, tar
     [
         ("serve", "edgeflow.service.run.run_service"),
         ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
-        ("loadtest 127.0.0.1:1", "edgeflow.loadtest.command.loadtest_command"),
+        ("loadtest 127.0.0.1:1", "edgeflow_client.loadtest.command.loadtest_command"),
     ],
 )
 def test_how_drafts_are_verified_is_an_option(monkeypatch, command: str, target: str):

@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from edgeflow.config import ServiceConfig, load_config, schema_json
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, HUB_FILES, is_hub_id, resolve_model
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 
 def write(path: Path, value: object) -> Path:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from edgeflow import console as module
 from edgeflow.cli import app
-from edgeflow.console import FoldingTable, progress_bar, reporting
+from edgeflow.console import progress_bar, reporting
+from edgeflow_client.tables import FoldingTable
 
 PACKAGE = Path(module.__file__).parent
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import ConfigError
 from edgeflow.outputs import check_writable, make_folder, text_file
+from edgeflow_client.errors import ConfigError
 
 
 def test_folders_are_made_and_kept(tmp_path: Path):

@@ -10,9 +10,9 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.robots import client, picture, told_to_stop
 from benchmarks.chaos.rules import Row, percentile
-from edgeflow.client.actions import Directive
-from edgeflow.errors import EdgeflowError
-from edgeflow.types import Command
+from edgeflow_client.actions import Directive
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.types import Command
 
 QUIET = "quiet"
 LEAST_SHARE = 0.98  # of the undisturbed rate

@@ -28,7 +28,7 @@ from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import MIB, Row, percentile
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 GRPC_HZ, ACT_HZ = 20.0, 10.0
 BLOCK_S, WARM_UP_S = 12.0, 6.0

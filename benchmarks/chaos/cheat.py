@@ -23,7 +23,7 @@ from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import RawRobot, RobotProcess, told_to_stop
 from benchmarks.chaos.rules import Row
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 HONEST_HZ = 5.0
 PLACES = 4

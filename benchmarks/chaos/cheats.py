@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.chaos.robots import SMALL, Channel, opening, picture, told_to_stop
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 DECLARED_HZ, TIMES = 1.0, 15
 RESETS_HZ, OPENS_HZ = 1000, 100

@@ -35,7 +35,7 @@ from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import Row, percentile
 from benchmarks.chaos.service import ServiceUnderTest, wall
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 ROBOTS, HZ = 2, 20.0
 ROLES = ("gateway", "chat")

@@ -36,7 +36,7 @@ from benchmarks.chaos.robots import (
 )
 from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 OTHERS, OTHERS_HZ, VICTIM_HZ = 2, 20.0, 10.0
 BLOCK = 5  # robots

@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from tests.client.scripted import NAMES, opened
 
 CHUNK = 1 << 16

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 import grpc
 
 from benchmarks.chaos.robots import SMALL, Channel, opening, picture, told_to_stop
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 NICE = 10  # real guests use the processors of other machines
 DECLARED_HZ, SENT_HZ = 5.0, 50.0

@@ -19,9 +19,9 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from edgeflow.client.robot import RobotClient
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 STREAM, ACT = "/edgeflow.v1.Control/Stream", "/edgeflow.v1.Control/Act"
 INSTRUCTION = "grasp the red handle"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.robots import client, picture, told_to_stop
-from edgeflow.client.actions import Directive
-from edgeflow.client.robot import RobotClient
-from edgeflow.errors import EdgeflowError
+from edgeflow_client.actions import Directive
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.robot import RobotClient
 
 
 @dataclass(frozen=True, slots=True)

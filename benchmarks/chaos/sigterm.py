@@ -24,7 +24,7 @@ from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess
 from benchmarks.chaos.rules import Account, Row, account, spread
 from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 ROBOTS, HZ = 8, 10.0
 PROCESSES = 2  # that the robots are in

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.chaos.fake_server import ROBOT, SERVICE, Proxy
 from benchmarks.chaos.robots import INSTRUCTION, told_to_stop
-from edgeflow.client.actions import Directive
-from edgeflow.client.robot import RobotClient
-from edgeflow.errors import EdgeflowError
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.actions import Directive
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 HZ, POLL_S = 5.0, 0.01
 CAMERA = CameraSpec("wrist", 16, 16, ImageFormat.RGB8)

@@ -24,8 +24,8 @@ from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import ACT, OVERCOMMIT, RobotProcess, ages_of, bystanders
 from benchmarks.chaos.rules import MIB, Row, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.security.auth import Role, new_token
+from edgeflow_client.rpc import control_pb2 as pb
 
 ROBOTS, HZ = 2, 20.0
 SOCKETS, RESETS_HZ = 500, 10_000

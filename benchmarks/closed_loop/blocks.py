@@ -13,15 +13,15 @@ from rich.console import Console
 
 from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, Block, Cell, blocks
 from edgeflow.console import reporting
+from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, run_episodes
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.model_paths import EMBEDDED_MODEL
-from edgeflow.types import PassTimes
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.errors import ConfigError
 
 
 def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str, minutes: float) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, Condition, pace_name
 from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.model_paths import EMBEDDED_MODEL
-from edgeflow.types import Pace, Speculation
 
 STAGES = 7  # K of the embedded policy, and of those that `edgeflow train-demo` makes
 PERIOD_S = 0.05  # between camera frames

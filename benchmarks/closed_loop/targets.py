@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.closed_loop.grid import EXACT, MOVING, ONE_PASS, PIPELINED, RTX5090, SERIAL, STAGES
+from edgeflow.contract import Pace
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, pace_name
-from edgeflow.types import Pace
 
 Row = Mapping[str, Any]
 

@@ -117,7 +117,7 @@ def _run(target: str, options: list[str]) -> str:
 def _fuzz(target: str, options: list[str]) -> int:
     import atheris
 
-    with atheris.instrument_imports(include=["edgeflow.service", "edgeflow.errors"]):
+    with atheris.instrument_imports(include=["edgeflow.service", "edgeflow_client.errors"]):
         from tests.fuzz.targets import TARGETS as FUNCTIONS
         from tests.fuzz.targets import seeds
 

@@ -24,9 +24,9 @@ from benchmarks.command import keep, options
 from benchmarks.fuzz.bad_frames import connector
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.tables import table_console
 from tests.fuzz import pictures
 from tests.fuzz.exchange import PICTURES, Answers, Connect, Conversation, Refused, clean_run
 from tests.fuzz.kinds import HEIGHT, KINDS, OPEN, WIDTH, good_frame

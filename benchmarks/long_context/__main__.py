@@ -35,14 +35,14 @@ from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidenc
 from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
-from edgeflow.errors import StartError
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow_client.errors import StartError
+from edgeflow_client.tables import table_console
 
 CPU = torch.device("cpu")
 FULL, WINDOW, SNAPKV = "full attention", "sink + window", "SnapKV-style"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.lab.demo.chat.logs.held_out import draw_question
 from edgeflow.lab.demo.chat.logs.questions import KINDS, Asked
 from edgeflow.models.chat import ChatModel
+from edgeflow_client.errors import ConfigError
 
 MOST_TOKENS: Final = MOST_LINES * LINE_TOKENS
 LEAST_LINES: Final = 8  # of a part, with which it can hold the evidence of any question

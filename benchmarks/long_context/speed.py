@@ -24,7 +24,6 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
 from edgeflow.engine.chat.long import SlotSize, folding_of, memory_format
@@ -34,6 +33,7 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, rando
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
+from edgeflow_client.tables import table_console
 
 CPU = torch.device("cpu")
 TOKENS = 9

@@ -17,7 +17,7 @@ from benchmarks.command import keep
 from benchmarks.machine import machine_facts
 from benchmarks.metaworld import ages
 from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, WITHIN_A_STEP, Motion
-from edgeflow.client.aging import LOOK_AHEAD_S
+from edgeflow_client.aging import LOOK_AHEAD_S
 
 TASKS = (
     *("push", "pick-place", "door-open", "peg-insert-side", "basketball"),

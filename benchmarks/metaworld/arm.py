@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.actions import Action
-from edgeflow.client.aging import LOOK_AHEAD_S, OFF, Aging
-from edgeflow.client.pose import Pose, identity
-from edgeflow.types import ActionSchema, StageTimings
+from edgeflow_client.actions import Action
+from edgeflow_client.aging import LOOK_AHEAD_S, OFF, Aging
+from edgeflow_client.pose import Pose, identity
+from edgeflow_client.types import ActionSchema, StageTimings
 
 CONTROL_RATE_HZ = 80.0
 STEP_NS = 12_500_000

@@ -31,7 +31,6 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
 from edgeflow.engine.control.agreement import chunk_objection
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
@@ -45,7 +44,8 @@ from edgeflow.model_paths import resolve_model
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.tables import table_console
+from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import Shape, TinyFlowPolicy
 
 CPU = torch.device("cpu")

@@ -15,6 +15,7 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config import ServiceConfig
+from edgeflow.contract import Pace, Speculation
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.measure import FRESH_SEEDS
@@ -22,7 +23,6 @@ from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.types import Pace, Speculation
 from edgeflow.worker.build import build_engine
 
 SPEED_M_S = 0.05

@@ -12,13 +12,13 @@ from rich.progress import track
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
+from edgeflow.contract import Pace
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Pace
 from edgeflow.worker.build import build_engine
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import MonotonicClock
 
 CAMERA = 96
 BAR = 1.5  # p99 / p50

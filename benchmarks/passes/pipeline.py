@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import table_console
+from edgeflow.contract import PassTimes
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -40,8 +40,9 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, PassTimes
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.tables import table_console
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 INSTRUCTION = "grasp the red handle"

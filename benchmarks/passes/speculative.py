@@ -27,8 +27,8 @@ from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine
+from edgeflow_client.types import Mode
 
 BAR = 1.25
 PERIOD_S = 0.05

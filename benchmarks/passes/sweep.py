@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.console import progress_bar, table_console
+from edgeflow.console import progress_bar
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -32,7 +32,8 @@ from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.tables import table_console
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 MODES = (Mode.SERIAL, Mode.PIPELINED)

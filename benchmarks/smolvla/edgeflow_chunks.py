@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.smolvla.inputs import TASK
 from benchmarks.smolvla.random_smolvla import CAMERAS, NUMBERS, STATE, TOKENS, statistics
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
@@ -23,7 +24,7 @@ from edgeflow.engine.table import operator_table
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow.policies.smolvla.family import SMOLVLA
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Image, Mode, Observation
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 

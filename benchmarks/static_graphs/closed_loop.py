@@ -26,7 +26,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.request import ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 PROFILE = "rtx5090"
 SPEEDS = (0.0, 0.05)  # m/s

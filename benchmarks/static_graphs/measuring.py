@@ -22,11 +22,11 @@ from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.console import table_console
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.lab.export.graphs.stages import StageProgram
 from edgeflow.lab.gpu.subjects.floors import Ceilings
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
+from edgeflow_client.tables import table_console
 
 DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
 SYSTEMS = {ONNX: torch.float32, **DTYPES}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import MANIFEST, Graph, Manifest, StageName, TensorSpec, read_manifest
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 MOST_GRAPHS = 64
 MOST_TENSORS = 4096

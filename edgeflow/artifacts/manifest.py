@@ -13,9 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import CheckpointError
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 MANIFEST = "artifact.json"
 FORMAT, VERSION = "edgeflow-artifact", 1

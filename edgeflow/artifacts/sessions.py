@@ -11,7 +11,7 @@ from typing import Any
 from edgeflow.artifacts.files import compare_tensors
 from edgeflow.artifacts.manifest import Graph, TensorSpec
 from edgeflow.artifacts.tensors import Array
-from edgeflow.errors import CheckpointError, ConfigError, DependencyError, WorkerError, how_to_install
+from edgeflow_client.errors import CheckpointError, ConfigError, DependencyError, WorkerError, how_to_install
 
 CPU_PROVIDER = "CPUExecutionProvider"
 ERRORS = 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgeflow.artifacts.files import AGAIN, expect_tensors
 from edgeflow.artifacts.manifest import MANIFEST, Manifest, StageName, TensorSpec
 from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from edgeflow.commands.options import OptionalFloat, OptionalPath, OptionalText
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 
 def chat(

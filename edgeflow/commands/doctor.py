@@ -20,8 +20,8 @@ import typer
 from rich.markup import escape
 
 from edgeflow.commands.options import Json
-from edgeflow.console import FoldingTable, table_console
-from edgeflow.errors import how_to_install
+from edgeflow_client.errors import how_to_install
+from edgeflow_client.tables import FoldingTable, table_console
 
 EXTRAS = {
     "server": ("fastapi", "grpcio", "llguidance", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors",

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from edgeflow.errors import DependencyError, how_to_install
+from edgeflow_client.errors import DependencyError, how_to_install
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from edgeflow.types import KVName, Mode
+from edgeflow.contract import KVName
+from edgeflow_client.types import Mode
 
 MODE_HELP = (
     "serial: one frame at a time; pipelined: highest rate; depth: between them; speculative: drafts are verified, for "

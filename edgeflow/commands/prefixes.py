@@ -12,9 +12,9 @@ import typer
 from rich.markup import escape
 
 from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
-from edgeflow.console import FoldingTable, table_console
-from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
+from edgeflow_client.tables import FoldingTable, table_console
 
 PATH = "/admin/v1/prefixes"
 CHANGE_S = 600.0  # a long prefix beside busy robots takes its time
@@ -89,8 +89,8 @@ def _call(
     path: str,
     body: Mapping[str, Any] | None = None,
 ) -> Any:
-    from edgeflow.client.connection.credentials import Credentials
-    from edgeflow.client.connection.http import HttpService
+    from edgeflow_client.connection.credentials import Credentials
+    from edgeflow_client.connection.http import HttpService
 
     return HttpService.of(address, Credentials.of(*files)).call(method, path, body, CHANGE_S)
 

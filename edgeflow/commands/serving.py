@@ -9,7 +9,6 @@ from typing import IO, TYPE_CHECKING, Annotated, cast
 import typer
 from rich.console import Console
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
@@ -23,7 +22,8 @@ from edgeflow.commands.options import (
     OptionalText,
 )
 from edgeflow.console import JsonPrinter, ServicePrinter
-from edgeflow.errors import EdgeflowError, StartError
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.errors import EdgeflowError, StartError
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output

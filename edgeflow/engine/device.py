@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.tensors import KVShape
@@ -20,6 +19,7 @@ from edgeflow.kernels.table.dimensions import STAGES, signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import ConfigError
 
 MOST_SESSIONS = 8
 """Sessions that are reserved where max_sessions is not set, at most."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
+from edgeflow.contract import Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -20,7 +21,7 @@ from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.llama import Taps
 from edgeflow.scheduler.scheduler import row_budget_of
-from edgeflow.types import ActionSchema, Observation, PolicyInputs, StageProgram
+from edgeflow_client.types import ActionSchema
 
 Vectors = Mapping[str, tuple[float, ...]]
 """State vectors by name, as in Observation.state."""

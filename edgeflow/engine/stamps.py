@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from edgeflow.clock import MonotonicClock
+from edgeflow_client.clock import MonotonicClock
 
 
 class Stamp(Protocol):

@@ -8,7 +8,6 @@ import torch
 
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.device import choose_device, choose_dtype, device_name
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -16,6 +15,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
+from edgeflow_client.errors import ConfigError
 
 
 def operator_table(

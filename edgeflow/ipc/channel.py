@@ -11,9 +11,9 @@ import struct
 import threading
 from collections.abc import Callable
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import Message
+from edgeflow_client.errors import WorkerError
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20

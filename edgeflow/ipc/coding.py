@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_t
 
 import msgpack
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import Message
 from edgeflow.ipc.payloads import Payload, Payloads
+from edgeflow_client.errors import WorkerError
 
 Kind = TypeVar("Kind")
 _PAYLOADS = (Payload, Payloads)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeAlias
 
-from edgeflow.errors import WorkerError
+from edgeflow.contract import CHANNELS, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
@@ -18,8 +18,9 @@ from edgeflow.ipc.chat_messages import (
     SetPrefix,
 )
 from edgeflow.ipc.payloads import Payloads
-from edgeflow.trajectory import ChunkReport, Playing
-from edgeflow.types import CHANNELS, ActionSchema, Chunk, Image, Pace, PassTimes, PolicyInputs, StageProgram
+from edgeflow_client.errors import WorkerError
+from edgeflow_client.trajectory import ChunkReport, Playing
+from edgeflow_client.types import ActionSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

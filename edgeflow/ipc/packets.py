@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.coding import Coding
+from edgeflow_client.errors import WorkerError
 
 MAX_DESCRIPTORS = 4
 MAX_PACKET_BYTES = 128 << 10

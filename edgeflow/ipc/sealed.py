@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Callable
 
-from edgeflow.errors import WorkerError
+from edgeflow_client.errors import WorkerError
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 

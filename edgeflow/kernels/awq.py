@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.weights import Weight, alike
+from edgeflow_client.errors import CheckpointError
 
 AWQ = "awq"
 GROUPS = (32, 64, 128)

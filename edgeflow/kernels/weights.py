@@ -13,8 +13,8 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels import fp8
+from edgeflow_client.errors import CheckpointError
 
 FLOAT = "float"
 

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.attention.deepseek import refuse_experts
@@ -31,6 +30,7 @@ from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError, InvalidArgument
 
 # Where checkpoints keep their parts: the decoder's stem and the tower's prefix, by transformers' version.
 STEMS = (("model.", "visual."), ("model.language_model.", "model.visual."))

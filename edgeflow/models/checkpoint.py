@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
-from edgeflow.files.regular import open_regular
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.quantization import PARTS, Quantization
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import open_regular
 
 CONFIG_FILE = "config.json"
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

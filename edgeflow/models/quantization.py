@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.awq import AWQ, GROUPS, PER_WORD, AwqWeight
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 BITS = 4
 VERSION = "gemm"

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.weights import FLOAT
@@ -21,6 +20,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.quantization import Quantization, read_quantization
 from edgeflow.models.stack_norms import StackSizes
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import ConfigError
 
 MODULES = {"self_attn.q_proj": "qkv", "self_attn.o_proj": "output", "mlp.gate_proj": "gate_up", "mlp.down_proj": "down"}
 """Roles of the products of a layer, by the first module of each."""

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
 from edgeflow.kernels.table.bind_linear import bind_linear_stage, plain_linears
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -20,6 +19,7 @@ from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import Weight
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.vit import LAYER_NORM_EPS, Block, Blocks, norm_weights, unfold
+from edgeflow_client.errors import CheckpointError
 
 ROWS = 1024
 """Patches that are computed together on a CPU: activations of more images leave its cache."""

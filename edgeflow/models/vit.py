@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
 from edgeflow.kernels.table.bind_linear import plain_linears
@@ -24,6 +23,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.kernels.weights import FloatWeight
 from edgeflow.models.checkpoint import Weights
+from edgeflow_client.errors import CheckpointError
 
 LAYER_NORM_EPS = 1e-6
 

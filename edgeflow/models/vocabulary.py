@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.weights import FLOAT, FloatWeight, Int8Weight, Weight
 from edgeflow.models.checkpoint import Weights
+from edgeflow_client.errors import ConfigError
 
 HEADS = (FLOAT, Int8Weight.format)
 """Formats of a head."""

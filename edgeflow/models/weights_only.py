@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from edgeflow.errors import CheckpointError
-from edgeflow.files.regular import open_regular
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import open_regular
 
 MOST_BYTES = 16 << 30
 """The most that a file may have, whatever its reader expects."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow.errors import CheckpointError
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import Mode
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import Image
 from edgeflow.kernels.kv.layout import uploaded
-from edgeflow.types import Image
 
 
 def pixels(image: Image) -> NDArray[np.uint8]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import Family, Files, described_kind
 from edgeflow.policies.openvla.family import OPENVLA
@@ -12,6 +11,7 @@ from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.pi.family import PI0, PI05
 from edgeflow.policies.smolvla.family import SMOLVLA
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT, SMOLVLA, PI0, PI05)
 """The first that recognises a checkpoint serves it."""

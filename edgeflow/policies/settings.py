@@ -9,8 +9,8 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.family import Settings
+from edgeflow_client.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=64)]

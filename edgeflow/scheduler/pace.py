@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeflow.types import Mode, Pace, Speculation, StageProgram
+from edgeflow.contract import Pace, Speculation, StageProgram
+from edgeflow_client.types import Mode
 
 
 def rounds_of(depth: int, stages: int) -> int:

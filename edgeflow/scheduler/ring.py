@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from edgeflow.contract import Speculation
 from edgeflow.scheduler.plan import FrameRef, Move, Place
-from edgeflow.types import Speculation
 
 
 class Shift(str, Enum):

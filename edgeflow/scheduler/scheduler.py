@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edgeflow.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
+from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Flight, Shift, make_ring
 from edgeflow.scheduler.session import SessionQueue
-from edgeflow.types import Pace, StageProgram
+from edgeflow_client.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 
 ROW_BUDGET = 1024
 ROBOTS_THAT_STEP = 2

@@ -8,10 +8,10 @@ decode-only passes after it (scheduler/pace.py); where frames draft, every pass 
 
 from __future__ import annotations
 
+from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
 from edgeflow.scheduler.ring import Flight, Ring
-from edgeflow.types import Pace, StageProgram
 
 
 class SessionQueue:

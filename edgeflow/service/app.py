@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from edgeflow import __version__
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
@@ -41,6 +40,7 @@ from edgeflow.service.sessions.plane import TICK_S, ControlPlane
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
+from edgeflow_client.clock import MonotonicClock
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates

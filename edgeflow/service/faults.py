@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.errors import (
+from edgeflow_client.errors import (
     REQUEST_ERRORS,
     AddressError,
     CheckpointError,

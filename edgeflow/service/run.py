@@ -7,9 +7,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import WorkerError
 from edgeflow.service.app import Announce, Service
 from edgeflow.service.host.process import (
     clear_ready_file,
@@ -21,6 +19,8 @@ from edgeflow.service.host.process import (
 )
 from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.worker.process import Launch
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.errors import WorkerError
 
 
 def run_service(

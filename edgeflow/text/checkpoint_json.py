@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import CheckpointError
-from edgeflow.files.regular import read_regular
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import read_regular
 
 MAX_JSON_BYTES = 64 << 20
 TRAINED = ("pretrained_model", "last/pretrained_model", "checkpoints/last/pretrained_model")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 LARGEST = 1 << 16
 """The largest size that a checkpoint may state."""

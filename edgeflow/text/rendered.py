@@ -6,9 +6,9 @@ import secrets
 
 from tokenizers import AddedToken, Tokenizer
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.text.encoding import encode
 from edgeflow.text.marks import NONCE_BYTES, Marks, SpecialTexts
+from edgeflow_client.errors import InvalidArgument
 
 
 class RenderedTokenizer:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
 from edgeflow.text.encoding import encode, far_exceeds
 from edgeflow.text.marks import Marks, SpecialTexts
 from edgeflow.text.rendered import RenderedTokenizer
 from edgeflow.text.special_tokens import special_tokens
 from edgeflow.text.token_bytes import TokenBytes
+from edgeflow_client.errors import CheckpointError, InvalidArgument
 
 TOKENIZER_FILE = "tokenizer.json"
 

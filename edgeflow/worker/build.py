@@ -16,7 +16,6 @@ from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options
@@ -26,6 +25,7 @@ from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

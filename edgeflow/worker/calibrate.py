@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
-from edgeflow.clock import Clock, MonotonicClock
+from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import limits_for, program_of
 from edgeflow.engine.control.profile import Pacer
@@ -15,8 +15,8 @@ from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Pace, PassTimes, Speculation
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import Clock, MonotonicClock
 
 REPEATS = 5
 PATIENCE_NS = 10_000_000_000  # of each kind of pass: slow ones are repeated less often

@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import ChannelClosed, pack
 from edgeflow.ipc.chat_messages import (
     ChatDone,
@@ -27,9 +26,10 @@ from edgeflow.ipc.chat_messages import (
     SetPrefix,
 )
 from edgeflow.ipc.messages import Message
-from edgeflow.reasons import Reason
 from edgeflow.worker.chat_messages import Incoming, check_images
 from edgeflow.worker.inbox import Inbox
+from edgeflow_client.errors import WorkerError
+from edgeflow_client.reasons import Reason
 
 MAX_UNSENT_BYTES = 64 << 10
 MAX_REQUESTS = 32  # unanswered ones; nothing more is read meanwhile

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, ChannelClosed
 from edgeflow.ipc.chat_messages import ChatStart
 from edgeflow.ipc.coding import decode
 from edgeflow.ipc.messages import Message
+from edgeflow_client.errors import WorkerError
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from edgeflow.clock import Clock, MonotonicClock
 from edgeflow.ipc.messages import Message, SubmitFrame
+from edgeflow_client.clock import Clock, MonotonicClock
 
 CHAT_PER_TURN = 8
 

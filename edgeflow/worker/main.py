@@ -13,23 +13,23 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
+from edgeflow.contract import PassTimes
 from edgeflow.engine.chat.build import BuiltChat, chat_bytes, load_chat
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.engine.table import operators_line
-from edgeflow.errors import EdgeflowError
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import PassTimes
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.chat_link import ChatLink
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.errors import EdgeflowError
 
 
 def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:

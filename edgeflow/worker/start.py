@@ -16,11 +16,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
+from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import Begin, StandingBy
 from edgeflow.openmp import limit_spinning
-from edgeflow.types import PassTimes
 
 
 def run() -> NoReturn:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from edgeflow.clock import Clock
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import PassTimes
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
@@ -30,8 +30,8 @@ from edgeflow.scheduler.gaps import Gaps
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.turns import ChatTurns
-from edgeflow.types import PassTimes
 from edgeflow.worker.inbox import Inbox
+from edgeflow_client.clock import Clock
 
 CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a step this often
 

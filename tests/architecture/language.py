@@ -18,9 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("language_baseline.json")
-CODE = ("edgeflow", "benchmarks", "examples", "deploy")
+CODE = ("edgeflow", "client", "benchmarks", "examples", "deploy")
 PAGES = ("README.md", "docs/*.md", "edgeflow/embedded/*/README.md")
-GENERATED, GLOSSARY = ROOT / "edgeflow/rpc", ROOT / "docs/glossary.md"
+GENERATED, GLOSSARY = ROOT / "client/edgeflow_client/rpc", ROOT / "docs/glossary.md"
 
 COUNTED = (
     "ns|us|ms|s|seconds?|minutes?|bytes?|[KMG]i?B|GFLOPs?|FLOPs?|FPS|Hz|rows?|tokens?|frames?|actions?|entry|entries|"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "edgeflow"
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "rpc")
+PACKAGE, CLIENT = ROOT / "edgeflow", ROOT / "client" / "edgeflow_client"
+SOURCES = sorted(path for top in (PACKAGE, CLIENT) for path in top.rglob("*.py") if path.parent.name != "rpc")
 MOST = 5
 HEADINGS = {"FoldingTable", "table.add_row"}
 """Calls of one kind of argument: the headings and cells of a table."""

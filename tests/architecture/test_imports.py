@@ -12,16 +12,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
-LEAVES = {"types", "trajectory", "errors", "reasons", "clock", "files"}
+LEAVES = {"contract"}
 CONFIG = {"config", "config_drafts", "config_sections"}
 ENGINE = LEAVES | CONFIG | {"artifacts", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
-    "types": set(),
-    "trajectory": set(),
-    "errors": set(),
-    "reasons": set(),
-    "clock": set(),
-    "files": set(),
+    "contract": set(),
     "model_paths": LEAVES,
     "config_base": set(),
     "config_drafts": {"config_base"},
@@ -31,7 +26,6 @@ ALLOWED: dict[str, set[str]] = {
     "console": set(),
     "openmp": set(),
     "outputs": LEAVES,
-    "rpc": set(),
     "ipc": LEAVES,
     "text": LEAVES | {"ipc"},
     "artifacts": LEAVES | {"text"},
@@ -49,7 +43,6 @@ ALLOWED: dict[str, set[str]] = {
     "policies": LEAVES
     | {
         "artifacts",
-        "client",
         "engine",
         "engine/control",
         "engine/exported",
@@ -59,22 +52,22 @@ ALLOWED: dict[str, set[str]] = {
         "scheduler",
         "text",
     },
-    "client": LEAVES | {"rpc"},
-    "loadtest": LEAVES | {"rpc", "client", "console"},
     "service": LEAVES
-    | {"artifacts", "config", "config_sections", "model_paths", "rpc", "ipc", "policies", "scheduler", "text"},
-    "commands": LEAVES | {"config", "client", "console", "loadtest", "models", "service", "engine/chat"},
-    "cli": LEAVES | {"commands", "console", "loadtest", "openmp"},
+    | {"artifacts", "config", "config_sections", "model_paths", "ipc", "policies", "scheduler", "text"},
+    "commands": LEAVES | {"config", "console", "models", "service", "engine/chat"},
+    "cli": LEAVES | {"commands", "console", "openmp"},
     "__main__": {"cli"},
 }
 ALLOWED["lab"] = set(ALLOWED) - {"service", "cli", "__main__"}
 """The laboratory uses all that serves; the service itself runs beside it, as a process."""
 ROOMS_INSIDE = {"engine": {"sampling", "flow", "exported", "control", "chat"}}
 """Rooms that a room holds; the modules beside them are the room itself."""
+CLIENT = ROOT / "client" / "edgeflow_client"
+CLIENT_LAYERS = ("rpc", "connection", "", "loadtest")
+CLIENT_NEEDS = {"grpc", "google", "numpy", "edgeflow_client"}
+"""The libraries that the client installs; its load test may have more."""
 LAYERS = {
     "kernels": ("kv", "", "narrow_kv", "native", "quantised", "triton", "flashinfer", "table", "static"),
-    "client": ("connection", ""),
-    "loadtest": ("robots", ""),
     "lab/export": ("graphs", "policies", "quantised", ""),
     "lab/verify": ("recorded", "policies", ""),
     "lab/quantize": ("search", "calibration", "files", "policies", ""),
@@ -83,22 +76,15 @@ LAYERS = {
 """Folders of a room; each imports only what stands before it. "": the modules beside them."""
 MOST_LINES = 400
 NO_TORCH = {
-    "types",
-    "trajectory",
-    "errors",
-    "clock",
-    "files",
+    "contract",
     "config",
     "config_base",
     "config_drafts",
     "config_file",
     "config_sections",
     "model_paths",
-    "rpc",
     "ipc",
     "scheduler",
-    "client",
-    "loadtest",
     "service",
     "text",
     "openmp",
@@ -119,6 +105,10 @@ def room_of(parts: Sequence[str]) -> str:
 
 def sources() -> list[Path]:
     return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def of_the_client() -> list[Path]:
+    return sorted(CLIENT.rglob("*.py"))
 
 
 def imported(path: Path) -> set[str]:
@@ -180,7 +170,8 @@ def folder_of(parts: Sequence[str], layers: Sequence[str]) -> str:
 
 
 def test_a_module_can_be_read_at_a_sitting():
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
+    written = [*sources(), *(path for path in of_the_client() if path.parent.name != "rpc")]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in written}
     assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
 
 
@@ -190,15 +181,38 @@ def test_subpackages_are_namespaces():
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["service", "scheduler", "kernels", "loadtest"])
-def test_the_root_shows_the_system(name: str):
-    link = ROOT / name
-    assert link.is_symlink() and link.readlink() == Path("edgeflow") / name
+@pytest.mark.parametrize(
+    "path", ["edgeflow/service", "edgeflow/scheduler", "edgeflow/kernels", "client/edgeflow_client/loadtest"]
+)
+def test_the_root_shows_the_system(path: str):
+    link = ROOT / Path(path).name
+    assert link.is_symlink() and link.readlink() == Path(path)
+
+
+def test_the_client_stands_alone():
+    """It imports nothing of the server's, and outside the load test no library that a robot does not have."""
+    found = {}
+    for path in of_the_client():
+        tops = {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names
+        allowed = tops - {"edgeflow"} if "loadtest" in path.parts or path.name == "tables.py" else CLIENT_NEEDS
+        found[str(path.relative_to(ROOT))] = tops - allowed
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_the_folders_of_the_client_are_layers():
+    above = []
+    for path in of_the_client():
+        here = CLIENT_LAYERS.index(folder_of(path.relative_to(CLIENT).parts, CLIENT_LAYERS))
+        modules = [name.split(".")[1:] for name in imported(path) if name.startswith("edgeflow_client.")]
+        used = {folder_of(parts, CLIENT_LAYERS) for parts in modules if parts[0] in CLIENT_LAYERS}
+        above += [str(path.relative_to(ROOT))] if used - set(CLIENT_LAYERS[: here + 1]) else []
+    assert above == []
 
 
 def test_no_import_of_ours_loads_torch_in_the_front():
-    front = ("service", "scheduler", "ipc", "client", "loadtest", "rpc")
-    paths = [path.relative_to(ROOT).with_suffix("") for name in front for path in (PACKAGE / name).rglob("*.py")]
+    folders = [PACKAGE / name for name in ("service", "scheduler", "ipc")]
+    paths = [path.relative_to(ROOT).with_suffix("") for folder in folders for path in folder.rglob("*.py")]
+    paths += [path.relative_to(CLIENT.parent).with_suffix("") for path in of_the_client()]
     code = (
         "import sys, importlib\n"
         f"for name in {['.'.join(path.parts) for path in paths]}:\n"

@@ -18,6 +18,7 @@ READ = (
     "examples/*",
     "scripts/*",
     "edgeflow/**/*.py",
+    "client/**/*.py",
 )
 INSTALLS = re.compile(r"\b(?:pip3?|pipx|uv)\s+(?:pip\s+)?(?:install|add|download)\b[^\n`|&;]*")
 FROM_INDEX = re.compile(r"""(?<![\w./:\-])edgeflow(?:-\w+)*(?:\[[\w,]+\])?(?=$|[\s'",;=<>~!])""")

@@ -11,13 +11,18 @@ import msgpack
 import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "edgeflow"
-SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path.parent.name != "rpc" and path.name != "reasons.py")
+PACKAGE, CLIENT = ROOT / "edgeflow", ROOT / "client" / "edgeflow_client"
+SOURCES = sorted(
+    path
+    for top in (PACKAGE, CLIENT)
+    for path in top.rglob("*.py")
+    if path.parent.name != "rpc" and path.name != "reasons.py"
+)
 VALUES = {reason.value for reason in Reason}
 
 

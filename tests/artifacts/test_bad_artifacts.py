@@ -15,9 +15,9 @@ pytest.importorskip("onnx_ir")
 from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.artifacts.sessions import Runtime, available_providers, check_started
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import CheckpointError, ConfigError, DependencyError, StartError
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
+from edgeflow_client.errors import CheckpointError, ConfigError, DependencyError, StartError
 from tests.artifacts.tiny_artifact import artifact, edited
 
 PLACEMENT = Placement(dtype=torch.float32, device=torch.device("cpu"), table=built_in_table())

@@ -9,7 +9,7 @@ import pytest
 from edgeflow.artifacts.manifest import Graph, KVForm, Manifest, StageName
 from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
 from edgeflow.artifacts.token_form import TokenForm
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 POSITIONS, ROWS = 8, 3
 KV = KVForm(layers=1, kv_heads=1, head_dim=2, positions=POSITIONS)

@@ -33,8 +33,8 @@ from benchmarks.chaos.proc import children as children_of
 from benchmarks.chaos.proc import command, data_size, name, resident, state
 from benchmarks.chaos.rules import MIB
 from benchmarks.chaos.service import ServiceUnderTest
-from edgeflow.client.actions import Directive
-from edgeflow.types import Command
+from edgeflow_client.actions import Directive
+from edgeflow_client.types import Command
 
 S = 1_000_000_000
 SPANS = [Span(0, 10 * S, QUIET), Span(10 * S, 20 * S, "x"), Span(30 * S, 40 * S, QUIET), Span(40 * S, 50 * S, "x")]

@@ -16,12 +16,12 @@ from benchmarks.closed_loop.grid import EXACT, MODES, MOVING, ONE_PASS, ORIN, RT
 from benchmarks.closed_loop.measures import ages_in_force_ms, measures, reactions_ms, tick_shares
 from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
+from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, pace_name, result_of
 from edgeflow.lab.demo.simulated.episodes import Acted, EpisodeRun
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.types import PassTimes
+from edgeflow_client.errors import ConfigError
 
 MS = 1_000_000
 AT_ONCE = PassTimes(stages=7, prefill_ns=0, two_prefills_ns=0, packed_ns=0, decode_ns=0, decodes_ns=0)

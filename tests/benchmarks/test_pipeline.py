@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.chaos.service import ROOT
 from benchmarks.passes import pipeline
-from edgeflow.types import PassTimes
+from edgeflow.contract import PassTimes
 from tests.tiny_checkpoint import write_checkpoint
 
 

@@ -26,7 +26,7 @@ from benchmarks.chaos.robots import RobotProcess
 from benchmarks.chaos.service import ROOT
 from benchmarks.chaos.stalled_robots import Plan, stalled_robots
 from benchmarks.chaos.stalls import LONGEST_S, SHORTEST_S, durations
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 
 def test_a_server_that_stops_and_a_network_that_stalls(tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgeflow.client.robot import RobotClient
+from edgeflow_client.robot import RobotClient
 from tests.client.scripted import CAMERA, Server
 
 IMAGE = np.zeros((CAMERA.height, CAMERA.width, 3), np.uint8)

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from edgeflow.client.connection.wire import SessionSettings
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.connection.wire import SessionSettings
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.rpc.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 CAMERA = CameraSpec("wrist", 8, 6, ImageFormat.RGB8)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeflow.client.actions import Action, Directive, resolve
-from edgeflow.client.advice import PATIENCE, Advice
-from edgeflow.client.pose import Pose, angle, distance, from_euler_xyz, from_rotvec, identity, rotate
-from edgeflow.errors import FailedPrecondition
-from edgeflow.types import ActionSchema, Command, StageTimings
+from edgeflow_client.actions import Action, Directive, resolve
+from edgeflow_client.advice import PATIENCE, Advice
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.pose import Pose, angle, distance, from_euler_xyz, from_rotvec, identity, rotate
+from edgeflow_client.types import ActionSchema, Command, StageTimings
 
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 

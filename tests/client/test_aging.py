@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.actions import Action, Directive, resolve
-from edgeflow.client.aging import LOOK_AHEAD_S, OFF, Aging
-from edgeflow.client.connection.bounds import check_schema
-from edgeflow.client.pose import Pose, from_rotvec, identity
-from edgeflow.client.session import Session
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument
-from edgeflow.types import ActionSchema, Command, StageTimings
+from edgeflow_client.actions import Action, Directive, resolve
+from edgeflow_client.aging import LOOK_AHEAD_S, OFF, Aging
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.bounds import check_schema
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.pose import Pose, from_rotvec, identity
+from edgeflow_client.session import Session
+from edgeflow_client.types import ActionSchema, Command, StageTimings
 from tests.client.scripted import NAMES, answer_all, opened, session_settings
 
 MS = 1_000_000
@@ -133,7 +133,7 @@ def test_an_action_is_one_step_or_the_whole_way():
 )
 def test_a_policy_that_states_no_rate_is_told_once(aging, stated, warned, caplog):
     session = Session(session_settings(), "grasp", ManualClock(MS), 0, aging)
-    with caplog.at_level(logging.WARNING, "edgeflow.client"):
+    with caplog.at_level(logging.WARNING, "edgeflow_client"):
         for _ in range(3):
             session.stream_opened(opened(**stated), None)
     assert ["aging=Aging(control_rate_hz=...)" in each for each in caplog.messages] == [True] * warned

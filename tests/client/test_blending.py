@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from edgeflow.client.blending import (
+from edgeflow_client.blending import (
     LATEST,
     MAX_ENSEMBLE,
     Blender,
@@ -20,8 +20,8 @@ from edgeflow.client.blending import (
     ensemble_weights,
     overlap,
 )
-from edgeflow.client.timeline import Timeline
-from edgeflow.errors import InvalidArgument
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.timeline import Timeline
 from tests.oracles import ORACLES
 
 STEP_NS = 20_000_000

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.actions import Action, resolve, resolve_rows
-from edgeflow.client.aging import OFF, Aging
-from edgeflow.client.pose import Pose, from_euler_xyz, from_rotvec, identity, rotate
-from edgeflow.errors import FailedPrecondition
-from edgeflow.types import ActionSchema, StageTimings
+from edgeflow_client.actions import Action, resolve, resolve_rows
+from edgeflow_client.aging import OFF, Aging
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.pose import Pose, from_euler_xyz, from_rotvec, identity, rotate
+from edgeflow_client.types import ActionSchema, StageTimings
 
 MS = 1_000_000
 NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.blending import LATEST, Blending, TemporalEnsemble, Weighted
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.connection.wire import opened_of
-from edgeflow.client.pose import identity
-from edgeflow.client.session import MAX_VALID_MS, Session
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, Unavailable
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, Command
+from edgeflow_client.blending import LATEST, Blending, TemporalEnsemble, Weighted
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.wire import opened_of
+from edgeflow_client.errors import FailedPrecondition, Unavailable
+from edgeflow_client.pose import identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import MAX_VALID_MS, Session
+from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, Command
 from tests.client.scripted import NAMES, opened, session_settings
 
 MS = 1_000_000

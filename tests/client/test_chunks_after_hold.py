@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.client.blending import TemporalEnsemble, Weighted
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.blending import TemporalEnsemble, Weighted
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.client.test_chunks import DIMS, STEP_MS, Robot
 
 

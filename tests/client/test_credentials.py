@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import trustme
 
-from edgeflow.client.connection import credentials as module
-from edgeflow.client.connection.credentials import TOKEN_VARIABLE, Credentials
-from edgeflow.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
+from edgeflow_client.connection import credentials as module
+from edgeflow_client.connection.credentials import TOKEN_VARIABLE, Credentials
+from edgeflow_client.errors import InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from tests.client.scripted import CAMERA, Refuse, Talk, answer_all
 
 TOKEN = "c5b1-token"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.displacement import displacement, look_ahead_factor
-from edgeflow.client.pose import from_euler_xyz, from_rotvec, rotate, to_euler_xyz, to_rotvec
-from edgeflow.types import ActionSchema
+from edgeflow_client.displacement import displacement, look_ahead_factor
+from edgeflow_client.pose import from_euler_xyz, from_rotvec, rotate, to_euler_xyz, to_rotvec
+from edgeflow_client.types import ActionSchema
 
 POSITION = ("x", "y", "z")
 ROTATION = ("roll", "pitch", "yaw")

@@ -13,8 +13,8 @@ OF_GRPC = {"typing_extensions", "cython_runtime", "grpc_health", "grpc_reflectio
 def test_the_sdk_loads_grpc_protobuf_numpy_and_nothing_else():
     code = (
         "import sys; before = set(sys.modules)\n"
-        "import pkgutil, importlib, edgeflow.client\n"
-        "for module in pkgutil.iter_modules(edgeflow.client.__path__, 'edgeflow.client.'):\n"
+        "import pkgutil, importlib, edgeflow_client\n"
+        "for module in pkgutil.iter_modules(edgeflow_client.__path__, 'edgeflow_client.'):\n"
         "    importlib.import_module(module.name)\n"
         "loaded = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         "print(*sorted(loaded - set(sys.stdlib_module_names)))\n"

@@ -7,10 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.client.connection.wire import open_message
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.trajectory import Candidate, Limited, LimitKind
-from edgeflow.types import Command
+from edgeflow_client.connection.wire import open_message
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.trajectory import Candidate, Limited, LimitKind
+from edgeflow_client.types import Command
 from tests.client.scripted import opened, session_settings
 from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, Robot
 

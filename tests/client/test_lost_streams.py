@@ -5,13 +5,13 @@ import threading
 import grpc
 import pytest
 
-from edgeflow.client.connection.link import Link
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.pose import identity
-from edgeflow.client.session import Session
-from edgeflow.clock import ManualClock
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Command
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.link import Link
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.pose import identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import Session
+from edgeflow_client.types import Command
 from tests.client.conftest import IMAGE
 from tests.client.scripted import Refuse, Talk, answer_all
 

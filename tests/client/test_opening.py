@@ -6,11 +6,11 @@ import threading
 import grpc
 import pytest
 
-from edgeflow.client.robot import RobotClient
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Mode
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import Mode
 from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, before_rtc, opened
 
 

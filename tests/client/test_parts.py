@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from edgeflow.client.connection.address import check_address
-from edgeflow.client.connection.backoff import LONGEST_S, SHORTEST_S, Backoff
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.connection.wire import age_limit_ns, error_of, open_message, opened_of
-from edgeflow.client.images import encode_images
-from edgeflow.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.connection.address import check_address
+from edgeflow_client.connection.backoff import LONGEST_S, SHORTEST_S, Backoff
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.wire import age_limit_ns, error_of, open_message, opened_of
+from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow_client.images import encode_images
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.client.scripted import opened, session_settings
 
 RGB = CameraSpec("wrist", 4, 3, ImageFormat.RGB8)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from edgeflow.client.pose import Pose, angle, check_distance, check_pose, compose, distance, from_rotvec, rotate
-from edgeflow.errors import InvalidArgument
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.pose import Pose, angle, check_distance, check_pose, compose, distance, from_rotvec, rotate
 
 POSITION = [0.1, -0.2, 0.3]
 ONE = [1.0, 0.0, 0.0, 0.0]

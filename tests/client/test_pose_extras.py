@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.client.pose import Pose, angle, compose, distance, from_euler_xyz, from_rotvec, identity, inverse
+from edgeflow_client.pose import Pose, angle, compose, distance, from_euler_xyz, from_rotvec, identity, inverse
 
 
 def random_pose(rng: np.random.Generator) -> Pose:

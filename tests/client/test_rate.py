@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.client.rate import RateKeeper
-from edgeflow.clock import ManualClock
-from edgeflow.errors import InvalidArgument
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.rate import RateKeeper
 
 MS = 1_000_000
 PERIOD_MS = 50

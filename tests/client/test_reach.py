@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from edgeflow.errors import InvalidArgument
-from edgeflow.types import Command
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.types import Command
 from tests.client.scripted import opened
 from tests.client.test_session import Robot, at
 

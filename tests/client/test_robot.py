@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgeflow.client.pose import Pose, identity
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraSpec, Command, ImageFormat
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.pose import Pose, identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, Command, ImageFormat
 from tests.client.conftest import IMAGE
 from tests.client.scripted import Talk, answer_all
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeflow.client.blending import Weighted
-from edgeflow.client.pose import identity
-from edgeflow.clock import ManualClock
-from edgeflow.types import Command
+from edgeflow_client.blending import Weighted
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.pose import identity
+from edgeflow_client.types import Command
 from tests.client.conftest import IMAGE
 from tests.client.scripted import NAMES, Talk
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.pose import Pose, identity
-from edgeflow.client.session import Session
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Command
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from edgeflow_client.pose import Pose, identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import Session
+from edgeflow_client.types import Command
 from tests.client.scripted import VALUES, opened, session_settings
 
 MS = 1_000_000

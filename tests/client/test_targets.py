@@ -8,16 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.client.actions import Directive
-from edgeflow.client.aging import Aging
-from edgeflow.client.blending import Latest, TemporalEnsemble, Weighted
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.pose import LONGEST_M, Pose, from_rotvec
-from edgeflow.client.session import Session
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition, InvalidArgument
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import Command
+from edgeflow_client.actions import Directive
+from edgeflow_client.aging import Aging
+from edgeflow_client.blending import Latest, TemporalEnsemble, Weighted
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.pose import LONGEST_M, Pose, from_rotvec
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import Session
+from edgeflow_client.types import Command
 from tests.client.scripted import NAMES, opened, session_settings
 
 MS = 1_000_000

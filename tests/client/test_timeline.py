@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.client.timeline import MAX_PLAYS, PlayLog, Timeline
+from edgeflow_client.timeline import MAX_PLAYS, PlayLog, Timeline
 
 MS = 1_000_000
 TEN = Timeline(1000 * MS, 20 * MS, 10)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.client.actions import Action
-from edgeflow.client.watchdog import Watchdog, WatchdogThread
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition
-from edgeflow.types import ActionSchema, Command, StageTimings
+from edgeflow_client.actions import Action
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.types import ActionSchema, Command, StageTimings
+from edgeflow_client.watchdog import Watchdog, WatchdogThread
 
 MS = 1_000_000
 RESUME_MS = 2000

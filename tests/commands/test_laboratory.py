@@ -11,7 +11,7 @@ import typer
 
 from edgeflow.commands import laboratory
 from edgeflow.commands.laboratory import COMMANDS, LabCommand, loaded
-from edgeflow.errors import DependencyError
+from edgeflow_client.errors import DependencyError
 
 
 @pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.name)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.clock import ManualClock
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.text import TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
@@ -41,6 +40,7 @@ from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.clock import ManualClock
 from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import kind_of
 from tests.engine.recorded import record

@@ -16,7 +16,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record

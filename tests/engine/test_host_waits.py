@@ -24,7 +24,7 @@ from edgeflow.models.memory_gate.files import CHOICES, GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.recorded import READS_ON_THE_HOST, record
 from tests.random_gates import random_gate

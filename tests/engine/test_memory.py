@@ -30,7 +30,6 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE, slot_bytes
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape
@@ -45,6 +44,7 @@ from edgeflow.policies.openvla.published import PublishedOpenVLA
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.worker import build
 from edgeflow.worker.build import build_engine
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.quantised import quantised_copies
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -18,7 +18,6 @@ from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.table import operators_line
-from edgeflow.errors import ConfigError
 from edgeflow.kernels import fp8, rms_norm
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN
@@ -32,8 +31,9 @@ from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.service.observe.status import Phase, ServiceStatus
-from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 from tests.oracles import ORACLES
 from tests.quantised import quantised_copies
 from tests.tiny_checkpoint import write_checkpoint

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.client.connection.credentials import Credentials
 from edgeflow.config import load_config
 from edgeflow.engine.chat.terminal import read_text
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import ConfigError, EdgeflowError
-from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.kernels.table.overlay import read_overlay
 from edgeflow.lab.verify.recorded.bundle import read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.weights_only import read_weights_only
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import read_json_value
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.errors import ConfigError, EdgeflowError
+from edgeflow_client.files import open_regular, read_regular
 
 READERS: dict[str, Callable[[Path], object]] = {
     "operators": read_overlay,

@@ -13,7 +13,7 @@ from random import Random
 
 from google.protobuf.message import DecodeError
 
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import pictures, wire
 
 WIDTH, HEIGHT = 32, 24

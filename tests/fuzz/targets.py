@@ -10,8 +10,6 @@ from random import Random
 from pydantic import BaseModel
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import RequestError
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
@@ -22,7 +20,9 @@ from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.images.images import check_image, decode_jpeg
 from edgeflow.service.images.jpeg import read_jpeg
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import RequestError
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.fuzz import pictures
 from tests.fuzz.kinds import KINDS, OPEN, good_frame
 

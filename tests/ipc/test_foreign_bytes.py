@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgeflow.errors import WorkerError
+from edgeflow.contract import Chunk
 from edgeflow.ipc.coding import decode, encode
 from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WarmupProgress
-from edgeflow.types import Chunk
+from edgeflow_client.errors import WorkerError
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(LEAVES, inner), max_leaves=6)

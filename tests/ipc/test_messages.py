@@ -7,7 +7,7 @@ import socket
 import msgpack
 import pytest
 
-from edgeflow.errors import WorkerError
+from edgeflow.contract import Chunk, Pace, PassTimes, Speculation
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.ipc.coding import decode, encode
@@ -21,7 +21,8 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.types import ActionSchema, Chunk, Pace, PassTimes, Speculation
+from edgeflow_client.errors import WorkerError
+from edgeflow_client.types import ActionSchema
 
 SCHEMA = ActionSchema(
     names=("x",),

@@ -20,7 +20,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 SIZE = replace(SIZES["tiny"], stages=4, text_tokens=5)

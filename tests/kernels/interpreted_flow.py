@@ -15,7 +15,7 @@ from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import CROSS_SHAPE, TinyFlowPolicy, random_frames
 from tests.kernels.interpreted_engine import in_triton
 

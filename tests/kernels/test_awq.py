@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import AwqWeight, packed, unpacked
 from edgeflow.kernels.linear import Dequantised, Reference
 from edgeflow.kernels.weights import FloatWeight
+from edgeflow_client.errors import CheckpointError
 from tests.kernels.awq_weights import random_gemm, random_weight
 
 

@@ -17,7 +17,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import window
@@ -28,6 +27,7 @@ from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow_client.errors import ConfigError
 from tests.kernels.flashinfer_double import flashinfer
 from tests.kernels.flashinfer_signatures import USED, read, recorded
 

@@ -7,7 +7,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import ConfigError
 from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8_linear import Fp8
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -15,6 +14,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.weights import Fp8Weight
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow_client.errors import ConfigError
 from tests.kernels.subprocesses import run
 
 CPU = torch.device("cpu")

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import slot_bytes
 from edgeflow.kernels.kv.int4 import GROUP, INT4, Grid, in_four_bits, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -21,6 +20,7 @@ from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.narrow_kv.int4_places import most_groups
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
 SLOTS, CAPACITY, HEADS, KV_HEADS, WIDTH = 3, 150, 4, 2, 8

@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
 from edgeflow.kernels.table.bind_linear import bind_linear, bind_linear_stage
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
+from edgeflow_client.errors import ConfigError
 
 
 def problem(rows: int, inputs: int, outputs: int, *, bias: bool, seed: int):

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.table.overlay import (
@@ -21,6 +20,7 @@ from edgeflow.kernels.table.overlay import (
     tune_options,
     write_overlay,
 )
+from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
 HARDWARE = Hardware("cpu")

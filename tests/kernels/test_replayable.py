@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import causal, tree_of_drafts, window
 from edgeflow.kernels.table.built_in import BUILT_IN
@@ -16,6 +15,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow.lab.trials.tune import Tuner
+from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
 SPANS = [Span(0, 4, 1), Span(1, 0, 3)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.dimensions import KINDS, KV_FORMATS, kv_formats
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import Choice, Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow_client.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

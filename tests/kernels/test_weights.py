@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels import fp8
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.linear import Int8, Reference
@@ -19,6 +18,7 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import OverlayEntry
 from edgeflow.kernels.weights import CONVERSIONS, FloatWeight, Fp8Weight, Int8Weight, Weight, converted
+from edgeflow_client.errors import CheckpointError
 
 LINEAR = OperatorKey(op_name="linear", model_name="llama")
 FORMATS = [FloatWeight, Int8Weight.of, Fp8Weight.of]

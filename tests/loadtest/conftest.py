@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.loadtest.robots.ledger import Ledger
-from edgeflow.loadtest.robots.plan import Closed, LoadPlan, Session
-from edgeflow.loadtest.run import Measurement
-from edgeflow.types import CameraSpec, Disposition, ImageFormat, StageTimings
+from edgeflow_client.loadtest.robots.ledger import Ledger
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.run import Measurement
+from edgeflow_client.types import CameraSpec, Disposition, ImageFormat, StageTimings
 from tests.service.conftest import no_collecting, write_fake_checkpoint
 
 __all__ = ["no_collecting"]  # a fixture here too

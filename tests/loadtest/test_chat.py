@@ -13,19 +13,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.client.connection.credentials import Credentials
-from edgeflow.client.connection.http import HttpService
-from edgeflow.errors import InvalidArgument, StartError
-from edgeflow.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary, default_address
-from edgeflow.loadtest.chat_clients import Asked
-from edgeflow.loadtest.command import measured
-from edgeflow.loadtest.results import results_json, results_of
-from edgeflow.loadtest.robots.ledger import Ledger
-from edgeflow.loadtest.robots.plan import Fixed
-from edgeflow.loadtest.summary import summarise
-from edgeflow.loadtest.tables import print_results
-from edgeflow.loadtest.verdict import RATIO
-from edgeflow.types import Disposition, StageTimings
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.connection.http import HttpService
+from edgeflow_client.errors import InvalidArgument, StartError
+from edgeflow_client.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary, default_address
+from edgeflow_client.loadtest.chat_clients import Asked
+from edgeflow_client.loadtest.command import measured
+from edgeflow_client.loadtest.results import results_json, results_of
+from edgeflow_client.loadtest.robots.ledger import Ledger
+from edgeflow_client.loadtest.robots.plan import Fixed
+from edgeflow_client.loadtest.summary import summarise
+from edgeflow_client.loadtest.tables import print_results
+from edgeflow_client.loadtest.verdict import RATIO
+from edgeflow_client.types import Disposition, StageTimings
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.loadtest.conftest import MS, PLAN, disposed
 from tests.loadtest.conftest import measured as by_hand

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.loadtest.intervals import mean, wilson
-from edgeflow.loadtest.measure import RunRecorder, distribution
+from edgeflow_client.loadtest.intervals import mean, wilson
+from edgeflow_client.loadtest.measure import RunRecorder, distribution
 
 SECOND = 1_000_000_000
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgeflow.errors import ConfigError
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.pacing import SECOND_NS, instants
-from edgeflow.loadtest.robots.plan import (
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.pacing import SECOND_NS, instants
+from edgeflow_client.loadtest.robots.plan import (
     Bursts,
     Closed,
     Fixed,
@@ -28,8 +28,8 @@ from edgeflow.loadtest.robots.plan import (
     pattern_of,
     period_s_of,
 )
-from edgeflow.loadtest.robots.posture import Posture
-from edgeflow.types import CameraSpec, ImageFormat, StateSpec
+from edgeflow_client.loadtest.robots.posture import Posture
+from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 from tests.loadtest.conftest import CAMERA, SESSION
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.loadtest.robots.playing import Playing, Seamed
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.loadtest.robots.playing import Playing, Seamed
+from edgeflow_client.rpc import control_pb2 as pb
 
 MS = 1_000_000
 

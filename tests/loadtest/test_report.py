@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from edgeflow.loadtest.measure import RunRecorder, RunSummary, distribution
-from edgeflow.loadtest.plots import Snapshot, plot_ages, plot_series, plot_strip
-from edgeflow.loadtest.report import ModeResult, write_report
+from edgeflow_client.loadtest.measure import RunRecorder, RunSummary, distribution
+from edgeflow_client.loadtest.plots import Snapshot, plot_ages, plot_series, plot_strip
+from edgeflow_client.loadtest.report import ModeResult, write_report
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.errors import StartError
-from edgeflow.loadtest.command import loadtest_command
-from edgeflow.loadtest.results import Results, results_json, results_of
-from edgeflow.loadtest.robots.frames import frames_for
-from edgeflow.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
-from edgeflow.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
-from edgeflow.loadtest.run import LoadRun
-from edgeflow.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.errors import StartError
+from edgeflow_client.loadtest.command import loadtest_command
+from edgeflow_client.loadtest.results import Results, results_json, results_of
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
+from edgeflow_client.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
+from edgeflow_client.loadtest.run import LoadRun
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.client.scripted import Server, before_rtc
 from tests.loadtest.conftest import CAMERA, PLAN
 from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script

@@ -12,16 +12,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from edgeflow.loadtest.command import write_folder
-from edgeflow.loadtest.live import recent
-from edgeflow.loadtest.results import results_json, results_of
-from edgeflow.loadtest.robots.ledger import Ledger
-from edgeflow.loadtest.robots.plan import Fixed, Ramp
-from edgeflow.loadtest.run import Forecast
-from edgeflow.loadtest.summary import generator_of, summarise
-from edgeflow.loadtest.tables import print_results
-from edgeflow.loadtest.verdict import FIGURES
-from edgeflow.types import Disposition
+from edgeflow_client.loadtest.command import write_folder
+from edgeflow_client.loadtest.live import recent
+from edgeflow_client.loadtest.results import results_json, results_of
+from edgeflow_client.loadtest.robots.ledger import Ledger
+from edgeflow_client.loadtest.robots.plan import Fixed, Ramp
+from edgeflow_client.loadtest.run import Forecast
+from edgeflow_client.loadtest.summary import generator_of, summarise
+from edgeflow_client.loadtest.tables import print_results
+from edgeflow_client.loadtest.verdict import FIGURES
+from edgeflow_client.types import Disposition
 from tests.loadtest.conftest import MS, acted, disposed, measured
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -14,10 +14,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES
+from edgeflow_client.errors import CheckpointError, InvalidArgument
 from tests.chat_checkpoint import END, IMAGE_TOKEN, VOCAB, tokenizer, write_chat_checkpoint
 
 CPU = torch.device("cpu")

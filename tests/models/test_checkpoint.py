@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import Weights, fingerprint, read_tensors
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import INDEX_FILE, SINGLE_FILE, find_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2), "b.weight": torch.zeros(4)}

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.formats import LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.dimensions import only_role
@@ -26,6 +25,7 @@ from edgeflow.models.decoder_config import decoder_config
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.quantization import Quantization
 from edgeflow.models.shape import checkpoint_shape
+from edgeflow_client.errors import CheckpointError
 from tests.chat_checkpoint import LATENT as SIZES
 from tests.chat_checkpoint import TEXT, YARN, write_chat_checkpoint
 from tests.models.test_llama import Call, noting

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.formats import CONFIGURED, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import before
@@ -25,6 +24,7 @@ from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow_client.errors import CheckpointError
 
 CPU = torch.device("cpu")
 LOGITS_TOLERANCE = 1e-4

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.quantization import Quantization, refuse_conversion
 from edgeflow.text.weight_files import SINGLE_FILE
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_gemm
 
 NAME = "model.layers.0.mlp.up_proj"

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, grid_positions, shuffled
+from edgeflow_client.errors import CheckpointError
 
 SIZES = TowerSizes(width=8, inner=12, layers=0, heads=2, patch=4, grid=5)
 

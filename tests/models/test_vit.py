@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.vit import VisionTower
+from edgeflow_client.errors import CheckpointError
 
 CPU = torch.device("cpu")
 WIDTH, INNER, HEADS, PATCH, SIDE, DEPTH = 24, 40, 3, 4, 12, 2

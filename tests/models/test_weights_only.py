@@ -18,8 +18,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.weights_only import read_state_dict, read_weights_only
+from edgeflow_client.errors import CheckpointError
 
 MOST = 1 << 20
 FORMATS = (True, False)  # a zip archive, and the format before it

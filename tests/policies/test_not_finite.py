@@ -15,22 +15,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import DimensionLimits, TrajectoryConfig
+from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command, Pace
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Command
 from tests.policies.act.checkpoint import write_checkpoint as write_act
 from tests.policies.flow.tiny import write_checkpoint as write_flow
 from tests.policies.flow.weights import Tiny

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edgeflow.config import load_config
+from edgeflow.contract import Observation
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import warm_up
@@ -17,8 +18,8 @@ from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Observation
 from edgeflow.worker.build import build_engine
+from edgeflow_client.types import Mode
 from tests import tiny_checkpoint
 from tests.policies.flow import tiny
 from tests.policies.flow.served import RATE, observation

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.client.actions import Action
-from edgeflow.client.robot import RobotClient
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
-from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
-from edgeflow.types import CameraSpec, Image, ImageFormat, Observation, StateSpec
+from edgeflow_client.actions import Action
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 from tests.policies.serving import served

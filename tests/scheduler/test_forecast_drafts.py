@@ -8,10 +8,10 @@ from itertools import accumulate
 
 import pytest
 
+from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling
-from edgeflow.types import Pace, PassTimes, Speculation
 
 MS = 1_000_000
 STAGES = 7

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from edgeflow.contract import Pace, PassTimes
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.forecast import Robot, forecast
 from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, Pace, PassTimes
+from edgeflow_client.types import Mode
 
 MS = 1_000_000
 TIMES = PassTimes(

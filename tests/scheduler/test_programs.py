@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeflow.contract import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
 from edgeflow.scheduler.forecast import Robot, by_mode, forecast
 from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import ROW_BUDGET, Scheduler, SchedulerLimits, row_budget_of
-from edgeflow.types import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
 from tests.scheduler.test_properties import BEHIND
 
 MS = 1_000_000

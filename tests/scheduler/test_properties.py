@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import PROMPT, Pace, Speculation, Stage, StageProgram
 
 STAGES = 4  # most passes of any program
 SESSIONS = 3

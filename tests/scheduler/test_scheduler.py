@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.errors import AlreadyExists, ResourceExhausted
+from edgeflow.contract import Pace, Speculation
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace, Speculation
+from edgeflow_client.errors import AlreadyExists, ResourceExhausted
 
 K = 3
 ROWS = 10

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
 from edgeflow.scheduler.pace import auto_pace, pace_of, pace_text, paces_of, served_mode
-from edgeflow.types import PROMPT, Mode, Pace, Speculation, Stage, StageProgram
+from edgeflow_client.types import Mode
 
 DENOISING = StageProgram((Stage(rows=PROMPT), Stage(rows=5, repeats=2, advances=False)))
 EXPORTED = StageProgram((Stage(rows=PROMPT), Stage(rows=1, repeats=2, group=1)))

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import grpc
 
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import frame_message, open_message
 from tests.service.processes import workers
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 
+from edgeflow.contract import Chunk
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import (
@@ -22,7 +23,6 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
     WarmupProgress,
 )
-from edgeflow.types import Chunk
 from edgeflow.worker.inbox import Inbox
 from edgeflow.worker.start import stand_by
 from tests.service.scripted import SCHEMA, good_values, ready_message

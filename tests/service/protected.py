@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 import trustme
 
-from edgeflow.client.connection.credentials import Credentials, channel
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.security.auth import digest
+from edgeflow_client.connection.credentials import Credentials, channel
 from tests.service.harness import WAIT_S, Robot, Served
 
 HOSTS = ("localhost", "127.0.0.1")

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from edgeflow.contract import CameraNeed, Chunk, PassTimes, PolicyInputs, StageProgram
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -28,8 +29,8 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.service.worker.process import Launched
-from edgeflow.trajectory import ChunkReport
-from edgeflow.types import ActionSchema, CameraNeed, Chunk, PassTimes, PolicyInputs, StageProgram
+from edgeflow_client.trajectory import ChunkReport
+from edgeflow_client.types import ActionSchema
 
 SCHEMA = ActionSchema(
     names=("x", "y", "grip"),

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import AddressError, CheckpointError, ConfigError, StartError
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.service.run import run_service
+from edgeflow_client.errors import AddressError, CheckpointError, ConfigError, StartError
 from tests.service.conftest import write_fake_checkpoint
 from tests.service.harness import config, eventually, serving
 from tests.service.scripted import Script

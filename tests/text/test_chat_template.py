@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import CheckpointError, InvalidArgument, Unavailable
 from edgeflow.text import chat_template
 from edgeflow.text.chat_template import ChatTemplate
+from edgeflow_client.errors import CheckpointError, InvalidArgument, Unavailable
 
 TURNS = [
     {"role": "system", "content": "Be brief."},

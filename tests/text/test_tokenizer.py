@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.text.marks import Marks
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import CheckpointError, InvalidArgument
 from tests.chat_checkpoint import SPECIALS, tokenizer
 
 ROWS = 256 + len(SPECIALS)

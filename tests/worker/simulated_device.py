@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import PassTimes
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import TokenPolicy
@@ -18,8 +18,8 @@ from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import PassTimes
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
 
 STAGING_NS = 200_000
 ENQUEUEING_NS = 100_000

@@ -7,9 +7,8 @@ import random
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import FailedPrecondition, ResourceExhausted
+from edgeflow.contract import CameraNeed, Pace, PassTimes, PolicyInputs, Speculation, StageProgram
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
@@ -20,19 +19,10 @@ from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimat
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import (
-    ActionSchema,
-    CameraNeed,
-    CameraSpec,
-    ImageFormat,
-    Mode,
-    Pace,
-    PassTimes,
-    PolicyInputs,
-    Speculation,
-    StageProgram,
-)
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition, ResourceExhausted
+from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, Mode
 from tests.tiny_checkpoint import write_checkpoint
 from tests.worker.simulated_device import LAUNCH_NS, MS, TRUTH, AsynchronousEngine, ClosedLoop, Delivered
 

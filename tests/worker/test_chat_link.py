@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from edgeflow.config_sections import MOST_TOKENS
+from edgeflow.contract import Pace
 from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import (
     ChatDone,
@@ -25,7 +26,6 @@ from edgeflow.ipc.chat_messages import (
     SetPrefix,
 )
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, Ping
-from edgeflow.types import Pace
 from edgeflow.worker.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
 from edgeflow.worker.inbox import CHAT_PER_TURN, Inbox
 from tests.engine.chat.test_plane import request_of

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
 from edgeflow.engine.control.denoising import Denoised, FlowAnswers
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.guidance import Previous
@@ -18,9 +18,10 @@ from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.trajectory import Playing
-from edgeflow.types import PROMPT, ActionSchema, Observation, Pace, PolicyInputs, Stage, StageProgram, StateSpec
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.trajectory import Playing
+from edgeflow_client.types import ActionSchema, StateSpec
 from tests.worker.simulated_device import MS, SimulatedStamp
 
 STEPS, ROWS, STEP_MS, PASS_MS = 3, 30, 50, 25

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgeflow.clock import ManualClock
 from edgeflow.ipc.messages import CloseSession, Ping, SubmitFrame
 from edgeflow.worker.inbox import Inbox
+from edgeflow_client.clock import ManualClock
 
 
 def frame(session: int, seq: int) -> SubmitFrame:

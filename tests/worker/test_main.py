@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.contract import Pace
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (
     FrameResult,
@@ -27,8 +27,9 @@ from edgeflow.ipc.messages import (
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.published import PublishedOpenVLA
 from edgeflow.text.weight_files import INDEX_FILE
-from edgeflow.types import MAX_HORIZON, ActionSchema, Pace
 from edgeflow.worker.build import build_engine
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import MAX_HORIZON, ActionSchema
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import Pace
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
@@ -29,8 +29,8 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import rounds_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")

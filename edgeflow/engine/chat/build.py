@@ -10,9 +10,9 @@ from statistics import median
 import torch
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.contract import KVName
 from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.footprint import weight_bytes
@@ -41,7 +41,6 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import SamplingKind
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
-from edgeflow.errors import ConfigError, RequestError
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, slot_bytes
@@ -55,7 +54,8 @@ from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.memory_gate.files import MemoryGate
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
-from edgeflow.types import KVName
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import ConfigError, RequestError
 
 REPEATS = 5
 ANOTHER_KIND = SamplingKind(drawn=True)  # a checkpoint may recommend it

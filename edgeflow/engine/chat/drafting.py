@@ -7,7 +7,6 @@ import torch
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.drafts.sizes import DraftSizes, eagle_sizes, lookup_sizes
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -18,6 +17,7 @@ from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import NAME, Eagle3Head
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import ConfigError
 
 KEY = "chat.eagle3.model"
 

@@ -21,17 +21,17 @@ from edgeflow.engine.sampling.sample import SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.stamps import Stamp
-from edgeflow.errors import Internal, WorkerError
 from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.folding import Folding, OneRowAgain, Placement, Unfolded
 from edgeflow.scheduler.plan import DraftForm, Pass, Segment
+from edgeflow_client.errors import Internal, WorkerError
+from edgeflow_client.reasons import Reason
 
 
 class Source:

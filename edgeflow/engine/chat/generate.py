@@ -14,11 +14,11 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import InvalidArgument
 from edgeflow.models.prompt import Prompt
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
 
 
 class Constraint(Protocol):

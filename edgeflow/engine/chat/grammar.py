@@ -28,11 +28,11 @@ from edgeflow.engine.chat.grammar_child import (
     MEMORY_BYTES,
     following,
 )
-from edgeflow.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.bounded import LAST_WORDS_S, OUT_OF_MEMORY, BoundedProcess
 from edgeflow.kernels.kv.layout import uploaded
-from edgeflow.reasons import Reason
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import RETRY_AFTER_MS, InvalidArgument, RequestError, Unavailable
+from edgeflow_client.reasons import Reason
 
 START_S = 60.0  # of the process, a large tokenizer included
 PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little

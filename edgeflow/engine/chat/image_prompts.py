@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.chat_messages import ChatStart
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
+from edgeflow_client.errors import InvalidArgument
 
 NICE = 5
 """Priority of the thread. Mild on purpose: between its operations it holds the interpreter's lock for microseconds, and

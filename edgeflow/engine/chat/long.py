@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from edgeflow.config_sections import ChatConfig
-from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.kernels.kv.formats import KVFormat, MemoryRules, configured_format, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
@@ -21,6 +20,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateHeader, GateRules, MemoryGate, gate_header
 from edgeflow.scheduler.folding import Folding
+from edgeflow_client.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

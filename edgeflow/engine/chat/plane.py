@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from edgeflow.clock import Clock
 from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
@@ -19,15 +18,16 @@ from edgeflow.engine.executor import Ticket
 from edgeflow.engine.outcomes import Sampled, TokenLogprobs
 from edgeflow.engine.running import Running
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import InvalidArgument, NotFound, RequestError
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
 from edgeflow.scheduler.drafting import DraftCounts
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import RequestPlan, Requests
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import InvalidArgument, NotFound, RequestError
+from edgeflow_client.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

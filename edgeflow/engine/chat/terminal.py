@@ -21,10 +21,10 @@ from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import ConfigError, RequestError
-from edgeflow.files.regular import read_regular
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.text_stream import TextStream
+from edgeflow_client.errors import ConfigError, RequestError
+from edgeflow_client.files import read_regular
 
 CHUNK = 256
 MAX_TEXT_BYTES = 1 << 20

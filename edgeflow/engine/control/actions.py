@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import StageProgram
 from edgeflow.engine.contract import Drafting
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Executor
@@ -25,7 +26,6 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.ring import Shift
-from edgeflow.types import StageProgram
 
 
 class TokenAnswers:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.trajectory import ChunkReport, Seam
+from edgeflow_client.trajectory import ChunkReport, Seam
 
 KEPT_CHUNKS = 32
 HISTORY = 3  # rows that the limits of a motion look back on

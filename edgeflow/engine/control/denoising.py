@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.continuing import guidance_of
@@ -24,10 +25,9 @@ from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
 from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.stamps import CudaStamp, Stamp
-from edgeflow.errors import InvalidArgument
 from edgeflow.kernels.kv.layout import on_device, uploaded
 from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
-from edgeflow.types import StageProgram
+from edgeflow_client.errors import InvalidArgument
 
 SAME = 1e-6  # difference by which a normalised value counts as changed
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edgeflow.ipc.messages import FrameDropped
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.plan import FrameRef, Leaving
-from edgeflow.types import Disposition
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Disposition
 
 _DEPARTURES = {
     Leaving.SUPERSEDED: (

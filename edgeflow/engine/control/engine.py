@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeflow.contract import StageProgram
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.graphs import Graphs, Record
@@ -18,7 +19,6 @@ from edgeflow.engine.stamps import Stamp
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 from edgeflow.scheduler.ring import Shift
-from edgeflow.types import StageProgram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from edgeflow.errors import WorkerError
+from edgeflow.contract import Observation, PolicyInputs
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.types import Observation, PolicyInputs
+from edgeflow_client.errors import WorkerError
 
 
 def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Mode, Pace, Speculation, StageProgram
+from edgeflow_client.types import Mode
 
 
 class FrameEngine(PassEngine, Protocol):

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import Answer, EngineOptions
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.guidance import Previous
@@ -19,7 +20,6 @@ from edgeflow.engine.policy import OnePassPolicy, Policy
 from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
-from edgeflow.types import StageProgram
 
 
 @dataclass(frozen=True, slots=True)

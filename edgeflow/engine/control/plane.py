@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.clock import Clock
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
@@ -22,7 +22,6 @@ from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.engine.running import Running
-from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameResult,
@@ -33,13 +32,15 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     SubmitFrame,
 )
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
 from edgeflow.scheduler.settling import SettlingSample
-from edgeflow.trajectory import ChunkReport, Seam
-from edgeflow.types import Chunk, Disposition, Pace
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import InvalidArgument, RequestError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import ChunkReport, Seam
+from edgeflow_client.types import Disposition
 
 KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted

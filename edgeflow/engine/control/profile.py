@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeflow.clock import Clock
-from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
+from edgeflow.contract import PassTimes, StageProgram
 from edgeflow.scheduler.plan import Pass
-from edgeflow.types import PassTimes, StageProgram
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
 
 MOST_BYTES = 1 << 20
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction

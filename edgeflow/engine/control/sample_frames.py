@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from edgeflow.contract import Image, Observation, PolicyInputs
 from edgeflow.engine.policy import CountsStates, Policy
-from edgeflow.types import Image, Observation, PolicyInputs
 
 SIDE = 224
 """Pixels of each side of a camera whose size the policy leaves open."""

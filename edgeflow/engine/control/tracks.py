@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeflow.contract import StageProgram
 from edgeflow.engine.control.continuity import Continuity, Plan
 from edgeflow.engine.control.steady import SteadyTokens
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.scheduler.plan import FrameRef
-from edgeflow.trajectory import Seam
-from edgeflow.types import ActionSchema, StageProgram
+from edgeflow_client.trajectory import Seam
+from edgeflow_client.types import ActionSchema
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.config_sections import CandidateWeights, TrajectoryConfig
+from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import HISTORY, Plan
 from edgeflow.engine.control.motion.bounds import Bounds, Motion
 from edgeflow.engine.control.motion.braking import ROUNDING
 from edgeflow.engine.control.motion.dimensions import Dimension, limited_dimension
 from edgeflow.engine.control.motion.limiting import is_safe, rows_within, steps_within
-from edgeflow.errors import ConfigError
-from edgeflow.trajectory import Candidate, Limited, LimitKind
-from edgeflow.types import ActionSchema, PolicyInputs
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.trajectory import Candidate, Limited, LimitKind
+from edgeflow_client.types import ActionSchema
 
 Rows = NDArray[np.float64]
 _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}

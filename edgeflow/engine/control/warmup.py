@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgeflow.contract import Observation
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.agreement import Deviations, chunk_objection, deviations, nudged
 from edgeflow.engine.control.denoising import FlowEngine
@@ -21,11 +22,11 @@ from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.control.sample_frames import brightened, sample_observations, uncounted
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
-from edgeflow.errors import ConfigError, WorkerError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Observation
+from edgeflow_client.errors import ConfigError, WorkerError
+from edgeflow_client.types import Mode
 
 FRAMES = 3  # beyond the fill
 BATCH = 2

@@ -16,11 +16,11 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.exported.loading import load_token_graphs, token_form
 from edgeflow.engine.exported.placement import check_host
 from edgeflow.engine.exported.tokens import StaticDecoder
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.chat import ChatModel, PublishedChat, read_published
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import torch
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.policy import Placement
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 
 def runtime_of(config: ServiceConfig) -> Runtime:

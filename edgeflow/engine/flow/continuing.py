@@ -7,7 +7,7 @@ import torch
 
 from edgeflow.engine.flow.frames import FlowSizes, Guidance
 from edgeflow.engine.flow.guidance import Previous, RTCSettings, schedule_weights
-from edgeflow.errors import InvalidArgument
+from edgeflow_client.errors import InvalidArgument
 
 
 def guidance_of(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> Guidance | None:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
-from edgeflow.types import MAX_HORIZON, PROMPT, Stage, StageProgram
+from edgeflow.contract import PROMPT, Stage, StageProgram
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import MAX_HORIZON
 
 MOST_STEPS = 100
 MOST_CANDIDATES = 16

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 MOST_GUIDANCE = 100.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.models.generation_config import GenerationConfig
+from edgeflow_client.errors import InvalidArgument
 
 MAX_LOGPROBS = 5
 BOUNDS = {

@@ -19,12 +19,12 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.flashinfer.pages import PageTable, as_pages, page_size
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
+from edgeflow_client.errors import ConfigError
 
 WORKSPACE_BYTES = 128 << 20  # for parts of divided slots, as FlashInfer recommends
 PLAN_BYTES = 1 << 20  # of a plan for one shape: a few numbers a tile

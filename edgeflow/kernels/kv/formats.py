@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
+from edgeflow.contract import KVName
 from edgeflow.kernels.kv.int4 import GROUP, INT4
 from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
-from edgeflow.types import KVName
+from edgeflow_client.errors import ConfigError
 
 Pair = tuple[Tensor, Tensor]
 Places = slice | Tensor

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.sees import Sees
+from edgeflow_client.errors import ConfigError
 
 Made = TypeVar("Made")
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.int4 import GROUP, LARGEST, Int4Layer, in_four_bits
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow.kernels.slots_in_place import slots_in_place
+from edgeflow_client.errors import ConfigError
 
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:

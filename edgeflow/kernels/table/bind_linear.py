@@ -9,12 +9,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.linear import ByRows, Linear
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable
 from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT, Weight
+from edgeflow_client.errors import ConfigError
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
 """1, 2, 4, … 8192 rows; more are served as the last."""

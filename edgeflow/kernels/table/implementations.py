@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.dimensions import KINDS
 from edgeflow.kernels.weights import CONVERSIONS, FLOAT, Weight, converted
+from edgeflow_client.errors import ConfigError
 
 REFERENCE = "reference"
 STORED, FLOATS = "stored", "floats"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.weights import FLOAT
+from edgeflow_client.errors import ConfigError
 
 MAX_SIZE = 1 << 20
 NAMES = {

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.built_in import BUILT_IN, DEFAULTS
 from edgeflow.kernels.table.by_shape import ByShape
 from edgeflow.kernels.table.dimensions import KINDS, STAGES, covers, kv_formats, only_role
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT
+from edgeflow_client.errors import ConfigError
 
 Params = dict[str, Any]
 FORCED = "forced"

@@ -20,13 +20,13 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from edgeflow import __version__
-from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 from edgeflow.kernels.weights import FLOAT
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
 
 DRIVER_TIMEOUT_S = 10
 MOST_BYTES = 16 << 20

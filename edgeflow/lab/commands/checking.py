@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.commands.options import Json, OptionalMode, OptionalPath
-from edgeflow.console import FoldingTable, reporting, table_console
-from edgeflow.errors import ConfigError
-from edgeflow.types import KVName
+from edgeflow.console import reporting
+from edgeflow.contract import KVName
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.tables import FoldingTable, table_console
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
 HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."

@@ -24,7 +24,7 @@ from edgeflow.commands.options import (
     TlsKey,
     TokenFile,
 )
-from edgeflow.types import MOST_TOLERANCE_BINS
+from edgeflow_client.types import MOST_TOLERANCE_BINS
 
 
 def robot(
@@ -48,10 +48,10 @@ def robot(
     as_json: Json = False,
 ) -> None:
     """Run the simulated robot against a service."""
-    from edgeflow.client.connection.credentials import Credentials
     from edgeflow.lab.demo.command import robot_command
     from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
     from edgeflow.lab.demo.measure import FRESH_SEEDS
+    from edgeflow_client.connection.credentials import Credentials
 
     plan = RunPlan(
         mode=mode,

@@ -22,9 +22,10 @@ from edgeflow.commands.options import (
     OptionalInt,
     OptionalText,
 )
-from edgeflow.errors import ConfigError
+from edgeflow.contract import Speculation
 from edgeflow.lab.demo.simulated.episodes import Execution
-from edgeflow.types import MOST_TOLERANCE_BINS, Mode, Speculation
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import MOST_TOLERANCE_BINS, Mode
 
 EXECUTION_HELP = (
     "How chunks are played. rtc: each continues the one being played; fresh: each begins anew; synchronous: the robot "

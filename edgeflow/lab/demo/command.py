@@ -7,19 +7,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.client.connection.credentials import Credentials
-from edgeflow.console import reporting, table_console
+from edgeflow.console import reporting
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, run_robot
 from edgeflow.lab.demo.live import RunView
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
-from edgeflow.loadtest.report import json_text
 from edgeflow.model_paths import resolve_model
 from edgeflow.policies.family import Family
 from edgeflow.policies.registry import family_of
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.loadtest.report import json_text
+from edgeflow_client.tables import table_console
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:

@@ -9,21 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.actions import Action, Directive
-from edgeflow.client.connection.credentials import Credentials
-from edgeflow.client.displacement import POSITION, ROTATION
-from edgeflow.client.flight import Statistics
-from edgeflow.client.robot import RobotClient
-from edgeflow.clock import Clock, MonotonicClock
-from edgeflow.errors import FailedPrecondition
 from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS, state_of
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
-from edgeflow.loadtest.plots import Snapshot
-from edgeflow.reasons import Reason
-from edgeflow.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode, StateSpec
+from edgeflow_client.actions import Action, Directive
+from edgeflow_client.clock import Clock, MonotonicClock
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.displacement import POSITION, ROTATION
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.flight import Statistics
+from edgeflow_client.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
+from edgeflow_client.loadtest.plots import Snapshot
+from edgeflow_client.reasons import Reason
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode, StateSpec
 
 CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
 STATE: Final = StateSpec(name="observation.state", size=len(STATE_NAMES), elements=STATE_NAMES, units=STATE_UNITS)

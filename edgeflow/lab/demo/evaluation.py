@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from edgeflow.config import PolicyConfig, ServiceConfig
+from edgeflow.contract import KVName, Pace, PassTimes, Speculation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.evaluate import SuccessRate, success_rate
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.body import Delay
@@ -27,9 +27,10 @@ from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler.pace import auto_pace, pace_of
-from edgeflow.types import KVName, Mode, Pace, PassTimes, Speculation
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 
 SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
 THIS_MACHINE = "this machine"  # the profile "none"

@@ -10,9 +10,9 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
-from edgeflow.console import FoldingTable
 from edgeflow.lab.demo.driver import Progress
-from edgeflow.types import Mode
+from edgeflow_client.tables import FoldingTable
+from edgeflow_client.types import Mode
 
 _LINE_EVERY_S: Final = 5.0
 

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from edgeflow.console import FoldingTable
 from edgeflow.lab.demo.driver import RobotRun
-from edgeflow.loadtest.plots import colours, figure_of, plot_ages, plot_series, plot_strip, save
-from edgeflow.loadtest.report import ModeResult, write_report
+from edgeflow_client.loadtest.plots import colours, figure_of, plot_ages, plot_series, plot_strip, save
+from edgeflow_client.loadtest.report import ModeResult, write_report
+from edgeflow_client.tables import FoldingTable
 
 _ALIKE: Final = 0.1  # a relative difference of ages or rates that is not worth a word
 

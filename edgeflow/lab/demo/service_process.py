@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from edgeflow.errors import EdgeflowError, StartError
+from edgeflow_client.errors import EdgeflowError, StartError
 
 START_S: Final = 90.0
 STOP_S: Final = 15.0

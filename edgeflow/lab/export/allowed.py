@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.export.graphs.graph_files import OPSET
+from edgeflow_client.errors import CheckpointError
 
 ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub", "Sin", "Cos", "Tanh", "Erf")
 PRODUCTS = ("Gemm", "MatMul")

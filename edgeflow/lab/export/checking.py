@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow_client.errors import CheckpointError
 
 CLOSE = 1e-4
 """Most that a graph of floats without substitutions differs."""

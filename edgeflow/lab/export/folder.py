@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import MANIFEST
-from edgeflow.errors import ConfigError
 from edgeflow.outputs import make_folder, writing
+from edgeflow_client.errors import ConfigError
 
 TEXTS = (".json", ".jinja", ".model", ".txt", ".md")
 INDEX = ".index.json"

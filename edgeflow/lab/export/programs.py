@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES, chat_program
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
@@ -12,6 +11,7 @@ from edgeflow.lab.export.policies.families import EXPORT
 from edgeflow.models.chat import read_published
 from edgeflow.models.quantization import read_quantization
 from edgeflow.policies.registry import FAMILIES, detected
+from edgeflow_client.errors import CheckpointError
 
 
 def program_of(folder: Path, shapes: ExportShapes) -> tuple[str, ModelProgram]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
 from edgeflow.artifacts.precision import Precision
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow_client.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

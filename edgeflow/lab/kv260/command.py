@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import FoldingTable, table_console
-from edgeflow.errors import ConfigError
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.hybrid import Run, compare_run
 from edgeflow.lab.kv260.placement import TokenTime
 from edgeflow.lab.kv260.report import ROWS, Report, cosimulate
 from edgeflow.lab.kv260.sizes import MIB
 from edgeflow.lab.kv260.subject import Subject, subject
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.tables import FoldingTable, table_console
 
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
 """Columns of the table, for the placements that differ in a layer."""

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.console import Report
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.lab.kv260.macro import GemmWords, MacroShape, Words, join, pack, split, unpack
 from edgeflow.lab.kv260.plan import (
@@ -30,6 +29,7 @@ from edgeflow.lab.kv260.plan import (
 )
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights, tensor_shapes
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 HASHED_AT_ONCE = 1 << 20  # bytes
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.lab.kv260.file import open_macro
@@ -21,6 +20,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model, read_with_heads
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
 

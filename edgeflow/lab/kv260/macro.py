@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import GROUPS, ORDER
+from edgeflow_client.errors import CheckpointError
 
 OUTPUTS = 8  # of a macro
 CHANNELS = 4

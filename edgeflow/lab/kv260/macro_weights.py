@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.kv260.file import MacroFile
 from edgeflow.lab.kv260.network import tensor_shapes_of
 from edgeflow.lab.kv260.plan import BINARY
@@ -17,6 +16,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.decoder_config import decoder_config, family_of
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.quantization import PARTS, Quantization
+from edgeflow_client.errors import CheckpointError
 
 EMBEDDING = "embed_tokens.weight"
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.kv260.macro import CHANNELS, NIBBLE_ORDER, OUTPUTS, MacroShape
+from edgeflow_client.errors import CheckpointError
 
 FORMAT = "edgeflow awq-macro"
 VERSION = 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.macro import MacroShape
 from edgeflow.lab.kv260.network import gemm_shapes_of, head_in_macros, layer_linears, tensor_shapes_of
 from edgeflow.lab.kv260.plan import planned
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import CheckpointError
 
 MIB = 1 << 20
 WORDS = ("qweight", "qzeros")  # tensors of 32 bits

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.network import PUBLISHED
 from edgeflow.lab.kv260.sizes import check_fits
 from edgeflow.models.chat import read_with_heads
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import FoldingTable, Report, reporting, table_console
-from edgeflow.errors import ConfigError
+from edgeflow.console import Report, reporting
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.lab.quantize.outcome import Outcome
 from edgeflow.lab.quantize.policies.sources import is_policy
@@ -21,6 +20,8 @@ from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.run import is_embedded, quantize
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.model_paths import EMBEDDED_CHAT, resolve_model
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.tables import FoldingTable, table_console
 
 MACRO = "awq-macro"
 QUESTIONS = 100

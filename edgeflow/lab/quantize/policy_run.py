@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from edgeflow.console import Report
-from edgeflow.errors import ConfigError
+from edgeflow.contract import Observation
 from edgeflow.lab.quantize.fidelity import passed_through
 from edgeflow.lab.quantize.files.quantised import check_outside
 from edgeflow.lab.quantize.files.state import FOLDER, SearchState, check_folder
@@ -28,7 +28,7 @@ from edgeflow.lab.quantize.run import BUILT_IN, REPORT_FILE, search_decoder
 from edgeflow.lab.quantize.search.block_search import Counted
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
-from edgeflow.types import Observation
+from edgeflow_client.errors import ConfigError
 
 CLOSED_LOOP = "closed-loop"
 

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from edgeflow.errors import ConfigError
 from edgeflow.outputs import writing
+from edgeflow_client.errors import ConfigError
 
 ANEW: Final = "--no-resume begins anew"
 _MAX_NORM: Final = 1.0  # of a gradient

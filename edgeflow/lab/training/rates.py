@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 _WARM_UP: Final = 100  # steps
 

@@ -15,8 +15,8 @@ from typing import Final, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from edgeflow.errors import Stopped
 from edgeflow.lab.training.learner import ANEW, Learner
+from edgeflow_client.errors import Stopped
 
 _SAVE_EVERY: Final = 60.0  # seconds
 

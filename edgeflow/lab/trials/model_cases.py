@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS
@@ -18,6 +17,7 @@ from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.lab.trials import cases, int4_cases, latent_cases
 from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow_client.errors import ConfigError
 
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
 HEAD_NORMS = ("qwen3",)

@@ -10,13 +10,14 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import FoldingTable, reporting, table_console
+from edgeflow.console import reporting
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.table import absent_line, check_head, operator_table
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.lab.tuning.operators import refusals, regress, serving, shown_table, tune, unmatched
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
+from edgeflow_client.tables import FoldingTable, table_console
 
 DEFAULT_OUT = "operators-{profile}.json"
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.bind_linear import check_one_copy, choices_by_rows
 from edgeflow.kernels.table.dimensions import STAGES, kv_formats, only_role
 from edgeflow.kernels.table.implementations import Hardware
@@ -33,6 +32,7 @@ from edgeflow.lab.trials.cases import Case
 from edgeflow.lab.trials.model_cases import model_cases, staged_cases
 from edgeflow.lab.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.lab.tuning.subject import dtype_named
+from edgeflow_client.errors import ConfigError
 
 Report = Callable[[str, int, int], None]
 TOWERS_OWN = ("varlen_attention", "add_layer_norm")

@@ -8,7 +8,6 @@ import torch
 
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import DTYPES, choose_dtype
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.weights import FLOAT
@@ -17,6 +16,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_FLOW, EMBEDDED_MODEL, i
 from edgeflow.models.shape import checkpoint_shape, with_head
 from edgeflow.models.vocabulary import HEADS
 from edgeflow.policies.registry import detected
+from edgeflow_client.errors import ConfigError
 
 EMBEDDED = (EMBEDDED_MODEL, EMBEDDED_FLOW, EMBEDDED_CHAT)
 

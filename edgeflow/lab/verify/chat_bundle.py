@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.text.checkpoint_json import read_json, read_json_value
+from edgeflow_client.errors import CheckpointError
 
 ORACLE_FILE = "oracle.json"
 LOGITS_FILE = "expected_logits.safetensors"

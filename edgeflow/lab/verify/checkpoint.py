@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.contract import KVName
 from edgeflow.engine.device import choose_device
 from edgeflow.engine.exported.placement import check_host
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
 from edgeflow.lab.export.policies.families import EXPORT
 from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_kv
@@ -30,7 +30,8 @@ from edgeflow.models.decoder_config import FAMILIES
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.types import KVName, Mode
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 
 
 def verify_checkpoint(

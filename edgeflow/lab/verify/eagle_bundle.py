@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.eagle3.config import Eagle3Config
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 BASE, HEAD = "base", "draft"
 FEATURES, MASK = "draft_input_hidden_3x", "tree_mask"

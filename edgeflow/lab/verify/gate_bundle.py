@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, Entry, RecordedCase, read_cases
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import JSON_FILE, GateRules, MemoryGate, read_gate, read_layers
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 BASE = "base"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.attention.latent import LatentSizes
+from edgeflow_client.errors import CheckpointError
 
 MAX_SIZE = 1 << 20
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {

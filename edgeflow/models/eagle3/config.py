@@ -9,11 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.attention.heads import GroupedHeads
 from edgeflow.models.decoder_config import decoder_config
 from edgeflow.models.eagle3.files import LAYER, OFFSETS, head_entries, head_shapes
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 LEAST_LAYERS = 7
 """The least number of layers of a base whose three default taps differ."""

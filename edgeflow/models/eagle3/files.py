@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights, tensor_shapes
 from edgeflow.models.weights_only import MOST_BYTES, read_state_dict
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import INDEX_FILE, SINGLE_FILE
+from edgeflow_client.errors import CheckpointError
 
 BIN_FILE = "pytorch_model.bin"
 LAYER = "midlayer."

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.formats import DenseKV
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
@@ -34,6 +33,7 @@ from edgeflow.models.eagle3.config import Eagle3Config
 from edgeflow.models.eagle3.files import LAYER, OFFSETS, head_weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.vocabulary import Embedding, FloatEmbedding
+from edgeflow_client.errors import CheckpointError
 
 NAME = "eagle3"
 """The model_name by which its operators are looked up."""

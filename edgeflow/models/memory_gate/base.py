@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError
 
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 14

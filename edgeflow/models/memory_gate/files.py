@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of, write_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 JSON_FILE = "gate.json"
 TENSOR_FILE = "gate.safetensors"

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
+from edgeflow_client.errors import InvalidArgument
 
 MAX_ASPECT = 200
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.family import check_kind
 from edgeflow.policies.lerobot.features import (
     ACTION,
@@ -21,7 +20,8 @@ from edgeflow.policies.lerobot.features import (
 )
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
-from edgeflow.types import check_chunk
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import check_chunk
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 ACTIVATIONS = ("relu", "gelu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.act.checkpoint import read_checkpoint
 from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
+from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine

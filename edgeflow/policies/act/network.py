@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.resnet import ResNet
 from edgeflow.policies.lerobot.features import ENVIRONMENT, STATE
+from edgeflow_client.errors import CheckpointError
 
 LAYER_NORM_EPS = 1e-5
 BASE = 10_000.0  # of the periods of camera positions

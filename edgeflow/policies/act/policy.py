@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import PROMPT, CameraNeed, Observation, PolicyInputs, Stage, StageProgram
 from edgeflow.engine.policy import Vectors
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.network import ACTNetwork
@@ -22,16 +22,8 @@ from edgeflow.policies.inputs import placed, unit_range
 from edgeflow.policies.lerobot.features import ACTION, STATE, Camera
 from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.policies.lerobot.statistics import Affine
-from edgeflow.types import (
-    PROMPT,
-    ActionSchema,
-    CameraNeed,
-    Observation,
-    PolicyInputs,
-    Stage,
-    StageProgram,
-    StateSpec,
-)
+from edgeflow_client.errors import CheckpointError, InvalidArgument
+from edgeflow_client.types import ActionSchema, StateSpec
 
 UNNORM_KEYS = (ACTION,)
 """A checkpoint has the statistics of one dataset."""

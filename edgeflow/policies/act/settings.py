@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.family import Settings
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.settings import Name, validated
+from edgeflow_client.errors import ConfigError
 
 Rate = Annotated[float, Field(gt=0, le=1000)]
 MISSING = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.lerobot.features import ACTION, STATE, Camera, read_cameras, read_vector
 from edgeflow.text.fields import Fields
-from edgeflow.types import check_chunk
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import check_chunk
 
 MOST_STEPS = 100
 MOST_CAMERAS = 16

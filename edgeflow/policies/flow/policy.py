@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
-from edgeflow.errors import CheckpointError, InvalidArgument
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.images import Margin, fitted
 from edgeflow.policies.flow.prompts import Texts
@@ -22,14 +22,8 @@ from edgeflow.policies.flow.settings import FlowSettings
 from edgeflow.policies.inputs import unit_range
 from edgeflow.policies.lerobot.features import ACTION, STATE
 from edgeflow.policies.lerobot.processors import Normalisation
-from edgeflow.types import (
-    ActionSchema,
-    CameraNeed,
-    Observation,
-    PolicyInputs,
-    StageProgram,
-    StateSpec,
-)
+from edgeflow_client.errors import CheckpointError, InvalidArgument
+from edgeflow_client.types import ActionSchema, StateSpec
 
 UNNORM_KEYS = (ACTION,)
 """A checkpoint has the statistics of one dataset."""

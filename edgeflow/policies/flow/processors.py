@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.config import MOST_TOKENS, FlowConfig, at_most
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.lerobot.folders import local_folder
@@ -25,6 +24,7 @@ from edgeflow.policies.lerobot.processors import (
 )
 from edgeflow.text.fields import Fields
 from edgeflow.text.tokenizer import TOKENIZER_FILE
+from edgeflow_client.errors import CheckpointError
 
 TOKENIZER = "tokenizer_processor"
 BEFORE = (RENAME, BATCH, RELATIVE, NORMALISE, TOKENIZER, DEVICE)

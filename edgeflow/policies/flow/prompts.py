@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import CheckpointError
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import CheckpointError
 
 
 class TokenizedTexts:

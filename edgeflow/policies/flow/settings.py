@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.family import Settings
 from edgeflow.policies.flow.config import MOST_STEPS, FlowConfig
 from edgeflow.policies.lerobot.features import ACTION, STATE
 from edgeflow.policies.settings import Name, validated
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import ConfigError
 
 DEFAULTS_FILE = "edgeflow.json"
 MOST_CANDIDATES = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.errors import CheckpointError
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 CONFIG_FILE = "config.json"
 STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.lerobot.features import ACTION, TYPES
 from edgeflow.policies.lerobot.statistics import IDENTITY, KINDS, Affine, names_of, read_statistics
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 PREPROCESSOR, POSTPROCESSOR = "policy_preprocessor.json", "policy_postprocessor.json"
 RENAME, BATCH, DEVICE = "rename_observations_processor", "to_batch_processor", "device_processor"

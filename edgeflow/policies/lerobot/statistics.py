@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from edgeflow.errors import CheckpointError
-from edgeflow.files.regular import open_regular
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import open_regular
 
 Floats = NDArray[np.float32]
 RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}

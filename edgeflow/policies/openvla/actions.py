@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.openvla.config import ActionStatistics, OpenVLAConfig
-from edgeflow.types import ActionSchema
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import ActionSchema
 
 SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 SEVEN_UNITS = ("m", "m", "m", "rad", "rad", "rad", "fraction")

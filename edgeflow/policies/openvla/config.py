@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.llama import MAX_SIZE, LlamaConfig
 from edgeflow.policies.family import check_kind
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 TOWER_HEADS = {
     "vit_large_patch14_reg4_dinov2": 16,

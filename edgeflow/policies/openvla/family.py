@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.contract import KVName
 from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, check_kind
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.types import KVName
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.openvla.config import OpenVLAConfig
+from edgeflow_client.errors import CheckpointError
 
 _BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
 _PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"

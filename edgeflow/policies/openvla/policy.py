@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.policy import PreparedFrame, Vectors
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import on_device
@@ -26,7 +27,7 @@ from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.policies.openvla.vision import Vision
-from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram
+from edgeflow_client.types import ActionSchema
 
 PROMPTS = 64  # instructions whose ids are kept
 

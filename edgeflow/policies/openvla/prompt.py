@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError
 
 _PROMPT = "In: What action should the robot take to {}?\nOut:"
 _VICUNA_PROMPT = (

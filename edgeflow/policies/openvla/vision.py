@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.vit import VisionTower
 from edgeflow.policies.openvla.config import OpenVLAConfig
+from edgeflow_client.errors import CheckpointError
 
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 

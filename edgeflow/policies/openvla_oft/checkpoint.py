@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.family import Settings, check_kind
 from edgeflow.policies.openvla_oft.files import ExtraFiles, find_files
 from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.policies.openvla_oft.statistics import Statistics, read_statistics
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla_oft.settings import LATEST, OFTSettings
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 HEAD, PROPRIO = "action_head", "proprio_projector"
 UNSUPPORTED = {"vision_backbone": "FiLM", "noisy_action_projector": "the diffusion head"}

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.policy import Vectors
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.inputs import pixels, placed
 from edgeflow.policies.openvla.actions import SEVEN, SEVEN_UNITS, bin_centers
 from edgeflow.policies.openvla.config import OpenVLAConfig
@@ -20,7 +20,8 @@ from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.settings import STATE, OFTSettings
 from edgeflow.policies.openvla_oft.statistics import Bounds, Statistics
-from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram, StateSpec
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import ActionSchema, StateSpec
 
 PROMPTS_KEPT = 256
 _JOINTS = ("waist", "shoulder", "elbow", "forearm_roll", "wrist_angle", "wrist_rotate", "gripper")

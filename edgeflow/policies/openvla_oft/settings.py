@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.settings import Name, validated
-from edgeflow.types import MAX_HORIZON, check_chunk
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import MAX_HORIZON, check_chunk
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "libero": {"chunk": 8, "dims": 7, "proprio": 8, "images": 2, "bounds": "q99", "control_rate_hz": 20.0},

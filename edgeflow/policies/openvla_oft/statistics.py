@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 _KEYS = {"q99": ("q01", "q99"), "min_max": ("min", "max")}
 _EPSILON = 1e-8

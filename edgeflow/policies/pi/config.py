@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.family import check_kind
 from edgeflow.policies.flow.config import FlowConfig, read_flow_config
 from edgeflow.policies.lerobot.features import CONFIG_FILE
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 PI0, PI05 = "pi0", "pi05"
 MOST_LAYERS = 128

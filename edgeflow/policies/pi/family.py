@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
 from edgeflow.policies.pi.checkpoint import read_checkpoint
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
 from edgeflow.policies.pi.config import load_config
+from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.family import check_kind
 from edgeflow.policies.flow.config import FlowConfig, read_flow_config
 from edgeflow.policies.lerobot.features import CONFIG_FILE
 from edgeflow.policies.lerobot.folders import local_folder
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import LARGEST, Fields
+from edgeflow_client.errors import CheckpointError
 
 MODES = ("cross_attn", "self_attn")
 MOST_LAYERS = 128

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.errors import ConfigError
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
 from edgeflow.policies.smolvla.checkpoint import read_checkpoint
 from edgeflow.policies.smolvla.config import load_config
+from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine

@@ -7,10 +7,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeflow.clock import Clock
-from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
@@ -18,6 +15,9 @@ from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

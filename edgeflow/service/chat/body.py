@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, Discriminator, FailFast, Field, Tag, ValidationError, model_validator
 
 from edgeflow.config_sections import ChatMessage
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
 from edgeflow.service.chat.turns import (
     KIND,
@@ -27,6 +25,8 @@ from edgeflow.service.chat.turns import (
     text_or_list,
 )
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
 
 MAX_VALUES = 1 << 14  # 64 messages of 64 parts have 12,800
 MAX_FIELD = 100  # characters of a name that an answer repeats

@@ -13,18 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from edgeflow.clock import Clock
 from edgeflow.config_sections import ChatConfig
-from edgeflow.errors import (
-    RETRY_AFTER_MS,
-    DeadlineExceeded,
-    EdgeflowError,
-    Internal,
-    RequestError,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
@@ -35,12 +24,23 @@ from edgeflow.ipc.chat_messages import (
     PrefixSet,
     SetPrefix,
 )
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    DeadlineExceeded,
+    EdgeflowError,
+    Internal,
+    RequestError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from edgeflow_client.reasons import Reason
 
 PATIENCE_S = 1.0  # with the reader of an answer, in all, while others wait; they wait 2 s (`chat.queue_ms`)
 MAX_WAITING_BYTES = 128 << 20  # pictures of requests that wait for their turn

@@ -12,9 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig, load_config
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.chat.desk import ChatDesk
@@ -28,6 +26,8 @@ from edgeflow.service.http.errors import framework_error
 from edgeflow.service.http.inner import InnerEdge
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.errors import WorkerError
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_KEPT_BYTES = 1 << 20

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from starlette.requests import ClientDisconnect, Request
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import Kind, parse
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
 from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow_client.reasons import Reason
 
 SMALL_BYTES = 64 << 10  # from here on a body needs a turn; the server may have read a few times as much ahead
 TURN_S = 2.0  # for the rest of a large body to arrive while others wait

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
 from edgeflow.service.images.exif import orientation
 from edgeflow.service.images.jpeg import read_jpeg
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
 
 _FORMATS = {"data:image/jpeg;base64": "JPEG", "data:image/jpg;base64": "JPEG", "data:image/png;base64": "PNG"}
 _TURN = Image.Transpose

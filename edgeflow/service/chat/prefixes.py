@@ -10,11 +10,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from edgeflow.config_sections import ChatSlot
-from edgeflow.errors import InvalidArgument, NotFound
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import PREFIXES, PrefixBody
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText
+from edgeflow_client.errors import InvalidArgument, NotFound
+from edgeflow_client.reasons import Reason
 
 REMOVED = b"null"
 

@@ -15,11 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import EdgeflowError, RequestError, Unavailable
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
-from edgeflow.reasons import Reason
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
@@ -33,6 +30,9 @@ from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.errors import error_body
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable
+from edgeflow_client.reasons import Reason
 
 Keep: TypeAlias = Callable[[str, bytes], None]
 Value = TypeVar("Value")

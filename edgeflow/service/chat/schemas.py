@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgeflow.errors import InvalidArgument, RequestError
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.turns import ResponseFormat, Schema, SchemaFormat, Tool
+from edgeflow_client.errors import InvalidArgument, RequestError
+from edgeflow_client.reasons import Reason
 
 MAX_SCHEMA_BYTES = 64 << 10
 MAX_NAME = 64  # characters of a name that an answer repeats

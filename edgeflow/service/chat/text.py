@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from edgeflow.config import LimitsConfig
 from edgeflow.config_sections import ChatConfig, ChatSlot
-from edgeflow.errors import InvalidArgument, NotFound
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
@@ -25,6 +23,8 @@ from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.marks import Marks
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import InvalidArgument, NotFound
+from edgeflow_client.reasons import Reason
 
 MAX_IMAGES = 4
 CHARACTERS_PER_TOKEN = 32  # bound for a text that may fit; prose has about four

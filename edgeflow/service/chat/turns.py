@@ -18,8 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.service.http.bodies import parse_json
+from edgeflow_client.errors import InvalidArgument
 
 MAX_PARTS = 64
 MAX_CALLS = 64

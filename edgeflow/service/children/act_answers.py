@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 
-from edgeflow.errors import RETRY_AFTER_MS, WorkerError
 from edgeflow.ipc.sealed import Sealed, seal
-from edgeflow.reasons import Reason
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ActDone, ActRefused
 from edgeflow.service.children.serving import sealed
-from edgeflow.types import MAX_CHUNK_NUMBERS
+from edgeflow_client.errors import RETRY_AFTER_MS, WorkerError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import MAX_CHUNK_NUMBERS
 
 PACKET_NUMBERS = 4096  # of a chunk; more are sealed
 NUMBER = "d"  # a 64-bit float

@@ -5,18 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from edgeflow.errors import (
-    RETRY_AFTER_MS,
-    EdgeflowError,
-    PermissionDenied,
-    RequestError,
-    ResourceExhausted,
-    Unavailable,
-    WorkerError,
-)
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import unseal
-from edgeflow.reasons import Reason
 from edgeflow.service.children.act_answers import no_room, send_answer
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
@@ -29,7 +19,17 @@ from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import ActionSchema
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    EdgeflowError,
+    PermissionDenied,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+    WorkerError,
+)
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
 
 MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
 

@@ -8,10 +8,10 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
 from edgeflow.service.children.messages import CODING, MUST_TAKE, ActDone, Beat, ChildMessage, LogEvent, ToChild
 from edgeflow.service.observe.lines import incident_values
+from edgeflow_client.errors import WorkerError
 
 BEAT_S = 0.25
 PER_TURN = 16  # messages handled before the loop gets its turn

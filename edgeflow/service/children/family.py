@@ -9,8 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from edgeflow.clock import Clock
-from edgeflow.errors import WorkerError
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import read_sealed, seal
 from edgeflow.service.children.act_answers import no_room
@@ -37,7 +36,8 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import TokensFile, write_entries
 from edgeflow.service.security.tls import Tls
-from edgeflow.types import PolicyInputs
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import WorkerError
 
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
 RETRY_TICKS = 50  # of control's ticker, between attempts to send what could not be sent

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.packets import Packets, close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
@@ -18,6 +17,7 @@ from edgeflow.service.host.held import Held
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.starts import StartLimits
+from edgeflow_client.errors import WorkerError
 
 ENTRY = "edgeflow.service.children.fork_server"
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # a process that forks has one thread

@@ -6,10 +6,10 @@ import json
 import re
 from typing import Any
 
-from edgeflow.clock import Clock
-from edgeflow.errors import WorkerError
 from edgeflow.service.children.messages import Act, ActCancel, LogEvent
 from edgeflow.service.observe.log import EventLog
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import WorkerError
 
 MAX_PER_S = 500  # messages other than observations; a child sends a tenth of it
 MAX_ACTS_PER_S = 5000  # observations, which have a credit as well, and their ends

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from edgeflow.clock import Clock
-from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
 from edgeflow.service.children.intake import Lines, Rate
 from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild
@@ -30,6 +28,8 @@ from edgeflow.service.faults import start_error
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.progress import Progress
 from edgeflow.service.worker.starts import StartLimits
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import StartError, WorkerError
 
 CHECK_S = 0.1
 SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from edgeflow.contract import Chunk, PolicyInputs
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.trajectory import ChunkReport
-from edgeflow.types import ActionSchema, Chunk, PolicyInputs, StageTimings
+from edgeflow_client.trajectory import ChunkReport
+from edgeflow_client.types import ActionSchema, StageTimings
 
 ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
 

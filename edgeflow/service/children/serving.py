@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from edgeflow.errors import StartError, WorkerError
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import read_sealed
 from edgeflow.service.children.child import ControlLink
@@ -15,6 +14,7 @@ from edgeflow.service.children.messages import ChildFailed, ChildMessage, Policy
 from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Guard, read_entries
+from edgeflow_client.errors import StartError, WorkerError
 
 LAG_S = 0.05  # between beats of the loop's own timer
 MAX_SEALED_BYTES = 4 << 20

@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import ClientDisconnect, Request
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
-from edgeflow.reasons import Reason
+from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
 from edgeflow.service.grpc.codec import check_act
@@ -24,7 +23,8 @@ from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
-from edgeflow.types import PolicyInputs
+from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow_client.reasons import Reason
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
 LARGE_BODIES = 8  # places

@@ -8,9 +8,8 @@ import time
 from dataclasses import dataclass
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.sealed import Sealed
-from edgeflow.reasons import Reason
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused, State
 from edgeflow.service.faults import error_of_code
@@ -18,7 +17,8 @@ from edgeflow.service.gateway.decoding import Decoder
 from edgeflow.service.observation.matching import narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import PolicyInputs
+from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow_client.reasons import Reason
 
 STALE_S = 2.0  # control's last word counts for so long
 SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to arrive

@@ -6,11 +6,11 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from edgeflow.contract import CHANNELS
 from edgeflow.ipc.sealed import Sealed, seal_written
 from edgeflow.service.host.threads import start_threads
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CHANNELS
 
 SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a thread
 

@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeflow.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
-from edgeflow.reasons import Reason
 from edgeflow.service.gateway.pace import LONGEST_WAIT_S, Pace
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.security.auth import Caller
+from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow_client.reasons import Reason
 
 CONNECT_S = 2.0
 PIECE_BYTES = 64 << 10

@@ -14,8 +14,6 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from edgeflow.config import ServiceConfig, is_loopback
-from edgeflow.errors import NotFound, Unavailable
-from edgeflow.reasons import Reason
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
@@ -25,6 +23,8 @@ from edgeflow.service.gateway.proxy import ChatSide, PassThrough
 from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.errors import framework_error
+from edgeflow_client.errors import NotFound, Unavailable
+from edgeflow_client.reasons import Reason
 
 PREFIXES = "/admin/v1/prefixes"
 MAX_NAME = 100  # characters of a name that an answer repeats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 
-from edgeflow.errors import WorkerError
+from edgeflow_client.errors import WorkerError
 
 
 def server_context(descriptors: Sequence[int]) -> ssl.SSLContext:

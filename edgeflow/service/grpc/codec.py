@@ -9,18 +9,18 @@ from typing import Generic, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.payloads import Payload
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields, text_too_long
 from edgeflow.service.grpc.lifting import lift_images
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.images.images import check_image
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.trajectory import Arrived, Playing
-from edgeflow.types import CameraSpec
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.trajectory import Arrived, Playing
+from edgeflow_client.types import CameraSpec
 
 SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
 ACT_PERIOD_MS = 1000  # of a single action whose request has no period

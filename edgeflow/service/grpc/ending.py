@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from edgeflow.errors import EdgeflowError, RequestError
+from edgeflow_client.errors import EdgeflowError, RequestError
 
 CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
 MOST_BYTES = 4096  # of the text as it is encoded; clients may drop a status whose trailers exceed 8 KiB

@@ -9,8 +9,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
 
 MAX_NAME = 64
 MAX_PARTS = 64  # messages in a repeated field

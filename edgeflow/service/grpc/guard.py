@@ -9,10 +9,10 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from edgeflow.errors import RequestError
 from edgeflow.service.grpc.ending import abort
 from edgeflow.service.grpc.stream import Context
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Guard, Role
+from edgeflow_client.errors import RequestError
 
 AUTHORIZATION = "authorization"
 _OPEN = f"/{health.SERVICE_NAME}/"

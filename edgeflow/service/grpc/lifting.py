@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 
 _VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5  # wire types; a group has none of these
 _FRAME = pb.ClientMessage.FRAME_FIELD_NUMBER << 3 | _SIZED  # ActRequest has it under the same number

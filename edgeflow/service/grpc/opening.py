@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument, NotFound
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow.contract import CHANNELS
 from edgeflow.service.grpc.fields import check_name, check_text
 from edgeflow.service.grpc.state import check_state, check_vectors
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CHANNELS, MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode
+from edgeflow_client.errors import InvalidArgument, NotFound
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode
 
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000

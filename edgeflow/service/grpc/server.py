@@ -11,9 +11,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from edgeflow.config import ServiceConfig, is_loopback
-from edgeflow.errors import AddressError, EdgeflowError, InvalidArgument
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
 from edgeflow.service.grpc.ending import CallOver, abort
 from edgeflow.service.grpc.guard import Door, credentials
@@ -27,6 +24,9 @@ from edgeflow.service.security.auth import CONTROL, Caller, Guard
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
 
 SERVICE = "edgeflow.v1.Control"
 METADATA_BYTES = 8192

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.fields import check_name
-from edgeflow.types import StateSpec
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import StateSpec
 
 MAX_NUMBER = 1e6  # a larger value means a broken sensor, whatever its unit
 FIELD, NAMES_FIELD = "open.state", "open.proprio_names"

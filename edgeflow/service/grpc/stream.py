@@ -9,9 +9,6 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from edgeflow.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.grpc.codec import Received, Unparsable
 from edgeflow.service.grpc.fields import refuse_unknown_fields
@@ -24,7 +21,10 @@ from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow.types import Disposition
+from edgeflow_client.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import Disposition
 
 MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
-from edgeflow.types import ActionSchema, Command, Disposition, Mode
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
 
 _COMMANDS = {Command.ACT: pb.COMMAND_ACT, Command.HOLD: pb.COMMAND_HOLD, Command.STOP: pb.COMMAND_STOP}
 _MODES = {

@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import AddressError
 from edgeflow.service.children.launch import Role
 from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.private_folder import SOCKET, make_private_folder
+from edgeflow_client.errors import AddressError
 
 
 class Doors:

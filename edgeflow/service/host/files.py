@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
 
 MAX_BYTES = 1 << 20
 OTHERS = 0o007

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from edgeflow.errors import StartError
+from edgeflow_client.errors import StartError
 
 LEAST_ADDRESS_SPACE = 1 << 30
 """On a CPU, control and the worker of the embedded policy map 1.2 GB each."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from edgeflow.errors import AddressError
+from edgeflow_client.errors import AddressError
 
 BACKLOG = 128
 RECEIVE_BYTES = 128 << 10  # that the system takes in for a connection which is not read; it would take megabytes

@@ -9,13 +9,13 @@ from pathlib import Path
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config import PolicyConfig, ServiceConfig
-from edgeflow.errors import CheckpointError, ConfigError
-from edgeflow.files.regular import open_regular, read_regular
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
 from edgeflow.policies.registry import family_of
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.files import open_regular, read_regular
 
 MAX_HEADER_BYTES = 100 << 20
 DEV = Path("/dev")

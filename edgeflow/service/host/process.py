@@ -10,7 +10,7 @@ import resource
 import signal
 from pathlib import Path
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 try:
     import uvloop

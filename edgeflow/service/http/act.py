@@ -10,12 +10,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from edgeflow.errors import InvalidArgument
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Received
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.images.jpeg import read_jpeg
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
 
 MAX_PROPRIO = 4096  # the highest limits that a configuration can set
 MAX_CAMERAS = 16

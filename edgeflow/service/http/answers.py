@@ -10,10 +10,10 @@ import uuid
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeflow.errors import EdgeflowError, RequestError, Unauthenticated
-from edgeflow.reasons import Reason
 from edgeflow.service.http.errors import UnsupportedEncoding, error_body
 from edgeflow.service.observe.lines import Log
+from edgeflow_client.errors import EdgeflowError, RequestError, Unauthenticated
+from edgeflow_client.reasons import Reason
 
 CALLER = "edgeflow.caller"  # key in the ASGI scope
 ABORT = "edgeflow.abort"  # key in the state of a request: ends its connection

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from edgeflow.errors import InvalidArgument, RequestError
-from edgeflow.reasons import Reason
+from edgeflow_client.errors import InvalidArgument, RequestError
+from edgeflow_client.reasons import Reason
 
 JSON_TYPE = "application/json"
 MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgeflow.errors import RequestError
+from edgeflow_client.errors import RequestError
 
 _TYPES = {
     "INVALID_ARGUMENT": "invalid_request_error",

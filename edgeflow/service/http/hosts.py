@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from edgeflow.config import HttpConfig, is_loopback
-from edgeflow.errors import PermissionDenied
-from edgeflow.reasons import Reason
+from edgeflow_client.errors import PermissionDenied
+from edgeflow_client.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)

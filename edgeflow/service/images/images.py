@@ -6,12 +6,13 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from edgeflow.errors import InvalidArgument
+from edgeflow.contract import CHANNELS
 from edgeflow.ipc.payloads import Payload
-from edgeflow.reasons import Reason
 from edgeflow.service.images.exif import UPRIGHT
 from edgeflow.service.images.jpeg import read_jpeg
-from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 Pixels = NDArray[np.uint8]
 

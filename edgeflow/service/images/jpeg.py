@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgeflow.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow.ipc.payloads import Payload
-from edgeflow.reasons import Reason
 from edgeflow.service.images.exif import PREFIX, UPRIGHT, orientation
+from edgeflow_client.errors import DataLoss, InvalidArgument, RequestError
+from edgeflow_client.reasons import Reason
 
 MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all coefficients
 MAX_SEGMENTS = 256

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edgeflow.errors import FailedPrecondition
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
 
 
 def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:

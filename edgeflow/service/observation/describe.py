@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeflow.types import CameraNeed, CameraSpec, StateSpec
+from edgeflow.contract import CameraNeed
+from edgeflow_client.types import CameraSpec, StateSpec
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 
-from edgeflow.errors import InvalidArgument
+from edgeflow.contract import CHANNELS, CameraNeed, PolicyInputs
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
-from edgeflow.reasons import Reason
 from edgeflow.service.observation.describe import (
     MOST_CHARACTERS,
     camera_text,
@@ -24,7 +23,9 @@ from edgeflow.service.observation.describe import (
 )
 from edgeflow.service.observation.names import Names, place_of
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CHANNELS, CameraNeed, CameraSpec, PolicyInputs, StateSpec
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import CameraSpec, StateSpec
 
 CAMERAS, STATE = "open.cameras", "open.state"
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import ConfigError
+from edgeflow.contract import PolicyInputs
 from edgeflow.service.observation.describe import list_text
-from edgeflow.types import PolicyInputs
+from edgeflow_client.errors import ConfigError
 
 PREFIXES = ("observation.images.", "observation.")
 Mapped = TypeVar("Mapped")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from edgeflow.errors import DataLoss
+from edgeflow.contract import CHANNELS
 from edgeflow.ipc.payloads import Payload
-from edgeflow.reasons import Reason
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.images.images import decode_jpeg
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CHANNELS, CameraSpec, ImageFormat
+from edgeflow_client.errors import DataLoss
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 
 def raw_pixels(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...] | None:

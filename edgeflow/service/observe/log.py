@@ -20,7 +20,7 @@ from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from edgeflow.clock import Clock
+from edgeflow_client.clock import Clock
 
 PER_SECOND = 10  # lines per event; further ones are counted in the next line
 KEPT_LINES = 1000  # that wait for a slow descriptor; further ones are lost

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import Info
 
 from edgeflow import __version__
-from edgeflow.errors import RequestError
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.observe.health import State
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
-from edgeflow.trajectory import ChunkReport, Seam
-from edgeflow.types import Command
+from edgeflow_client.errors import RequestError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import ChunkReport, Seam
+from edgeflow_client.types import Command
 
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 

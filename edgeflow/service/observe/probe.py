@@ -6,8 +6,8 @@ import json
 import socket
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import ConfigError, Unavailable
 from edgeflow.service.host.listen import address_text
+from edgeflow_client.errors import ConfigError, Unavailable
 
 MAX_ANSWER_BYTES = 64 << 10
 LOOPBACK = {

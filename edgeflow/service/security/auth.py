@@ -18,10 +18,10 @@ from typing import Protocol, TextIO
 from prometheus_client import Counter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from edgeflow.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
-from edgeflow.reasons import Reason
 from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.lines import Log
+from edgeflow_client.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
+from edgeflow_client.reasons import Reason
 
 KEY = "tokens_file"
 SCHEME = "Bearer "

@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 
 from edgeflow.config import TlsConfig
-from edgeflow.errors import ConfigError
 from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.log import EventLog
+from edgeflow_client.errors import ConfigError
 
 DAY_S = 86_400.0
 MAX_FLIGHTS = 8  # per handshake; TLS needs three

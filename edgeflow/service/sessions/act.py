@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from edgeflow.errors import DeadlineExceeded
-from edgeflow.reasons import Reason
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow.types import ActionSchema, Disposition, Mode
+from edgeflow_client.errors import DeadlineExceeded
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema, Disposition, Mode
 
 _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 

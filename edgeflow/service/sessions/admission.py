@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
@@ -24,7 +23,9 @@ from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import MOST_TOLERANCE_BINS, CameraSpec, Mode, Pace, PassTimes, Speculation, StageProgram
+from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode
 
 SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)

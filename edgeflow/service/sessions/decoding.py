@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 SECOND_NS = 1_000_000_000
 JPEG_NS = 6_000  # per 1,000 pixels, baseline, quality 85; progressive ones take three times as long

@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edgeflow.errors import RequestError
-from edgeflow.reasons import Reason
-from edgeflow.trajectory import ChunkReport
-from edgeflow.types import Chunk, Command, Disposition, StageTimings
+from edgeflow.contract import Chunk
+from edgeflow_client.errors import RequestError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import ChunkReport
+from edgeflow_client.types import Command, Disposition, StageTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from statistics import median_low
 
 import numpy as np
 
+from edgeflow.contract import Chunk
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import ActionSchema, Chunk
+from edgeflow_client.types import ActionSchema
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
 MEASURED_TIMES = 4

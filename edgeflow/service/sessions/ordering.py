@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from edgeflow.errors import OutOfRange
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.robot_clock import RobotClock
+from edgeflow_client.errors import OutOfRange
+from edgeflow_client.reasons import Reason
 
 SEQ_WINDOW = 10_000  # a larger gap is a broken counter, not lost frames
 REFUSAL_WINDOW_NS = 10_000_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgeflow.errors import RETRY_AFTER_MS, ResourceExhausted
-from edgeflow.reasons import Reason
 from edgeflow.service.security.auth import Caller
+from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow_client.reasons import Reason
 
 
 class Places:

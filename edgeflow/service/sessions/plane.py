@@ -9,9 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import RequestError, Unavailable
+from edgeflow.contract import PassTimes
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -22,7 +21,6 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     WorkerReady,
 )
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
@@ -44,7 +42,10 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command, PassTimes
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import RequestError, Unavailable
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Command
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at once

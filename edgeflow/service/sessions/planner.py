@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from edgeflow.errors import RETRY_AFTER_MS, RequestError, Unavailable
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.reasons import Reason
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow.types import Mode
+from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, Unavailable
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Mode
 
 
 class Planner:

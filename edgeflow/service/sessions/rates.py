@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import ResourceExhausted
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.decoding import DecodeBudget
 from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.ordering import REFUSAL_WINDOW_NS, RollingCount
+from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.reasons import Reason
 
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000

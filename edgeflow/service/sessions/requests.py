@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.ipc.payloads import Payload
-from edgeflow.trajectory import Arrived, Playing
-from edgeflow.types import CameraSpec, Mode, StateSpec
+from edgeflow_client.trajectory import Arrived, Playing
+from edgeflow_client.types import CameraSpec, Mode, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

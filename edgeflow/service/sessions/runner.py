@@ -8,13 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from edgeflow.clock import Clock
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.messages import ChangePace, Message, OpenSession
 from edgeflow.ipc.payloads import Payloads
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
@@ -26,7 +22,11 @@ from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import ActionEvent, End, Event
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Command, Mode
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import Command, Mode
 
 MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
 

@@ -13,8 +13,7 @@ Rules beyond the protocol:
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
 - Frames have their turn at the declared rate (frames/turns.py). A flood of them ends the session.
-- A change of instruction or episode above its rate is refused before it takes effect; with a frame, also where the
-  frame is above the permitted rate. These refusals count.
+- A change of instruction or episode above its rate, or with a frame above that, is rejected before it takes effect.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames/tracks.Ring).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (frames/answers.py).
 """
@@ -24,10 +23,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from edgeflow.errors import FailedPrecondition, RequestError
+from edgeflow.contract import Speculation
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.frames.answers import Answers
 from edgeflow.service.sessions.frames.lateness import Lateness
@@ -39,7 +37,9 @@ from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, validity_ms
 from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import ActionSchema, Command, Disposition, Speculation
+from edgeflow_client.errors import FailedPrecondition, RequestError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema, Command, Disposition
 
 
 class Session:

@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.channel import PREFIX, check_lengths, pack
 from edgeflow.ipc.coding import decode
 from edgeflow.ipc.messages import Message
+from edgeflow_client.errors import WorkerError
 
 READ_BYTES = 256 << 10  # per turn of the loop
 SEND_BUFFER_BYTES = 1 << 20  # as far as the system permits: a raw frame leaves in one turn of the loop

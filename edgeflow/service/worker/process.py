@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config import ServiceConfig
+from edgeflow.contract import PassTimes
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.host.realtime import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.worker.kit import Kit
-from edgeflow.types import PassTimes
 
 ENTRY = "edgeflow.worker.start"
 KILL_WAIT_S = 5.0

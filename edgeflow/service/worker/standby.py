@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgeflow.config import ServiceConfig
+from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
 from edgeflow.ipc.sealed import seal
@@ -25,7 +26,6 @@ from edgeflow.service.worker.process import (
     start_process,
 )
 from edgeflow.service.worker.starts import LEAST_S, TIMES
-from edgeflow.types import PassTimes
 
 BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon
 LONGEST_BACKOFF_S = 30.0

@@ -6,9 +6,7 @@ import asyncio
 import socket
 from typing import Any, Protocol
 
-from edgeflow.clock import Clock
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import StartError
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
@@ -19,6 +17,8 @@ from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
 from edgeflow.service.worker.progress import Progress
 from edgeflow.service.worker.starts import StartLimits
+from edgeflow_client.clock import Clock
+from edgeflow_client.errors import StartError
 
 PING_S = 1.0  # or a quarter of the permitted silence
 CHECK_S = 0.1

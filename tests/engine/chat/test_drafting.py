@@ -16,9 +16,9 @@ from edgeflow.engine.chat.drafting import choose_drafts
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Eagle, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import ConfigError, StartError
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow_client.errors import ConfigError, StartError
 from tests.engine.drafts.drafters import eagle_head
 from tests.engine.drafts.talkative import talkative
 

@@ -15,7 +15,6 @@ from edgeflow.engine.chat.engine import ChatEngine, Source
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
 from edgeflow.engine.chat.text import Chunk
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
-from edgeflow.errors import InvalidArgument, WorkerError
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
@@ -23,6 +22,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass, Segment
 from edgeflow.scheduler.requests import Finish
+from edgeflow_client.errors import InvalidArgument, WorkerError
 from tests.chat_checkpoint import END, VOCAB, write_chat_checkpoint
 
 CPU = torch.device("cpu")

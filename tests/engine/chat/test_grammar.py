@@ -21,7 +21,6 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat import grammar as grammar_module
 from edgeflow.engine.chat.build import build_chat
@@ -30,11 +29,12 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, Compiler, following
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import InvalidArgument, RequestError, Unavailable
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken
 from edgeflow.ipc.messages import Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.worker.inbox import Inbox
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import InvalidArgument, RequestError, Unavailable
 from tests.chat_checkpoint import END
 from tests.engine.chat.test_plane import request_of
 

@@ -18,9 +18,9 @@ from edgeflow.engine.chat import grammar as grammar_module
 from edgeflow.engine.chat import grammar_child
 from edgeflow.engine.chat.grammar import MOST_DRAFTS, Grammar, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, Compiler, following
-from edgeflow.errors import InvalidArgument, Unavailable
 from edgeflow.ipc import bounded
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow_client.errors import InvalidArgument, Unavailable
 from tests.chat_checkpoint import END, VOCAB, tokenizer
 
 CPU = torch.device("cpu")

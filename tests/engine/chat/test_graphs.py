@@ -16,11 +16,11 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CAPACITY, CPU, engine_of, prompt_of
 from tests.engine.recorded import record

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgeflow.contract import Pace
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
@@ -17,7 +18,6 @@ from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatSto
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
-from edgeflow.types import Pace
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
 from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of
 

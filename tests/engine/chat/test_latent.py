@@ -14,11 +14,11 @@ from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.footprint import weight_bytes
 from edgeflow.engine.chat.memory_need import memory_need
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, LATENT, configured_format
 from edgeflow.kernels.native.library import missing
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import YARN, write_chat_checkpoint
 from tests.engine.test_memory import allocated
 from tests.quantised import quantised_copies

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
@@ -27,6 +26,7 @@ from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.requests import Finish
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
 from tests.engine.chat.test_generate import engine_of
 from tests.engine.chat.test_plane import request_of
 from tests.engine.recorded import record

@@ -16,7 +16,6 @@ from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
 from edgeflow.engine.chat.memory_need import memory_need
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.llama import LlamaConfig
@@ -24,6 +23,7 @@ from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate, write_gate
 from edgeflow.scheduler.plan import Before, Pass, Segment
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.oracles import ORACLES
 from tests.random_gates import random_gate

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import ChatConfig
+from edgeflow.contract import Pace
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
@@ -18,7 +18,6 @@ from edgeflow.engine.chat.long import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -26,8 +25,9 @@ from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace
 from edgeflow.worker.worker import CHAT_PATIENCE_NS, Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import ConfigError
 from tests.random_gates import random_gate
 
 CPU = torch.device("cpu")

@@ -16,7 +16,6 @@ from edgeflow.engine.chat import precision as chat_numbers
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.long import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, slot_bytes
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.built_in import BUILT_IN
@@ -27,6 +26,7 @@ from edgeflow.lab.tuning.subject import model_shape
 from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.vocabulary import HEADS
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")

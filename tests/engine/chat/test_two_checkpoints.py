@@ -9,11 +9,11 @@ import torch
 
 from edgeflow.config import load_config
 from edgeflow.engine.chat.build import load_chat
-from edgeflow.errors import ConfigError
 from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_plane import CAPACITY, CPU, PROMPT, Bench, alone, start, tokens
 

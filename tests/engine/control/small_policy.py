@@ -10,17 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import PROMPT, CameraNeed, Observation, PolicyInputs, Stage, StageProgram
 from edgeflow.engine.policy import Vectors
-from edgeflow.types import (
-    PROMPT,
-    ActionSchema,
-    CameraNeed,
-    Observation,
-    PolicyInputs,
-    Stage,
-    StageProgram,
-    StateSpec,
-)
+from edgeflow_client.types import ActionSchema, StateSpec
 
 HORIZON, DIMS, STEP_MS = 4, 2, 20.0
 INPUTS = PolicyInputs(

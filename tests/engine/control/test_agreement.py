@@ -15,7 +15,6 @@ from torch import Tensor
 from edgeflow.engine import executor, staging
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.warmup import warm_up
-from edgeflow.errors import WorkerError
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -28,6 +27,7 @@ from edgeflow.lab.gpu.setting import OffError, Setting
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.ring import Shift
+from edgeflow_client.errors import WorkerError
 from tests.cases import by_night
 
 CPU = torch.device("cpu")

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import Pace
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous
-from edgeflow.errors import InvalidArgument
 from edgeflow.ipc.messages import (
     FrameDropped,
     FrameResult,
@@ -24,9 +23,10 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.trajectory import LimitKind, Playing, Seam
-from edgeflow.types import Pace
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.trajectory import LimitKind, Playing, Seam
 from tests.engine.control.small_policy import HORIZON, STEP_MS, SmallPolicy
 from tests.engine.control.test_one_pass import frame
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeflow.engine.control.continuity import KEPT_CHUNKS, Continuity
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.trajectory import ChunkReport, Playing, Seam
+from edgeflow_client.trajectory import ChunkReport, Playing, Seam
 
 MS, STEP_NS, HORIZON = 1_000_000, 20_000_000, 10
 ACTIONS = np.arange(2.0 * HORIZON).reshape(HORIZON, 2)

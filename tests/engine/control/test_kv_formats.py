@@ -19,7 +19,6 @@ from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.engine.table import check_kv
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.implementations import Hardware
@@ -30,8 +29,9 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine, kv_need
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 from tests.cases import some_by_day
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike

@@ -18,7 +18,7 @@ from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.one_pass import OnePassEngine, one_pass_engine
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
-from edgeflow.errors import FailedPrecondition, WorkerError
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Observation, Pace
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition, WorkerError
+from edgeflow_client.reasons import Reason
 from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, Seen, SmallPolicy
 
 TEXT_ROWS = 3

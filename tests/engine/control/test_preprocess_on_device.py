@@ -13,8 +13,8 @@ from edgeflow.policies.openvla.config import ImageConfig
 from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine, choose_preprocess
+from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_engine
 from tests.engine.test_graph_launches import META, OnTheDevice
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE, replaying, tokens

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import PROMPT, Stage, StageProgram
 from edgeflow.engine.control.profile import Pacer, load_profile
-from edgeflow.errors import ConfigError
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
-from edgeflow.types import PROMPT, Stage, StageProgram
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import ConfigError
 
 
 def planned(stages: list[int]) -> Pass:

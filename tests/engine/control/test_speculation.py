@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeflow.contract import Speculation
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.agreement import deviations, nudged
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
@@ -21,7 +22,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Speculation
+from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_frames
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import Plan
 from edgeflow.engine.control.trajectory import Trajectory
-from edgeflow.errors import ConfigError
-from edgeflow.trajectory import LimitKind
-from edgeflow.types import ActionSchema, PolicyInputs, StateSpec
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.trajectory import LimitKind
+from edgeflow_client.types import ActionSchema, StateSpec
 
 STEP_MS, HORIZON = 20.0, 24
 STEP_S = STEP_MS / 1e3

@@ -14,12 +14,12 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.device import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.errors import ConfigError
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
 from edgeflow.worker.build import build_engine
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 from tests.cases import some_by_day
 from tests.engine.recorded import record
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE

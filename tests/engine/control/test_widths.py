@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
@@ -18,7 +19,7 @@ from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import FrameRef, Leaving
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Pace, Speculation, StageProgram
+from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record

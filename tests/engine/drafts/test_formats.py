@@ -9,12 +9,12 @@ import torch
 
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import WorkerError
 from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
 from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.scheduler.plan import DraftForm
+from edgeflow_client.errors import WorkerError
 from tests.chat_checkpoint import YARN
 from tests.engine.drafts.drafters import CPU, Knowing, answer, eagle, eagle_head, engine_of, taught
 from tests.engine.drafts.near_best import NEAR_OF_ROUNDED_ROWS, agreed, behind

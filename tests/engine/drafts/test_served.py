@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeflow.contract import Pace
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
@@ -19,7 +20,6 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.plan import DraftForm
-from edgeflow.types import Pace
 from tests.engine.chat.test_launch_ahead import ahead
 from tests.engine.chat.test_plane import CAPACITY, CPU, PASS_NS, SLOTS, Bench, K, built, frame, request_of, start
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, poisoned, taught

@@ -17,7 +17,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.batches import step_batches
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.exported.static_policy import StaticFlowPolicy
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots
 from tests.engine.flow.tiny_flow import SHAPES, random_frames

@@ -32,7 +32,7 @@ from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.artifacts.exported import write_program
 from tests.models.test_llama import CPU, VARIANTS, decoder
 from tests.tiny_checkpoint import write_checkpoint

@@ -13,7 +13,7 @@ from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import Shape, random_frames
 from tests.engine.flow.twin import Twin
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.contract import Pace
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.trajectory import Playing, Seam
-from edgeflow.types import Pace
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.trajectory import Playing, Seam
 from tests.engine.flow.test_warmup import engine_of, frame
 from tests.engine.flow.tiny_flow import ADAPTIVE_SHAPE, JOINT_SHAPE, TinyFlowPolicy
 

@@ -19,7 +19,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots, continuing
 from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames
 from tests.engine.flow.twin import Twin

@@ -7,21 +7,21 @@ import math
 import pytest
 import torch
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.sample_frames import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.errors import WorkerError
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Observation, Pace
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import WorkerError
 from tests.engine.flow.tiny_flow import CROSS_SHAPE, JOINT_SHAPE, SIDE, TinyFlowPolicy
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.packed import PackedStages
@@ -19,7 +20,7 @@ from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.types import ActionSchema, CameraNeed, Observation, PolicyInputs, StageProgram, StateSpec
+from edgeflow_client.types import ActionSchema, StateSpec
 
 CPU = torch.device("cpu")
 STATE, VOCABULARY, SIDE = 3, 32, 8

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import InvalidArgument
+from edgeflow_client.errors import InvalidArgument
 
 
 @pytest.mark.parametrize("name", ["repetition_penalty", "presence_penalty", "frequency_penalty"])

@@ -9,13 +9,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Pose, Vector, from_rotvec
-from edgeflow.client.pose import compose as composed
 from edgeflow.lab.demo.evaluate import run_in_lockstep
 from edgeflow.lab.demo.world.proprioception import state_of
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
+from edgeflow_client.pose import Pose, Vector, from_rotvec
+from edgeflow_client.pose import compose as composed
 
 Rows: TypeAlias = NDArray[np.floating]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.demo.training.actions import NAMES, unscaled, values_of
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork, TowerSize
 from edgeflow.lab.demo.training.tokenizer import prompt_ids
 from edgeflow.lab.demo.world.scene import Image
+from edgeflow_client.errors import CheckpointError
 
 
 class ReferencePolicy:

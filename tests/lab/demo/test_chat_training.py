@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat import loop
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, Turn
 from edgeflow.lab.demo.chat.evaluate import Answerer, ChatReport, grade, held_out_dialogs
@@ -15,6 +14,7 @@ from edgeflow.lab.demo.chat.loop import ChatPlan, ChatTrainer, answer_loss, plan
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.lab.demo.chat.tokenizer import chat_text, train_tokenizer
 from edgeflow.models.chat import load_chat_model
+from edgeflow_client.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = ChatSize(hidden=32, mlp=48, layers=2, heads=2)

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.cases import by_night
 
 TOKENS, CHUNKS = {"serial", "pipelined", "speculative"}, {"serial", "pipelined"}

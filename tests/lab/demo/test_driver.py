@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.client.actions import Action, Directive
-from edgeflow.client.pose import Pose, identity
-from edgeflow.clock import ManualClock
-from edgeflow.errors import FailedPrecondition
 from edgeflow.lab.demo.driver import STATE, Robot, RunPlan, run_robot
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import ActionSchema, Command, Mode, StageTimings
+from edgeflow_client.actions import Action, Directive
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.pose import Pose, identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import ActionSchema, Command, Mode, StageTimings
 from tests.client.scripted import NAMES, Server, Talk, opened
 
 SCHEMA = ActionSchema(

@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
+from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.demo.evaluation import Condition, EvaluationPlan, evaluate, pace_name, result_of
 from edgeflow.lab.demo.simulated.episodes import Acted, EpisodeRun
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.types import Mode, Pace, Speculation
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 
 MS = 1_000_000
 CONDITION = Condition(mode="speculative", pace=Pace(0, Speculation()), anchored=True, speed=0.05, profile="rtx5090")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.client.pose import Pose, compose, from_rotvec, relative, rotate, to_rotvec
+from edgeflow_client.pose import Pose, compose, from_rotvec, relative, rotate, to_rotvec
 
 
 def random_pose(rng: np.random.Generator) -> Pose:

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from edgeflow.client.pose import Pose, relative
 from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.world.expert import Expert, action_goal, expert_action
 from edgeflow.lab.demo.world.layout import HANDLES, sample_layout
 from edgeflow.lab.demo.world.robot import MAX_SPEED
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import REACH, TIME_LIMIT, Outcome, Task, judge_closing, names_of
+from edgeflow_client.pose import Pose, relative
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 KINDS = ([], ["--policy", "flow"], ["--chat"], ["--logs"])
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.training.actions import bin_centres, ids_of, scaled, soft_targets, unscaled, values_of
 from edgeflow.lab.demo.training.batches import BRANCHES, draw_batch, make_prompts
@@ -18,6 +17,7 @@ from edgeflow.lab.demo.training.tokenizer import train_tokenizer
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
+from edgeflow_client.errors import ConfigError
 from tests.lab.demo.reference_policy import read_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")

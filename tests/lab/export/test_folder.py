@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgeflow.artifacts.manifest import MANIFEST, is_artifact
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.export.folder import DRAFT, check_out, copy_texts, replacing
 from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 
 def write(folder: Path, **files: str) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from edgeflow.artifacts.files import file_digest, loaded_bytes
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.export.allowed import ALLOWED
 from edgeflow.lab.export.checking import CLOSE, check_error
 from edgeflow.lab.export.graphs.graph_files import WEIGHTS
@@ -21,6 +20,7 @@ from edgeflow.lab.export.programs import program_of
 from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.flow.tiny import write_checkpoint
 from tests.policies.flow.weights import Tiny
 from tests.tiny_checkpoint import write_checkpoint as write_openvla

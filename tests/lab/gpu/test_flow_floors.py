@@ -16,7 +16,7 @@ from edgeflow.lab.gpu.sections.flow_speed import passes_of
 from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, stacks, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
 from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import Hardware
@@ -16,6 +15,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.lab.kv260.file import write_macro
 from edgeflow.lab.kv260.hybrid import CPU, compare_run, greedy, load_hybrid
 from edgeflow.lab.kv260.linear import ACCELERATED, BACKENDS, EXACT, Accelerated, Exact, hybrid_table
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_weight
 from tests.lab.kv260.checkpoint import write_awq_checkpoint
 from tests.oracles import ORACLES

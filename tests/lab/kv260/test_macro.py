@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.kv260 import macro
 from edgeflow.lab.kv260.macro import GemmWords, MacroShape
+from edgeflow_client.errors import CheckpointError
 from tests.lab.kv260.linears import naive_strips, random_linear, random_words
 
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 3), st.sampled_from(macro.GROUPS), st.integers(0, 2**32 - 1))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.constants import Constant
 from edgeflow.lab.kv260.network import PAPER_MODEL, PUBLISHED
 from edgeflow.lab.kv260.sizes import MIB, check_fits, memory_of, second_head_bytes, sizes
+from edgeflow_client.errors import CheckpointError
 from tests.lab.kv260.checkpoint import decoder_of
 
 CONFIG = PUBLISHED[PAPER_MODEL]

@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.kv260.file import open_macro
 from edgeflow.lab.quantize.search.block import LINEARS
 from edgeflow.models.chat import load_chat_model
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.lab.quantize.cases import CPU
 from tests.lab.quantize.checkpoints import CONFIG, INNER, write_source
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
 from edgeflow.lab.quantize.policies.frames import write_frames
+from edgeflow_client.errors import ConfigError
 from tests.lab.quantize.policies.cases import checkpoint, recorded
 
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.quantize import policy_run
@@ -27,6 +26,7 @@ from edgeflow.lab.quantize.policy_fidelity import ChunkFidelity, TokenFidelity
 from edgeflow.lab.quantize.policy_run import Loss, quantize_policy
 from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.search.scales import ScaleForm
+from edgeflow_client.errors import ConfigError
 from tests.lab.quantize.policies.cases import KINDS, checkpoint, recorded
 
 CPU = torch.device("cpu")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.quantize.files.quantised import check_block, check_outside
 from edgeflow.lab.quantize.policy_run import Loss, quantize_policy
 from edgeflow.lab.quantize.request import Request
@@ -20,6 +19,7 @@ from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.models.checkpoint import Weights
+from edgeflow_client.errors import CheckpointError
 from tests.lab.quantize.cases import CONFIGS, CPU, random_decoder, random_tensors
 from tests.lab.quantize.checkpoints import write_source
 from tests.lab.quantize.policies.cases import checkpoint

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.training import run as learning
 from edgeflow.lab.training.gate.run import KEPT_BYTES, kept_bytes
 from edgeflow.lab.training.gate.trainer import GateTrainer
@@ -22,6 +21,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, read_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.training.gate.batching import Epochs
 from edgeflow.lab.training.gate.examples import Example
 from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import END, TEMPLATE, VOCAB, tokenizer
 
 RULES = GateRules(sink=2, window=3, segment=5)

@@ -15,7 +15,6 @@ from rich.progress import Progress
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import ConfigError, Stopped
 from edgeflow.lab.training.gate import trainer as training
 from edgeflow.lab.training.gate.examples import Example, grouped
 from edgeflow.lab.training.gate.initial import initial_gate
@@ -25,6 +24,7 @@ from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
 from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow_client.errors import ConfigError, Stopped
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels import linear, swiglu
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import Implementation
@@ -19,6 +18,7 @@ from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
 from edgeflow.lab.trials.model_cases import PRESETS, model_cases, passes, preset, staged_cases
 from edgeflow.lab.trials.tune import Tuner
+from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
 CASE = cases.swiglu(4, 8)

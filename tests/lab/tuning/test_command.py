@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 RUNNER = CliRunner()
 

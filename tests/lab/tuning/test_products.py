@@ -15,7 +15,6 @@ from edgeflow.config import load_config
 from edgeflow.engine.chat import precision
 from edgeflow.engine.chat.build import load_chat
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware
@@ -34,6 +33,7 @@ from edgeflow.lab.tuning.operators import DIMENSIONS
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
 from edgeflow.models.chat import load_chat_model
 from edgeflow.policies.registry import family_of
+from edgeflow_client.errors import ConfigError
 from tests import tiny_checkpoint
 from tests.cases import by_night
 from tests.chat_checkpoint import write_chat_checkpoint

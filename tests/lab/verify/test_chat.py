@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.contract import KVName
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.lab.verify.chat import check_best, verify_chat, verify_kv
 from edgeflow.lab.verify.chat_modes import Ways
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.recorded.comparison import exact_float32
-from edgeflow.types import KVName, Mode
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 from tests.cases import some_by_day
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device

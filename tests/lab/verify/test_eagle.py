@@ -16,14 +16,14 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.eagle import prepare
 from edgeflow.lab.verify.eagle_bundle import BASE, FEATURES, HEAD, MASK
 from edgeflow.lab.verify.eagle_runs import check_run
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.models.chat import load_chat_model
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 from tests.lab.verify.eagle_bundle import write_bundle
 from tests.oracles import ORACLES
 

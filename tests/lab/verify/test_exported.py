@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.folder import copy_texts
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.programs import program_of
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow_client.errors import ConfigError
 from tests.artifacts.exported import write_program
 from tests.artifacts.tiny_artifact import artifact as another
 from tests.artifacts.tiny_artifact import edited

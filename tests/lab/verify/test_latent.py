@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.verify.chat import verify_chat
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.recorded.comparison import FEATURE_TOLERANCE
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import VOCAB, YARN, write_chat_checkpoint
 from tests.lab.verify.test_chat import MODES
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.gate_bundle import BASE
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.lab.verify.shown import shown
+from edgeflow_client.errors import ConfigError
 
 GOOD, NEAR, EXACT, OFF = (
     CheckResult("a", "logits", 1e-6, 1e-4),

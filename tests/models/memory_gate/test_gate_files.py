@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import files
 from edgeflow.models.memory_gate.base import SAMPLE_BYTES, SAMPLES, base_fingerprint
 from edgeflow.models.memory_gate.files import MAX_HIDDEN, GateRules, MemoryGate, gate_header, read_gate, write_gate
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.oracles import ORACLES
 from tests.random_gates import SIZE, random_gate
 

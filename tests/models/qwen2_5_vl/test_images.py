@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
 from edgeflow.models.qwen2_5_vl.positions import mrope_positions
 from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor, resized_size
 from edgeflow.models.qwen2_5_vl.vision import VisionTower
+from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import PROCESSOR, VISION
 
 pytest.importorskip("transformers", minversion="5.23", reason="names of its older versions differ")

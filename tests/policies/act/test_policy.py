@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from edgeflow.contract import CameraNeed, Image, Observation, PolicyInputs
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.act.policy import ACTPolicy
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.inputs import unit_range
-from edgeflow.types import CameraNeed, Image, Observation, PolicyInputs, StateSpec
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.types import StateSpec
 from tests.policies.act.checkpoint import (
     BEFORE_STATE,
     MEAN_STD,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.denoising import flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
@@ -16,7 +17,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Image, Mode, Observation
+from edgeflow_client.types import Mode
 from tests.policies.flow.tiny import STATE, TOP, WRIST
 
 RATE = {"control_rate_hz": 20.0}

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from edgeflow.engine.flow.state import FlowState
 from edgeflow.engine.policy import LoadOptions
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.registry import family_of
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.flow.served import RATE, loaded
 from tests.policies.flow.tiny import (
     AFTER,

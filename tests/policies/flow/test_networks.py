@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 from tests.policies.flow.served import answers, loaded, observation
 from tests.policies.flow.tiny import CHARACTERS, KINDS, TOP, WRIST, change_tensors, write_checkpoint
 from tests.policies.flow.twin import Twin

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from edgeflow.contract import PROMPT, Image, Stage, StageProgram
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.policy import DenoisingPolicy
-from edgeflow.types import PROMPT, Image, Stage, StageProgram
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from tests.policies.flow.served import loaded, observation
 from tests.policies.flow.tiny import (
     ACTION,

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.actions import ActionDecoder
 from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, load_config
 from edgeflow.policies.openvla.family import OPENVLA
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.tiny_checkpoint import write_checkpoint
 
 NARROW = ActionStatistics((-1.0, 0.0, 5.0), (1.0, 4.0, 5.0), (True, True, True))

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.text.weight_files import INDEX_FILE, SINGLE_FILE
+from edgeflow_client.errors import CheckpointError
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow_client.errors import CheckpointError
 from tests.tiny_checkpoint import write_checkpoint
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from edgeflow.engine.policy import LoadOptions
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.registry import family_of
 from edgeflow.text import checkpoint_json
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.openvla_oft.tiny import HEAD, KEY, PROPRIO, TinyOFT, write_oft
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
+from edgeflow.contract import Image, Observation, StageProgram
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.openvla_oft.policy import ARMS, OpenVLAOFTPolicy
 from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.scheduler.ring import Shift
-from edgeflow.types import Image, Observation, StageProgram
+from edgeflow_client.errors import CheckpointError
 from tests.policies.openvla_oft.tiny import (
     HEAD,
     KEY,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.policies.openvla_oft.files import find_files
 from edgeflow.policies.openvla_oft.settings import OFTSettings
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 PLAIN = {"chunk": 4, "dims": 3, "proprio": 0, "images": 1, "bounds": "q99", "control_rate_hz": 10}
 MISSING = "is missing; give it, or policy.preset: libero, aloha, bridge"

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.errors import CheckpointError
 from edgeflow.policies.flow.images import Margin, fitted
 from edgeflow.policies.flow.processors import FlowProcessors
 from edgeflow.policies.flow.prompts import TaskTexts, TokenizedTexts
 from edgeflow.policies.lerobot.features import STATE
 from edgeflow.policies.smolvla.checkpoint import read_processors
 from edgeflow.policies.smolvla.config import load_config
+from edgeflow_client.errors import CheckpointError
 from tests.oracles import ORACLES
 
 DATA = Path(__file__).parent / "data"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.service.chat.body import MAX_VALUES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.turns import MAX_PARTS
+from edgeflow_client.errors import InvalidArgument, RequestError
 
 JSON = "application/json"
 MIB = 1 << 20

@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.service.chat.body import ChatBody, CompletionBody, parse
 from edgeflow.service.chat.pictures import read_picture
 from edgeflow.service.gateway import pace
+from edgeflow_client.errors import InvalidArgument, RequestError
 from tests.service.chat.test_answers import ASKED, CHAT, TEXT, picture
 from tests.service.chat.workers import Loaded, chatting
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edgeflow.errors import Internal
 from edgeflow.ipc.chat_messages import ChatReady, ChatRefused, ChatStart, ChatToken, LongSlots, SetPrefix
 from edgeflow.ipc.messages import Message
-from edgeflow.reasons import Reason
 from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.messages import LogEvent
 from edgeflow.service.worker.link import WorkerLink
+from edgeflow_client.errors import Internal
+from edgeflow_client.reasons import Reason
 from tests.service.chat.test_answers import ASKED, CHAT, TEXT, streamed
 from tests.service.chat.test_front import READY_HERE, Alone, alone
 from tests.service.chat.workers import Loaded

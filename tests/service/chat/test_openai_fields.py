@@ -10,8 +10,8 @@ from openai.types import completion_create_params as of_texts
 from openai.types.chat import ChatCompletionMessage, ParsedChatCompletionMessage
 from openai.types.chat import completion_create_params as of_chat
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.body import ChatBody, CompletionBody, parse
+from edgeflow_client.errors import InvalidArgument
 
 TURN = {"role": "user", "content": "hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "halt", "arguments": "{}"}}

@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.clock import MonotonicClock
-from edgeflow.errors import PermissionDenied
 from edgeflow.service.chat.prefixes import PREFIXES
 from edgeflow.service.http.edge import Edge
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import Guard
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.errors import PermissionDenied
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS, TEXT, alone, chat_prompt, text_of
 from tests.service.chat.test_queue import LONG, held, under_way, waiting
 from tests.service.chat.workers import Loaded, chatting

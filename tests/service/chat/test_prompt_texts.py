@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from edgeflow.config import LimitsConfig
 from edgeflow.config_sections import ChatConfig
-from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
 from edgeflow.service.chat.turns import AskingTurn
 from edgeflow.text import encoding, tokenizer
+from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 
 CAPACITY = 64

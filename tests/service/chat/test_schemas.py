@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.schemas import FORMATS, Wanted, call_schema, format_schema
 from edgeflow.service.chat.turns import SchemaFormat, Tool
+from edgeflow_client.errors import InvalidArgument
 
 SELF = {"$ref": "#"}
 A, B = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}

@@ -12,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.config_sections import ChatConfig
-from edgeflow.errors import ResourceExhausted
-from edgeflow.reasons import Reason
 from edgeflow.service.chat import desk
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.front import ChatProcess
@@ -26,6 +23,9 @@ from edgeflow.service.http.connection import Connection
 from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.reasons import Reason
 from tests.service.chat.test_answers import ASKED, CHAT
 from tests.service.chat.workers import Loaded, chat_of, chatting
 from tests.service.harness import Served, eventually

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from edgeflow.errors import InvalidArgument
 from edgeflow.service.chat.body import ChatBody, parse
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES, call_schema
 from edgeflow.text.chat_template import ChatTemplate
+from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import TEMPLATE
 from tests.service.chat.test_answers import ASKED, CHAT, streamed
 from tests.service.chat.test_openai import official

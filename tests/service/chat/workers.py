@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 import torch
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.long import read_long
@@ -28,6 +27,7 @@ from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.worker.process import Launched
 from edgeflow.worker.chat_link import ChatLink
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import MonotonicClock
 from tests.service.harness import Served, config, eventually, serving
 from tests.service.scripted import ready_message
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from edgeflow.contract import Chunk
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pair
 from edgeflow.service.children import act_answers
 from edgeflow.service.children.act_answers import PACKET_NUMBERS, send_answer, whole
 from edgeflow.service.children.messages import CODING, ActDone, ActRefused
-from edgeflow.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Chunk, StageTimings
+from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, StageTimings
 from tests.service.harness import serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.http.test_observations import open_descriptors

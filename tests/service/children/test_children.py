@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from edgeflow.clock import ManualClock, MonotonicClock
-from edgeflow.errors import ConfigError, StartError
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.service.children import keeper as keeper_module
 from edgeflow.service.children.keeper import Keeper
@@ -32,6 +30,8 @@ from edgeflow.service.children.messages import (
     State,
 )
 from edgeflow.service.observe.log import EventLog
+from edgeflow_client.clock import ManualClock, MonotonicClock
+from edgeflow_client.errors import ConfigError, StartError
 from tests.service.harness import eventually
 
 STATE = State(state="ready", live=True, ready=True)

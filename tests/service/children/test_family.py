@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children import family as family_module
@@ -20,6 +19,7 @@ from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow_client.clock import ManualClock
 from tests.ipc.test_sealed import full_table
 from tests.service.children.test_act_desk import ACT
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.ipc.packets import Packets
 from edgeflow.service.children import forks as forks_module
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.messages import CODING, ChildMessage, Policy
 from edgeflow.service.observe.log import EventLog
+from edgeflow_client.clock import MonotonicClock
 from tests.service.harness import config, eventually
 from tests.service.processes import comm, descriptors, until_gone
 

@@ -9,7 +9,7 @@ import threading
 import grpc
 
 from edgeflow.ipc.messages import CloseSession, OpenSession
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import Robot, Served, eventually, frame_message, open_message, serving
 from tests.service.processes import descriptors
 from tests.service.robot_process import robot_processes

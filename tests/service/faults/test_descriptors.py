@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.front_process import BlockingRobot, Front, front, robot, wait_for
 from tests.service.processes import workers
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import load_config
+from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
 from edgeflow.service.grpc.wire import server_message
 from edgeflow.service.host import realtime
@@ -27,7 +27,8 @@ from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Chunk, Mode, Pace
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.types import Mode
 from tests.service.harness import config, eventually, frame_message, received, serving
 from tests.service.processes import Launcher
 from tests.service.scripted import SCHEMA, good_values

@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edgeflow.clock import ManualClock
 from edgeflow.service.observe.log import KEPT_LINES, EventLog, LineWriter
+from edgeflow_client.clock import ManualClock
 from tests.service.front_process import HANG_S, ROOT, front, robot, wait_for
 from tests.service.processes import runs
 
@@ -127,7 +127,7 @@ def test_no_value_makes_an_event_raise(values: dict[str, object]):
 
 FAILS = """
 import os, sys, warnings
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 from edgeflow.service.host.output import Output
 with Output() as output:
     warnings.warn("from Python")

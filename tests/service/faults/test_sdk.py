@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Callable
 
-from edgeflow.client.robot import RobotClient
-from edgeflow.types import CameraSpec, Command, ImageFormat
+from edgeflow_client.robot import RobotClient
+from edgeflow_client.types import CameraSpec, Command, ImageFormat
 from tests.service.harness import HEIGHT, JPEG, WIDTH, Served, eventually, serving
 from tests.service.scripted import Script
 

@@ -9,13 +9,14 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from edgeflow.errors import InvalidArgument
+from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Chunk, Command
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import Command
 from tests.service.harness import Robot, eventually, serving
 from tests.service.scripted import SCHEMA, Script
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES

@@ -9,14 +9,14 @@ import json
 
 import pytest
 
-from edgeflow.clock import ManualClock
-from edgeflow.errors import WorkerError
 from edgeflow.service.app import Service
 from edgeflow.service.host.vital import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
 from edgeflow.service.worker.process import Launched
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import WorkerError
 from tests.service.harness import config, serving
 from tests.service.scripted import Script
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.clock import Clock, ManualClock, MonotonicClock
-from edgeflow.errors import WorkerError
+from edgeflow.contract import Pace
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import (
@@ -31,7 +30,8 @@ from edgeflow.service.worker.process import launch_worker
 from edgeflow.service.worker.progress import SLOW_PASSES, Progress
 from edgeflow.service.worker.starts import StartLimits
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
-from edgeflow.types import Pace
+from edgeflow_client.clock import Clock, ManualClock, MonotonicClock
+from edgeflow_client.errors import WorkerError
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Launcher, until_gone
 from tests.service.scripted import Script

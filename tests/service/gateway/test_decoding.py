@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import ResourceExhausted
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
 from edgeflow.service.gateway import decoding
 from edgeflow.service.gateway.control import Control, Observation
 from edgeflow.service.gateway.decoding import Decoder
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.harness import eventually
 
 SIDE = 400  # more pixels than are decoded at once

@@ -13,7 +13,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgeflow.errors import ResourceExhausted
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
 from edgeflow.service.children.messages import CODING, LogEvent
 from edgeflow.service.gateway import acting, pace, proxy
@@ -22,6 +21,7 @@ from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow_client.errors import ResourceExhausted
 from tests.service.harness import Served, eventually, serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.scripted import Script

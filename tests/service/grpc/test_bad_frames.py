@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire
 from tests.fuzz.exchange import FIRST, PICTURES, clean_run, problem, run_kind
 from tests.fuzz.kinds import KINDS, good_frame

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument, RequestError
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame, parse_act_request, parse_client_message
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.grpc.opening import check_open
@@ -19,7 +18,9 @@ from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
 from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, Mode, PolicyInputs, StateSpec
+from edgeflow_client.errors import InvalidArgument, RequestError
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message, received
 
 LIMITS = LimitsConfig()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from edgeflow.ipc.messages import OpenSession
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import STATE, TwinSize
 from tests.service.grpc.test_observations import observation, opening, wide_script

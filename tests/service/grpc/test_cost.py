@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, open_message, serving
 
 RAW = bytes(range(256)) * (640 * 480 * 3 // 256)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.sessions import runner
-from edgeflow.types import CameraNeed, PolicyInputs, StateSpec
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import StateSpec
 from tests.service.harness import Robot, Served, frame_message, serving
 from tests.service.scripted import SCHEMA, Script
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from edgeflow.rpc import control_pb2 as pb
-from edgeflow.types import CameraNeed, PolicyInputs, StateSpec
+from edgeflow.contract import CameraNeed, PolicyInputs
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import StateSpec
 from tests.service.grpc.test_observations import HORIZON, ROWS, wide_script
 from tests.service.harness import serving
 from tests.service.scripted import Script

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.config import LimitsConfig
-from edgeflow.errors import InvalidArgument
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import check_frame
 from edgeflow.service.grpc.opening import check_open, check_request
 from edgeflow.service.grpc.state import MAX_NUMBER, check_numbers
-from edgeflow.types import StateSpec
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import StateSpec
 from tests.service.harness import frame_message, open_message, received
 
 LIMITS = LimitsConfig()

@@ -8,11 +8,11 @@ import time
 import grpc
 import pytest
 
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import UNPARSABLE
 from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.frames.outbox import MOST_NOTES
 from edgeflow.service.worker import supervisor
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, eventually, open_message, rush, serving
 from tests.service.scripted import Script
 

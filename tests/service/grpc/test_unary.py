@@ -8,12 +8,12 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from edgeflow.contract import Pace
 from edgeflow.ipc.messages import CloseSession, OpenSession
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.codec import Received, check_act
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.act import act_once
-from edgeflow.types import Pace
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, eventually, frame_message, open_message, serving
 from tests.service.scripted import Script
 

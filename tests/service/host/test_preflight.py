@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.config import ServiceConfig
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.errors import StartError
 from edgeflow.service.host import preflight
 from edgeflow.service.host.preflight import check_configured
+from edgeflow_client.errors import StartError
 
 ABSENT = "/absent/folder"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import AddressError
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.private_folder import SOCKET, make_private_folder
+from edgeflow_client.errors import AddressError
 
 OLD = (0, 0)
 

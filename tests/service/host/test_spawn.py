@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.clock import MonotonicClock
 from edgeflow.service.host import held
 from edgeflow.service.host.held import Held
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.kit import Kit
+from edgeflow_client.clock import MonotonicClock
 from tests.service.processes import descriptors, state
 
 ENTRY = "tests.service.spawned"

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.errors import InvalidArgument, RequestError
 from edgeflow.service.http.act import MAX_VALUES, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, UnsupportedMedia, parse_json, parse_msgpack
+from edgeflow_client.errors import InvalidArgument, RequestError
 
 MIB = 1 << 20
 FRAME = {"image": base64.b64encode(bytes(48)).decode(), "format": "rgb8", "width": 4, "height": 4, "instruction": "go"}

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from edgeflow.config import HttpConfig
-from edgeflow.errors import PermissionDenied
 from edgeflow.service.http.hosts import Hosts
+from edgeflow_client.errors import PermissionDenied
 from tests.service.harness import serving
 
 PREFIX = "/admin/v1/prefixes/arm"

@@ -11,8 +11,8 @@ import httpx
 import msgpack
 import pytest
 
+from edgeflow.contract import Pace, Speculation
 from edgeflow.ipc.messages import OpenSession
-from edgeflow.types import Pace, Speculation
 from tests.service.harness import HEIGHT, JPEG, WIDTH, scraped, serving
 from tests.service.scripted import Script
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgeflow.errors import RequestError
 from edgeflow.service.images.exif import orientation
 from edgeflow.service.images.images import check_image, decode_jpeg
 from edgeflow.service.images.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, read_jpeg
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import RequestError
+from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.harness import HEIGHT, JPEG, WIDTH
 
 CAMERA = CameraSpec("wrist", WIDTH, HEIGHT, ImageFormat.JPEG)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.errors import ConfigError, InvalidArgument, RequestError
+from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.observation.matching import matched, narrowed
 from edgeflow.service.observation.names import Names, short
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import CameraNeed, CameraSpec, ImageFormat, PolicyInputs, StateSpec
+from edgeflow_client.errors import ConfigError, InvalidArgument, RequestError
+from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
 NOTHING = Names(cameras={}, state={})
 

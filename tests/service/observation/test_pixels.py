@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from edgeflow.errors import DataLoss, InvalidArgument
 from edgeflow.ipc.sealed import seal_written, unseal
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.observation.pixels import decode_frame, decode_frame_into, frame_bytes, images_of
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import DataLoss, InvalidArgument
+from edgeflow_client.types import CameraSpec, ImageFormat
 
 TOP = CameraSpec("top", 640, 480, ImageFormat.JPEG)
 SPARE = CameraSpec("spare", 16, 16, ImageFormat.JPEG)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from edgeflow.config import load_config
-from edgeflow.errors import Unavailable
 from edgeflow.service.host.listen import bind
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.health_listener import MOST, REQUEST_BYTES, HealthListener
 from edgeflow.service.observe.probe import probe
+from edgeflow_client.errors import Unavailable
 
 WAIT_S = 20.0
 

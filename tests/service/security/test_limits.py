@@ -15,8 +15,8 @@ import grpc
 import httpx
 import pytest
 
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.http.protocol import MAX_CHUNKS
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import h2
 from tests.service.harness import WAIT_S, Robot, eventually, frame_message, open_message, serving
 from tests.service.protected import Authority

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from edgeflow.errors import CheckpointError, EdgeflowError
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow.text.chat_template import ChatTemplate
+from edgeflow_client.errors import CheckpointError, EdgeflowError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.tiny_checkpoint import write_checkpoint
 

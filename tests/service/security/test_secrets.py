@@ -14,11 +14,11 @@ import grpc
 import httpx
 import pytest
 
-from edgeflow.client.connection.credentials import Credentials
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.children import act_desk
 from edgeflow.service.grpc import server as grpc_server
 from edgeflow.service.worker.process import ENTRY
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, WAIT_S, config, frame_message, open_message, serving
 from tests.service.processes import Launcher
 from tests.service.protected import Authority, call, outcome, robot_with, write_tokens

@@ -14,12 +14,12 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edgeflow.client.connection.credentials import Credentials, channel
-from edgeflow.clock import MonotonicClock
 from edgeflow.config import TlsConfig, load_config
-from edgeflow.errors import ConfigError
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.tls import Tls
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.connection.credentials import Credentials, channel
+from edgeflow_client.errors import ConfigError
 from tests.service.harness import eventually, serving
 from tests.service.protected import Authority, outcome, robot_with, write_tokens
 

@@ -12,12 +12,12 @@ import pytest
 from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edgeflow.client.connection.credentials import Credentials, channel
-from edgeflow.errors import ConfigError
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.http.edge import ADMIN_PATH, OPEN_PATHS, ROLES, listed
 from edgeflow.service.security.auth import new_token, read_tokens
+from edgeflow_client.connection.credentials import Credentials, channel
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, frame_message, open_message, serving
 from tests.service.protected import call, outcome, robot_with, write_tokens
 

@@ -7,21 +7,13 @@ from dataclasses import replace
 import pytest
 
 from edgeflow.config import ServiceConfig
-from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.contract import CameraNeed, PassTimes, PolicyInputs, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import (
-    ActionSchema,
-    CameraNeed,
-    CameraSpec,
-    ImageFormat,
-    Mode,
-    PassTimes,
-    PolicyInputs,
-    StageProgram,
-)
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, Mode
 
 MS = 1_000_000
 SCHEMA = ActionSchema(names=(), units=(), low=(), high=(), relative=())

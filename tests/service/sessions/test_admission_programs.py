@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.grpc.wire import opened_message
 from edgeflow.service.sessions.admission import Admission
 from edgeflow.service.sessions.requests import OpenRequest
-from edgeflow.types import PROMPT, CameraSpec, ImageFormat, Mode, Pace, Speculation, Stage, StageProgram
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 from tests.service.sessions.test_admission_drafts import drafting, told

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.frames.tracks import MOST_SENT, SentChunks
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import Chunk, Disposition
+from edgeflow_client.types import Disposition
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 

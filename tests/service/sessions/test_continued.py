@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import KEPT_AGES, AnswerAges
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
-from edgeflow.trajectory import Arrived, ChunkReport, Playing
-from edgeflow.types import Disposition
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
+from edgeflow_client.types import Disposition
 from tests.service.sessions.test_chunks import CHUNK, STEP_MS, session_of
 
 MS = 1_000_000

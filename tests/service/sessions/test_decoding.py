@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.errors import ResourceExhausted
 from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders, prepare_ns
-from edgeflow.types import CameraSpec, ImageFormat
+from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 
 LARGE = CameraSpec("large", 2000, 2000, ImageFormat.JPEG)

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from edgeflow.ipc.messages import ChangePace, OpenSession
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.worker import supervisor
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, open_message, serving
 from tests.service.scripted import Script
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.rates import CHANGE_PERIOD_NS, CHANGES, SECOND_NS
 from edgeflow.service.sessions.session import Session
+from edgeflow_client.reasons import Reason
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session import answer, decoded, offer, submit
 from tests.service.sessions.test_session_properties import REQUEST, RULES

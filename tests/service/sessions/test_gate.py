@@ -8,8 +8,9 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.contract import Chunk
 from edgeflow.service.sessions.gate import LIMIT_TOLERANCE, within_limits
-from edgeflow.types import ActionSchema, Chunk
+from edgeflow_client.types import ActionSchema
 
 LIMIT = st.one_of(st.floats(-2.0, 2.0), st.sampled_from([-math.inf, math.inf, -sys.float_info.max, sys.float_info.max]))
 VALUE = st.one_of(st.floats(-2.5, 2.5), st.floats(), st.sampled_from([1.0, -1.0, 2.0, 1.0 + 1e-6, 1.0 + 3e-6]))

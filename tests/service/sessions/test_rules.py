@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.clock import ManualClock
-from edgeflow.errors import OutOfRange
+from edgeflow.contract import Chunk
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
 from edgeflow.service.observe.status import Phase, ServiceStatus
@@ -19,7 +18,9 @@ from edgeflow.service.sessions.gate import within_limits
 from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCount
 from edgeflow.service.sessions.rates import TokenBucket
 from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
-from edgeflow.types import Chunk, Disposition
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import OutOfRange
+from edgeflow_client.types import Disposition
 from tests.service.scripted import SCHEMA
 
 MS = 1_000_000

@@ -12,14 +12,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edgeflow.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted
+from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.session import Session
-from edgeflow.types import CameraSpec, Chunk, Command, Disposition, ImageFormat
+from edgeflow_client.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import CameraSpec, Command, Disposition, ImageFormat
 from tests.service.scripted import SCHEMA
 
 MS = 1_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from edgeflow.contract import Pace, Speculation
 from edgeflow.ipc.messages import OpenSession
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.sessions.admission import OVERHEAD_NS
-from edgeflow.types import Pace, Speculation
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, open_message, serving
 from tests.service.scripted import Script
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.clock import ManualClock
-from edgeflow.errors import OutOfRange
 from edgeflow.service.sessions.session import Session
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.errors import OutOfRange
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session import stamped
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
+from edgeflow.contract import Chunk
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WorkerFailed
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.worker.link import WorkerLink
-from edgeflow.types import Chunk
 from tests.service.harness import eventually
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeflow.rpc import control_pb2 as pb
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, serving
 from tests.service.processes import Newborn
 from tests.tiny_checkpoint import write_checkpoint

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.clock import MonotonicClock
+from edgeflow.contract import PassTimes
 from edgeflow.ipc.messages import Message, Ping, Pong, WarmupProgress, WorkerReady
 from edgeflow.service.host.spawn import SpawnedProcess
 from edgeflow.service.observe.log import EventLog
@@ -22,7 +22,7 @@ from edgeflow.service.worker import process, standby
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import Launched, WorkerProcess
 from edgeflow.service.worker.standby import Workers
-from edgeflow.types import PassTimes
+from edgeflow_client.clock import MonotonicClock
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import ENTRY, Newborn, runs
 

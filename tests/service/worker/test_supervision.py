@@ -8,14 +8,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edgeflow.errors import CheckpointError, ConfigError, StartError
+from edgeflow.contract import CameraNeed, Pace, PolicyInputs
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe import loop_watch
 from edgeflow.service.observe.health import State
 from edgeflow.service.worker import supervisor
-from edgeflow.types import CameraNeed, Pace, PolicyInputs
+from edgeflow_client.errors import CheckpointError, ConfigError, StartError
+from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.front_process import wait_for
 from tests.service.harness import WAIT_S, eventually, serving
 from tests.service.scripted import ANY_CAMERA, Script

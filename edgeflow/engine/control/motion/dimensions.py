@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from edgeflow.config_sections import DimensionLimits
+from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.motion.bounds import Bounds
 from edgeflow.engine.control.motion.braking import braking_rows
-from edgeflow.errors import ConfigError
-from edgeflow.types import ActionSchema, PolicyInputs
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import ActionSchema
 
 PLANAR = ("x", "y", "z")
 MOST_BRAKING = 2000  # rows

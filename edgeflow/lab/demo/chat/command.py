@@ -8,11 +8,12 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import FoldingTable, reporting, table_console
+from edgeflow.console import reporting
+from edgeflow.contract import KVName
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.lab.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
 from edgeflow.model_paths import resolve_model
-from edgeflow.types import KVName
+from edgeflow_client.tables import FoldingTable, table_console
 
 
 def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, lookup: bool, as_json: bool) -> int:

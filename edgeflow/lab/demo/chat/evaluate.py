@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from edgeflow.contract import KVName
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import DraftKind
@@ -17,7 +18,6 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import configured_format
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.types import KVName
 
 QUESTIONS: Final = 500
 NEEDED: Final = 0.98  # exact match, below which the model is not shipped

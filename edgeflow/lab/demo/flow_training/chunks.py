@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Vector
 from edgeflow.lab.demo.flow_training.data import FlowDataset
 from edgeflow.lab.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.robot import GRIPPER_TIME, MAX_SPEED, MAX_TURN
+from edgeflow_client.pose import Vector
 
 STEP_S: Final = 0.05  # seconds per row
 REOPEN_ROWS: Final = 6  # enough to open while the chunk before is still played

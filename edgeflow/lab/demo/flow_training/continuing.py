@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Vector
 from edgeflow.lab.demo.flow_training.chunks import continued_chunks, displaced, expert_chunks
+from edgeflow_client.pose import Vector
 
 MOST_DELAY: Final = 6  # rows that are kept
 FRESH_SHARE: Final = 0.15  # of the chunks keep none

@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Pose
 from edgeflow.lab.demo.training.data import Columns, Studio, read_columns, render
 from edgeflow.lab.demo.training.states import label
 from edgeflow.lab.demo.world.layout import HANDLES
 from edgeflow.lab.demo.world.scene import POLICY_SIZE
+from edgeflow_client.pose import Pose
 
 OPEN_SHARE: Final = 0.85  # of the states; in the others the gripper is somewhere between open and closed
 COLUMNS: Final[Columns] = {

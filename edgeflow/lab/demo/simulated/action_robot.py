@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgeflow.client.pose import Pose
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.body import Answers, Body, Send
 from edgeflow.lab.demo.simulated.camera import Camera
 from edgeflow.lab.demo.world.expert import action_goal
+from edgeflow_client.pose import Pose
 
 
 class ActionRobot:

@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Vector
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Acted
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
+from edgeflow_client.pose import Vector
 
 TICK_NS: Final = 10_000_000  # between two looks at what is to be played
 Send = Callable[[SubmitFrame], None]

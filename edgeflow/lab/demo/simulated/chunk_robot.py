@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edgeflow.client.actions import Action, Directive
-from edgeflow.client.connection.outgoing import Outgoing
-from edgeflow.client.connection.wire import SessionSettings
-from edgeflow.client.session import Session
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
 from edgeflow.lab.demo.world.proprioception import state_of
-from edgeflow.reasons import Reason
-from edgeflow.rpc import control_pb2 as pb
 from edgeflow.scheduler.answer_ages import AnswerAges
-from edgeflow.trajectory import Playing
-from edgeflow.types import ActionSchema, StateSpec
+from edgeflow_client.actions import Action, Directive
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.wire import SessionSettings
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import Session
+from edgeflow_client.trajectory import Playing
+from edgeflow_client.types import ActionSchema, StateSpec
 
 VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
 START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
@@ -26,7 +26,7 @@ RESUME_WITHIN_NS: Final = 2_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class _BodyClock:
-    """The robot's clock (edgeflow.clock.Clock)."""
+    """The robot's clock (edgeflow_client.clock.Clock)."""
 
     body: Body
 

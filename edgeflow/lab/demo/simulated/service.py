@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from edgeflow.clock import ManualClock
+from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
@@ -21,12 +21,12 @@ from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.reasons import Reason
 from edgeflow.scheduler import forecast
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.types import Pace, PassTimes
 from edgeflow.worker.worker import Worker
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.reasons import Reason
 
 
 class VirtualService:

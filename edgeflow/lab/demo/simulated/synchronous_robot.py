@@ -6,13 +6,13 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.actions import resolve_rows
-from edgeflow.client.pose import Pose
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import Camera
 from edgeflow.lab.demo.world.proprioception import state_of
-from edgeflow.types import ActionSchema
+from edgeflow_client.actions import resolve_rows
+from edgeflow_client.pose import Pose
+from edgeflow_client.types import ActionSchema
 
 PLAYED_ROWS: Final = 8
 """Rows of a chunk that are played before the next frame is captured, or all where there are fewer."""

@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.layout import HANDLES, Handle, sample_layout
 from edgeflow.lab.demo.world.robot import REACH_HIGH, REACH_LOW
 from edgeflow.lab.demo.world.sim import sample_start
+from edgeflow_client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
 
 FOCAL: Final = 48.0 / np.tan(np.deg2rad(42.5))  # pixels: 96 pixels over 85 degrees
 CAMERA_BEHIND: Final = 0.11  # metres from the camera to the tool centre point, along the tool

@@ -7,7 +7,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-from edgeflow.errors import DependencyError, how_to_install
+from edgeflow_client.errors import DependencyError, how_to_install
 
 _HOW_TO_INSTALL = (
     "headless rendering needs an OpenGL library: run `apt-get install libegl1 libgl1 libgl1-mesa-dri` "

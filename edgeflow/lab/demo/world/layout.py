@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, from_rotvec, multiply, rotate
+from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply, rotate
 
 COLOURS: Final = {
     "red": (0.85, 0.08, 0.08),

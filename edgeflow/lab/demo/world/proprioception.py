@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, conjugate, multiply, to_rotvec
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
+from edgeflow_client.pose import Pose, Vector, conjugate, multiply, to_rotvec
 
 STATE_NAMES: Final = ("x", "y", "z", "tilt_x", "tilt_y", "turn_z", "gripper")
 STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")

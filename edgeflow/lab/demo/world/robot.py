@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, compose, conjugate, from_rotvec, multiply, relative, to_rotvec
 from edgeflow.lab.demo.world.scene import Scene
+from edgeflow_client.pose import Pose, Vector, compose, conjugate, from_rotvec, multiply, relative, to_rotvec
 
 JOINTS: Final = 6
 MAX_SPEED: Final = 0.25  # m/s of the tool

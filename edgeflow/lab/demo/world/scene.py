@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.client.pose import Vector
 from edgeflow.lab.demo.world.gl import load_mujoco, open_context
 from edgeflow.lab.demo.world.layout import COLOURS, Handle
+from edgeflow_client.pose import Vector
 
 Image = NDArray[np.uint8]
 

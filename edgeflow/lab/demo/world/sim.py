@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, Vector, from_rotvec, multiply
 from edgeflow.lab.demo.world.layout import TOOL_DOWN, Handle, sample_layout
 from edgeflow.lab.demo.world.robot import Arm
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Moment, Scene
 from edgeflow.lab.demo.world.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
+from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply
 
 START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, where the tool starts
 START_HIGH: Final = np.array([0.47, 0.07, 0.36])

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.client.pose import Pose, relative, to_rotvec
 from edgeflow.lab.demo.world.layout import Handle
+from edgeflow_client.pose import Pose, relative, to_rotvec
 
 PHRASES: Final = (
     "grasp the {} handle",

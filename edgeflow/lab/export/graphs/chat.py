@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 CHAT_FAMILIES = ("llama", "qwen2", "qwen3")
 CHUNK, POSITIONS = 64, 2048

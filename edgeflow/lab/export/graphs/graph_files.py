@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.export.graphs.rewrites import select_by_one_list
 from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow_client.errors import CheckpointError
 
 OPSET, IR_VERSION = 21, 10
 WEIGHTS = "weights.data"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.errors import ConfigError
+from edgeflow_client.errors import ConfigError
 
 MOST_BUCKETS = 8
 MOST_BATCH = 128

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.static.layout import StaticLayout
 from edgeflow.kernels.static.store import StaticKV
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
 from edgeflow.models.llama import LlamaDecoder
+from edgeflow_client.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.stages import ModelProgram, kv_names
 from edgeflow.lab.export.quantised.stage_runs import Arrays, Run, StageKey, padded, stage_key
+from edgeflow_client.errors import ConfigError
 
 Floats = NDArray[np.float32]
 Candidate = tuple[FlowFrame, Tensor]

@@ -10,9 +10,9 @@ import torch
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.console import Report
+from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.policy import LoadOptions, Placement, Policy, PreparedFrame
-from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.stages import ModelProgram
@@ -21,7 +21,7 @@ from edgeflow.lab.quantize.policies.frames import RecordedFrame, read_frames
 from edgeflow.lab.quantize.policies.served import settings_of
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
-from edgeflow.types import Observation
+from edgeflow_client.errors import ConfigError, InvalidArgument
 
 FRAMES, RECORDED = 32, 128
 EMBEDDED = (EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY)

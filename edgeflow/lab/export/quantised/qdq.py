@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.graphs.graph_files import with_shapes
 from edgeflow.lab.export.quantised.bits import ACTIVATIONS, WEIGHTS
 from edgeflow.lab.export.quantised.ranges import Range, float_ranges
+from edgeflow_client.errors import ConfigError
 
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Erf", "Concat")

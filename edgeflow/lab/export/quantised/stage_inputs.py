@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 from edgeflow.lab.export.graphs.tokens import TokenExport
 from edgeflow.lab.export.quantised.flow_loop import FlowLoop, candidates_of
 from edgeflow.lab.export.quantised.stage_runs import Array, Arrays, Run, StageKey, run_torch, stage_key
 from edgeflow.lab.export.quantised.token_loop import TokenLoop
+from edgeflow_client.errors import ConfigError
 
 Steps = Literal["all", "first"]
 StageInputs = Mapping[StageKey, list[Arrays]]

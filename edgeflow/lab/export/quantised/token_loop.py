@@ -8,10 +8,10 @@ import numpy as np
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.errors import ConfigError
 from edgeflow.lab.export.graphs.stages import ModelProgram, kv_names
 from edgeflow.lab.export.graphs.tokens import TokenExport
 from edgeflow.lab.export.quantised.stage_runs import Array, Arrays, Run, StageKey, padded, stage_key
+from edgeflow_client.errors import ConfigError
 
 PIXELS = "pixel_values"
 

@@ -27,7 +27,7 @@ from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
 from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 ROBOTS = (1, 2, 4)
 SERIAL = 4  # frames whose passes are timed one by one, behind one that warms up

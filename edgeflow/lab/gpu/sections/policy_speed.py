@@ -24,7 +24,7 @@ from edgeflow.lab.gpu.subjects.engines import engine_of, frames_per_s, passes_pe
 from edgeflow.lab.gpu.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_frames
 from edgeflow.scheduler.ring import Shift
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 ROUNDS = 3
 LONG = 32  # action tokens of the long setting

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgeflow.errors import EdgeflowError
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
+from edgeflow_client.errors import EdgeflowError
 
 
 def verify(setting: Setting) -> Found:

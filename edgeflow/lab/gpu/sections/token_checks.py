@@ -19,7 +19,7 @@ from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 

@@ -18,7 +18,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode
+from edgeflow_client.types import Mode
 
 MAX_PROMPT_TOKENS = 128
 """The service's default; its configuration needs pydantic, which a GPU machine may lack."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
-from edgeflow.files.regular import read_regular
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
 
 LENGTH = 512
 BLOCKS = 16

@@ -10,12 +10,12 @@ import torch
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.quantize.calibration.blocks import BLOCKS, LENGTH, Calibration, of_samples
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError
 
 MOST_QUESTIONS = 4
 HELD_OUT_DIALOGS = 40

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import PER_WORD
 from edgeflow.lab.quantize.search.block import GATE, UP
 from edgeflow.lab.quantize.search.decoder import linear_shapes
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)

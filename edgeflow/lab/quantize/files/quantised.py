@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.lab.quantize.search.block import LINEARS, Block
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
 from edgeflow.models.quantization import PARTS
+from edgeflow_client.errors import CheckpointError
 
 LARGEST = torch.finfo(torch.float16).max
 

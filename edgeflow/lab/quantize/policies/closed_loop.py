@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgeflow.config import ServiceConfig
 from edgeflow.console import Report
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
@@ -16,8 +17,8 @@ from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.quantize.policies.frames import FRAMES, RecordedFrame
 from edgeflow.scheduler.pace import pace_of
-from edgeflow.types import Image, Mode, Observation
 from edgeflow.worker.build import BuiltEngine, build_engine
+from edgeflow_client.types import Mode
 
 PROFILE = DeviceProfile("recording", prefill_ns=50_000_000, decode_ns=15_000_000, packed_ns=50_000_000)
 """About the pass times of a large policy on a desktop GPU: frames follow each other as they do there."""

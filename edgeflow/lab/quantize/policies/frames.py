@@ -22,9 +22,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
+from edgeflow.contract import Image, Observation
 from edgeflow.models.checkpoint import write_tensors
-from edgeflow.types import Image, Observation
+from edgeflow_client.errors import ConfigError
 
 FRAMES = 128
 """Frames that a search is calibrated on, at most."""

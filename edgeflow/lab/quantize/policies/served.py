@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.contract import Observation
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.errors import ConfigError, InvalidArgument
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.family import Family
 from edgeflow.policies.flow.settings import DEFAULTS_FILE
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.types import Observation
+from edgeflow_client.errors import ConfigError, InvalidArgument
 
 RATE, ANY_RATE = "control_rate_hz", 1.0
 

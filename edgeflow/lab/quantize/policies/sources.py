@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.quantize.files.grouping import grouping
 from edgeflow.lab.quantize.files.source import Source, refuse_quantised
 from edgeflow.lab.quantize.search.block import BlockShape
@@ -27,6 +26,7 @@ from edgeflow.policies.smolvla.config import load_config as load_smolvla
 from edgeflow.policies.smolvla.network import PREFIX as SMOLVLA_PREFIX
 from edgeflow.policies.smolvla.network import VLM, sizes_of
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 OPENVLA_STEM, OPENVLA_HEAD = "language_model.model.", "language_model.lm_head.weight"
 OPENVLA_KEPT = ("vision_backbone", "projector")

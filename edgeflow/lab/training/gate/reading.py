@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from edgeflow.errors import ConfigError, InvalidArgument
-from edgeflow.files.regular import open_regular
 from edgeflow.lab.training.gate.examples import Example
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError, InvalidArgument
+from edgeflow_client.files import open_regular
 
 MAX_LINE_BYTES: Final = 64 << 20
 MAX_TOKENS: Final = 1 << 17

@@ -10,7 +10,6 @@ from typing import Any, Final
 from rich.progress import Progress
 
 from edgeflow.engine.device import choose_device, choose_dtype
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.training.gate.batching import Epochs
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.reading import GateData, ModelText
@@ -25,6 +24,7 @@ from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.outputs import check_writable, make_folder, writing
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 STATE: Final = "gate-state.safetensors"
 EPOCHS: Final = 2

@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.training.gate.examples import Example, Group, grouped
 from edgeflow.lab.training.learner import Learner
 from edgeflow.models.memory_gate.files import PARTS, GateLayer, MemoryGate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow.models.memory_gate.whole import run_whole
+from edgeflow_client.errors import ConfigError
 
 Batches = Callable[[int], Sequence[Example]]
 """The examples of a step, the same for the same step."""

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.client.blending import ensemble_weights
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.lab.verify.recorded.comparison import CheckResult, compare
@@ -29,6 +27,8 @@ from edgeflow.policies.act.published import read_network
 from edgeflow.policies.lerobot.processors import Normalisation
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
+from edgeflow_client.blending import ensemble_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 TOLERANCE = 1e-5
 MODE = "one pass"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.types import KVName, Mode
+from edgeflow.contract import KVName
+from edgeflow_client.types import Mode
 
 Progress = Callable[[str, int, int], None]
 

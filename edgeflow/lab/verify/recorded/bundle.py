@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
-from edgeflow.files.regular import open_regular
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import open_regular
 
 CASES_FILE = "cases.json"
 TENSORS_FILE = "expected.safetensors"

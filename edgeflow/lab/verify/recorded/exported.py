@@ -9,9 +9,9 @@ from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest, is_artifact
-from edgeflow.errors import ConfigError
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow_client.errors import ConfigError
 
 Results = list[tuple[str, CheckResult]]
 EXACT = "float32"

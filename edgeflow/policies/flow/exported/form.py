@@ -14,10 +14,10 @@ from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
 from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.errors import CheckpointError
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ from edgeflow.artifacts.files import loaded_bytes
 from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
-from edgeflow.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint
 from edgeflow.policies.flow.exported.form import load_graphs, open_flow
 from edgeflow.policies.flow.footprint import WeightNumbers, footprint
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy
 from edgeflow.policies.flow.prompts import Texts, TokenizedTexts
 from edgeflow.policies.flow.published import FlowArchitecture, policy_of
-from edgeflow.reasons import Reason
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.reasons import Reason
 
 
 class StaticFlow:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.reasons import Reason
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.sessions.frames.tracks import OutputGuard, Ready, SentChunks, Track
 from edgeflow.service.sessions.gate import AgeLimit, within_limits
-from edgeflow.types import ActionSchema
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
-from edgeflow.types import Disposition
+from edgeflow_client.types import Disposition
 
 MOST_NOTES = 256
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
-from edgeflow.trajectory import ChunkReport, Playing
-from edgeflow.types import Chunk, Command, Disposition, Speculation, StageTimings
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import ChunkReport, Playing
+from edgeflow_client.types import Command, Disposition, StageTimings
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
 MOST_SENT = 256  # chunks that a robot may report as played: at 50 Hz, of the last five seconds

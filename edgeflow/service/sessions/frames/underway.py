@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from edgeflow.ipc.payloads import Payloads
-from edgeflow.reasons import Reason
 from edgeflow.service.sessions.events import StatusEvent
 from edgeflow.service.sessions.frames.outbox import Outbox
 from edgeflow.service.sessions.frames.tracks import Ready, Track
 from edgeflow.service.sessions.requests import CheckedFrame
-from edgeflow.types import Disposition
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Disposition
 
 
 class UnderWay:

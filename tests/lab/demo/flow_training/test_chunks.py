@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
 
-from edgeflow.client.actions import resolve_rows
-from edgeflow.client.pose import Pose, angle, compose, distance, relative, to_rotvec
 from edgeflow.lab.demo.flow_training.chunks import (
     REOPEN_ROWS,
     STEP_S,
@@ -17,7 +15,9 @@ from edgeflow.lab.demo.training.states import sample_state
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.proprioception import state_of
 from edgeflow.lab.demo.world.robot import approach
-from edgeflow.types import ActionSchema
+from edgeflow_client.actions import resolve_rows
+from edgeflow_client.pose import Pose, angle, compose, distance, relative, to_rotvec
+from edgeflow_client.types import ActionSchema
 from tests.lab.demo.flow_training.reference import flat
 
 ROWS = 16

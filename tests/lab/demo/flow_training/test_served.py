@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.lab.demo.flow_training.export import IMAGE, STATE
@@ -17,7 +18,6 @@ from edgeflow.lab.demo.world.proprioception import state_of
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.verify.policies.flow.runs import Runner
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
-from edgeflow.types import Image, Observation
 from tests.lab.demo.flow_training.reference import read_network, read_normaliser
 from tests.lab.demo.flow_training.sampling import integrate
 from tests.policies.flow.served import loaded

@@ -5,8 +5,6 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.client.actions import resolve_rows
-from edgeflow.client.pose import distance
 from edgeflow.lab.demo.flow_training.export import STATE
 from edgeflow.lab.demo.measure import FRESH_SEEDS, measure_runs
 from edgeflow.lab.demo.world.proprioception import state_of
@@ -14,7 +12,9 @@ from edgeflow.lab.demo.world.scene import POLICY_SIZE
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import PHRASES
 from edgeflow.model_paths import EMBEDDED_FLOW, EMBEDDED_FLOW_POLICY, resolve_model
-from edgeflow.types import ActionSchema
+from edgeflow_client.actions import resolve_rows
+from edgeflow_client.pose import distance
+from edgeflow_client.types import ActionSchema
 from tests.lab.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.lab.demo.flow_training.reference import read_json, read_sampler, size_of
 

@@ -3,7 +3,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.flow_training.batches import Normaliser, draw_batch, make_prompts
 from edgeflow.lab.demo.flow_training.chunks import label_all
 from edgeflow.lab.demo.flow_training.data import FlowStudio, make_flow_dataset
@@ -16,6 +15,7 @@ from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.lab.training.rates import rate_share
+from edgeflow_client.errors import ConfigError
 from tests.lab.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.lab.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of
 from tests.lab.demo.flow_training.sampling import FlowSampler

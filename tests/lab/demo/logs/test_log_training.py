@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.demo.chat.dialogs import Dialog
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.logs import training
@@ -19,6 +18,7 @@ from edgeflow.lab.demo.chat.logs.held_out import Place, held_out_questions
 from edgeflow.lab.demo.chat.logs.training import LogPlan, LogTrainer, plan_for, train_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, resolve_model
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PLAN = LogPlan(steps=6, longest=256, batch_tokens=256)

@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.logs.command import draw_logs_command
 from edgeflow.lab.demo.chat.logs.long import ELSEWHERE, LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
@@ -19,6 +18,7 @@ from edgeflow.lab.training.gate.reading import GateData, ModelText
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate.files import GateRules
+from edgeflow_client.errors import ConfigError
 
 RULES = GateRules(sink=32, window=96, segment=256)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from edgeflow.types import PROMPT, ActionSchema, CameraNeed, PolicyInputs, Stage, StageProgram, StateSpec
+from edgeflow.contract import PROMPT, CameraNeed, PolicyInputs, Stage, StageProgram
+from edgeflow_client.types import ActionSchema, StateSpec
 
 ROWS, STEP_MS = 16, 50.0
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.client.pose import from_rotvec, multiply
+from edgeflow.contract import Pace
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.flow_training.chunks import expert_chunks
@@ -17,7 +17,7 @@ from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.types import Pace
+from edgeflow_client.pose import from_rotvec, multiply
 from tests.lab.demo.flow_training.reference import flat
 from tests.lab.demo.simulated.one_pass import ROWS, OnePassStub
 

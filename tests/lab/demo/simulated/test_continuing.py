@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.client.session import Session
+from edgeflow.contract import Pace
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.engine.flow.guidance import Previous
@@ -25,7 +25,7 @@ from edgeflow.lab.demo.simulated.synchronous_robot import PLAYED_ROWS
 from edgeflow.lab.demo.world import sim as world
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.types import Pace
+from edgeflow_client.session import Session
 from tests.lab.demo.simulated.one_pass import ROWS, STEP_MS, OnePassStub
 
 MS = 1_000_000

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.simulated.body import Delay
@@ -16,7 +17,6 @@ from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.types import Pace, PassTimes, Speculation
 from tests.tiny_checkpoint import write_checkpoint
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow_client.errors import ConfigError
 from tests.models.test_llama import CPU, VARIANTS, decoder
 
 TOLERANCE = 1e-5  # of the largest logit

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.lab.export.quantised.frames import random_frames, spread
 from edgeflow.lab.export.quantised.stage_inputs import record_stage_inputs
 from edgeflow.lab.export.quantised.stage_runs import StageKey, run_torch, stage_key
 from edgeflow.lab.export.quantised.token_loop import TokenLoop
+from edgeflow_client.errors import ConfigError
 from tests.engine.flow.tiny_flow import CROSS_SHAPE, Shape, TinyFlowPolicy
 from tests.engine.flow.tiny_flow import random_frames as frames_of
 from tests.engine.flow.twin import Twin

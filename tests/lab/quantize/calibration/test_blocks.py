@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.quantize.calibration.blocks import BUILT_IN_TEXT, of_samples, of_text
 from edgeflow.lab.quantize.calibration.samples import Writer, dialog_calibration, written_calibration
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow_client.errors import ConfigError
 from tests.lab.quantize.checkpoints import write_source
 from tests.oracles import ORACLES
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.quantize.files.grouping import grouping
 from edgeflow.models.llama import LlamaConfig
+from edgeflow_client.errors import CheckpointError
 from tests.lab.quantize.cases import SIZE
 
 

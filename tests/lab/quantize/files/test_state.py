@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.quantize.files.state import SearchState, check_folder, read_choice
 from edgeflow.lab.quantize.run import search_decoder
 from edgeflow.lab.quantize.search.block_search import SearchSettings
 from edgeflow.lab.quantize.search.choices import BlockChoice
+from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.lab.quantize.cases import CONFIGS, random_decoder, random_ids
 
 SETTINGS = {"group": 32, "tokens": "abc"}

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.awq_search.recorded import GROUP, Recorded, model_folder
-from edgeflow.errors import CheckpointError
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -25,6 +24,7 @@ from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.checkpoint import Weights
+from edgeflow_client.errors import CheckpointError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.lab.quantize.cases import CPU, random_ids
 from tests.lab.quantize.checkpoints import CONFIG, INNER, write_source

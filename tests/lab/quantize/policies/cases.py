@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from edgeflow.contract import Image, Observation
 from edgeflow.lab.quantize.policies.frames import RecordedFrame
 from edgeflow.lab.quantize.policies.rows import Rows, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.served import ServedPolicy
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
-from edgeflow.types import Image, Observation
 from tests import tiny_checkpoint
 from tests.policies.flow import tiny
 from tests.policies.flow.served import observation

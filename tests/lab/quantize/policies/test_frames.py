@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.quantize.policies.frames import FRAMES, RecordedFrame, chosen, read_frames, write_frames
+from edgeflow_client.errors import ConfigError
 from tests.lab.quantize.policies.cases import observations, recorded
 
 FACTS = {"episode": 0, "instruction": "lift it", "held_out": False}

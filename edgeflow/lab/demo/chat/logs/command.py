@@ -8,13 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.console import FoldingTable, reporting, table_console
-from edgeflow.errors import ConfigError
+from edgeflow.console import reporting
 from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.lab.demo.chat.logs.held_out import Place
 from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.model_paths import resolve_model
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.tables import FoldingTable, table_console
 
 
 def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as_json: bool) -> int:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.dialogs import Dialog
 from edgeflow.lab.demo.chat.logs.dialogs import TURN_TOKENS, draw_questions
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, MOST_LINES
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.models.memory_gate.files import GateRules
 from edgeflow.outputs import text_file
+from edgeflow_client.errors import ConfigError
 
 OPENING: Final = 16  # tokens before the first line
 QUESTION: Final = 16  # tokens behind the last line, at most

@@ -11,7 +11,6 @@ import torch
 from tokenizers import Tokenizer
 
 from edgeflow.engine.device import choose_device
-from edgeflow.errors import ConfigError
 from edgeflow.lab.demo.chat.batches import Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
@@ -25,6 +24,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_mod
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.outputs import make_folder
+from edgeflow_client.errors import ConfigError
 
 FULL_MINUTES: Final = 50.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 2_000

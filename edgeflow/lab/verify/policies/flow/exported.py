@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.engine.exported.flow import StaticNetwork
-from edgeflow.errors import ConfigError
 from edgeflow.lab.verify.policies.flow.recorded import Recording, read_recordings
 from edgeflow.lab.verify.policies.flow.runs import Runner, answers_of
 from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
@@ -20,7 +19,8 @@ from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.lab.verify.recorded.exported import artifact_of, judged
 from edgeflow.policies.flow.exported.form import load_graphs, open_flow
 from edgeflow.policies.flow.published import FlowArchitecture
-from edgeflow.types import Mode
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 
 
 def verify_exported(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
@@ -20,6 +19,7 @@ from edgeflow.policies.flow.images import Margin, fitted
 from edgeflow.policies.flow.prompts import Texts
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.fields import Fields
+from edgeflow_client.errors import CheckpointError
 
 IMAGES, STATE, NOISE = "in.observation.images.", "in.observation.state", "in.noise"
 TOKENS, TOKEN_MASK = "in.observation.language.tokens", "in.observation.language.attention_mask"

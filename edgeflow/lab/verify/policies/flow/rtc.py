@@ -12,7 +12,6 @@ from torch import Tensor
 from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,
@@ -24,7 +23,8 @@ from edgeflow.lab.verify.policies.flow.runs import Run, Runner
 from edgeflow.lab.verify.policies.flow.subject import Results, Subject, unknown
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.text.fields import Fields
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError
+from edgeflow_client.types import Mode
 
 PREVIOUS = "in.prev_chunk_left_over"
 SCHEDULES = tuple(each.value for each in Schedule)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
@@ -19,7 +20,7 @@ from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Pace, StageProgram
+from edgeflow_client.types import Mode
 
 FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
 SERIAL = Pace(1)

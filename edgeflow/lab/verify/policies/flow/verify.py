@@ -17,7 +17,6 @@ from torch import Tensor
 
 from edgeflow.engine.policy import Placement
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.verify.policies.flow.exported import verify_exported
 from edgeflow.lab.verify.policies.flow.inside import values_inside
 from edgeflow.lab.verify.policies.flow.recorded import Recording, read_recordings
@@ -28,7 +27,8 @@ from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.bundle import TENSORS_FILE
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.policies.flow.published import FlowArchitecture, Network
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 
 WITHOUT_MODE = "network"
 GIVEN = "in."

@@ -9,7 +9,6 @@ import torch
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.engine.policy import Placement
-from edgeflow.errors import ConfigError
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.policies.openvla.recorded import read_bundle
 from edgeflow.lab.verify.policies.openvla.verify import check_decoding, decode, prepared
@@ -17,7 +16,8 @@ from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.exported import Results, artifact_of, judged
 from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
 from edgeflow.scheduler.pace import paces_by_mode
-from edgeflow.types import Mode
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
 
 MODES = (Mode.SERIAL, Mode.PIPELINED)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
@@ -44,7 +45,7 @@ from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.types import Mode, Pace, StageProgram
+from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.errors import CheckpointError
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.openvla_oft.settings import MOST, PRESETS, OFTSettings
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import CheckpointError
 
 _BOUNDS = {"bounds_q99": "q99", "bounds": "min_max"}
 _CUSTOMARY_RATE_HZ = 10.0  # of a platform without preset; no recorded value depends on it

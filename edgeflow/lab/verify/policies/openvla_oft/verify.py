@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.contract import Image, Observation
 from edgeflow.engine.table import operator_table
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.policies.openvla_oft.recorded import OFTBundle, OFTCase, read_oft_bundle
 from edgeflow.lab.verify.policies.request import Verification
@@ -35,7 +35,7 @@ from edgeflow.policies.openvla_oft.published import read_head, read_proprio
 from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.policies.openvla_oft.statistics import Bounds, read_statistics
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.types import Image, Observation
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 MODE = "one pass"
 GIVEN = ("in.input_ids", "in.proprio_raw")

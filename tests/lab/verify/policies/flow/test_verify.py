@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.policies.families import VERIFY
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.policies.registry import family_of
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 from tests.oracles import ORACLES
 
 EXPECTED, RTC = "expected.safetensors", "expected_rtc.safetensors"

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from edgeflow.contract import Pace
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.verify.policies.openvla.verify import verify_bundle
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
-from edgeflow.types import Pace
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")

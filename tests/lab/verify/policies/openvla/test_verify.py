@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.errors import CheckpointError, ConfigError
+from edgeflow.contract import Pace
 from edgeflow.lab.demo.training import network
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.policies.openvla.verify import verify_bundle
 from edgeflow.lab.verify.recorded.comparison import exact_float32
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.types import Mode, Pace
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 from tests.engine.other_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint

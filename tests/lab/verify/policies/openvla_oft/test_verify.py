@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.errors import CheckpointError, ConfigError
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.policies.openvla_oft.verify import verify
@@ -23,7 +22,8 @@ from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
 from edgeflow.policies.openvla_oft.statistics import Bounds
 from edgeflow.policies.registry import family_of
-from edgeflow.types import Mode
+from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.types import Mode
 from tests.oracles import ORACLES
 from tests.policies.openvla_oft.tiny import KEY, KINDS, TinyOFT, write_bundle
 from tests.tiny_checkpoint import TinySize

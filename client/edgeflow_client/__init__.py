@@ -1,0 +1,3 @@
+"""edgeflow-client: a robot's side of edgeflow."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,289 @@
+"""Directives for a robot, and how a relative action becomes a target pose of its tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from edgeflow_client.advice import Advice
+from edgeflow_client.aging import OFF, Aging
+from edgeflow_client.displacement import POSITION, ROTATION, displacement, look_ahead_factor
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.pose import Pose, Vector, compose, composed, multiply
+from edgeflow_client.reasons import Reason
+from edgeflow_client.timeline import Timeline
+from edgeflow_client.trajectory import ChunkReport
+from edgeflow_client.types import ActionSchema, Command, StageTimings
+
+DISPLACEMENTS = "directive.action.values, the displacements that it answers in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The resolved target of an action.
+
+    pose: of the tool; None if no dimension moves it relatively. values: every other dimension by name, unchanged.
+    age_s: the action's age when the command takes effect. look_ahead_s: the part of it by which the displacement was
+    extended, 0 = none; factor: how many times the displacement was taken for it. Anchored to the frame of a chunk,
+    they are the time from the capture to the row's moment, and the number of rows composed. speed: the share of full
+    speed to move at, 1 unless `Aging.slow_from_s` is set. settled, tolerance_bins, max_passes: of the action.
+    step, step_age_s: the row of the chunk, and its age counted from its own moment; age_s where the horizon is 1.
+    """
+
+    pose: Pose | None
+    values: Mapping[str, float]
+    age_s: float = 0.0
+    look_ahead_s: float = 0.0
+    factor: float = 1.0
+    speed: float = 1.0
+    settled: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
+    step: int = 0
+    step_age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTarget(Target):
+    """The target of an action that displaces the tool."""
+
+    pose: Pose
+    """The pose to move the tool to, in the frame of the pose that was pushed."""
+
+
+def _no_chunk() -> Vector:
+    return np.zeros((0, 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Action:
+    """An action, or the row of a chunk that is due; `values` is [dims] in the schema's units.
+
+    seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
+    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age,
+    counted from the moment of its row, at which the action ends; None = no limit. settled: leading tokens that are
+    settled, of len(token_ids). tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the
+    frame did not draft its tokens. aging: how targets allow for the action's age. chunk: [horizon,
+    dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
+    the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
+    apart: another chunk than that one was played when it came. advice: of the session.
+    """
+
+    seq: int
+    epoch: int
+    values: Vector
+    token_ids: tuple[int, ...]
+    schema: ActionSchema
+    stamp_ns: int
+    received_ns: int
+    valid_until_ns: int
+    frame_pose: Pose | None
+    timings: StageTimings
+    server_ns: int
+    age_limit_ns: int | None = None
+    settled: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
+    aging: Aging = OFF
+    chunk: Vector = field(default_factory=_no_chunk)
+    step: int = 0
+    step_ns: int = 0
+    report: ChunkReport = field(default_factory=ChunkReport)
+    apart: bool = False
+    advice: Advice = field(default_factory=Advice)
+
+    def __post_init__(self) -> None:
+        if not self.chunk.size:
+            object.__setattr__(self, "chunk", self.values.reshape(1, -1))
+
+    @property
+    def age_ns(self) -> int:
+        """Age of the frame at receipt, counted from capture, whatever the step."""
+        return self.received_ns - self.stamp_ns
+
+    @property
+    def moves_tool(self) -> bool:
+        """True if it displaces the tool."""
+        return bool(_moves(self.schema, self.values))
+
+    @property
+    def late(self) -> bool:
+        """True if it does not fit what was played when it came: it came later than it was conditioned on, or another
+        chunk was played than the one that it continues.
+        """
+        return self.apart or self.report.is_late(self.age_ns, self.step_ns)
+
+    @property
+    def over_ns(self) -> int:
+        """When no row of it is due any more: after the last one's step, or at the end of its validity."""
+        return min(self.timeline.moment_ns(len(self.chunk)), self.valid_until_ns)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The moments of the chunk's rows."""
+        return Timeline(self.stamp_ns, self.step_ns, len(self.chunk))
+
+    @property
+    def moment_ns(self) -> int:
+        """The moment that `values` are for: the capture of the frame, and the steps since."""
+        return self.timeline.moment_ns(self.step)
+
+    def due(self, now_ns: int) -> Action:
+        """The action with the row that is due; itself where that is its row. It never goes back."""
+        step = self.timeline.step_at(now_ns)
+        return self if step <= self.step else replace(self, step=step, values=self.chunk[step].copy())
+
+    def target(self, pose_of: Pose | Literal["frame"] = "frame", now_ns: int | None = None) -> Target:
+        """Resolve the action against the pose of its frame ("frame") or against a given pose.
+
+        now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's moment if that is
+        later. Against its frame, a row of a chunk is the motion of all rows up to it. From a given pose it is one row,
+        and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
+        FailedPrecondition if the action is relative and its frame was pushed without a pose, and if the target is not
+        finite.
+        """
+        aging = self.aging
+        commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
+        age_s = aging.age_s(self.stamp_ns, commanded_ns)
+        step_age_s = aging.age_s(self.moment_ns, commanded_ns)
+        with np.errstate(all="ignore"):  # a number too large is told below
+            target = self._resolved(aging, age_s, pose_of)
+        if target.pose is not None and not target.pose.finite:
+            raise FailedPrecondition(
+                f"{self.values.tolist()} is too large a motion for a target",
+                field="action.values",
+                reason=Reason.ACTION_OUT_OF_LIMITS,
+            )
+        return replace(
+            target,
+            age_s=age_s,
+            speed=aging.speed(step_age_s),
+            step=self.step,
+            step_age_s=step_age_s,
+            settled=self.settled,
+            tolerance_bins=self.tolerance_bins,
+            max_passes=self.max_passes,
+        )
+
+    def _resolved(self, aging: Aging, age_s: float, pose_of: Pose | Literal["frame"]) -> Target:
+        if not isinstance(pose_of, str):
+            return resolve(self.schema, self.values, pose_of)
+        if len(self.chunk) > 1:
+            target = resolve_rows(self.schema, self.chunk[: self.step + 1], self.frame_pose)
+            return replace(target, look_ahead_s=self.step * self.step_ns / 1e9 if target.pose else 0.0)
+        factor = self._factor(aging, age_s)
+        target = resolve(self.schema, self.values, self.frame_pose, factor)
+        return replace(target, look_ahead_s=(factor - 1.0) / aging.rate_hz(self.schema) if factor > 1.0 else 0.0)
+
+    def _factor(self, aging: Aging, age_s: float) -> float:
+        """How many times the displacement is taken."""
+        moves, most_s = _moves(self.schema, self.values), aging.most_look_ahead_s(self.schema)
+        if not most_s or not moves:
+            return 1.0
+        aging.check(self.schema)
+        rate_hz = aging.rate_hz(self.schema)
+        return look_ahead_factor(moves, self.schema, min(age_s, most_s) * rate_hz, most_s * rate_hz)
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """The command for the robot now.
+
+    ACT comes with an action, HOLD and STOP with a reason. needs_reset: no action follows until `reset` is called.
+    """
+
+    command: Command
+    reason: str = ""
+    action: Action | None = None
+    needs_reset: bool = False
+
+    @property
+    def joints(self) -> Vector | None:
+        """`[dims]`, the row that is due of a policy whose actions are absolute, such as joint angles and a gripper.
+
+        In the order and the units of `client.opened.schema`. None for HOLD and STOP, and where a number of the action
+        is a displacement: of the tool, read `tool`; of anything else, `action.values`.
+        """
+        action = self.action
+        if action is None:
+            return None
+        if any(action.schema.relative):
+            action.advice.misread("joints", "directive.tool" if action.moves_tool else DISPLACEMENTS)
+            return None
+        action.advice.read()
+        return action.values
+
+    @property
+    def tool(self) -> ToolTarget | None:
+        """The target pose of the tool, and every other dimension, of a policy whose actions displace the tool.
+
+        The action resolved against the pose of its frame; of a chunk, the row that is due. None for HOLD and STOP, if
+        that frame was pushed without a pose, and where the actions do not displace the tool: then read `joints`.
+        """
+        action = self.action
+        if action is None:
+            return None
+        if not action.moves_tool:
+            action.advice.misread("tool", DISPLACEMENTS if any(action.schema.relative) else "directive.joints")
+            return None
+        action.advice.read()
+        if action.frame_pose is None:
+            action.advice.pose_missing()
+            return None
+        target = action.target()
+        return target if isinstance(target, ToolTarget) else None
+
+
+def resolve(schema: ActionSchema, values: Vector, anchor: Pose | None, factor: float = 1.0) -> Target:
+    """Apply relative x, y, z, roll, pitch and yaw, `factor` times, to the anchor; all other dimensions pass through.
+
+    Frame "tool": the displacement is expressed in the anchor's frame (composed on its right). Frame "base": the
+    position is added, and the rotation is about the base's axes (composed on the left).
+    """
+    moves = _moves(schema, values)
+    others = {name: float(value) for name, value in zip(schema.names, values, strict=True) if name not in moves}
+    if not moves:
+        return Target(pose=None, values=others)
+    pose = _moved(_anchored(anchor), displacement(moves, schema, factor), schema)
+    return ToolTarget(pose=pose, values=others, factor=factor)
+
+
+def resolve_rows(schema: ActionSchema, rows: Vector, anchor: Pose | None) -> Target:
+    """Apply the rows [n, dims] of a chunk one after another, each like `resolve`; other dimensions are the last row's.
+
+    The limits of the schema bound each row, not their sum.
+    """
+    target = resolve(schema, rows[-1], anchor)
+    if target.pose is None:
+        return target
+    pose = _anchored(anchor)
+    for row in rows:
+        pose = _moved(pose, displacement(_moves(schema, row), schema), schema)
+    return replace(target, pose=pose, factor=float(len(rows)))
+
+
+def _anchored(anchor: Pose | None) -> Pose:
+    if anchor is None:
+        raise FailedPrecondition(
+            "a relative action needs the pose of its frame: pass it to push", field="pose", reason=Reason.POSE_MISSING
+        )
+    return anchor
+
+
+def _moved(pose: Pose, by: Pose, schema: ActionSchema) -> Pose:
+    """The pose after a displacement in the frame of the schema."""
+    if schema.frame == "tool":
+        return compose(pose, by)
+    return composed(pose.position + by.position, multiply(by.wxyz, pose.wxyz))
+
+
+def _moves(schema: ActionSchema, values: Vector) -> dict[str, float]:
+    """The relative dimensions that move the tool."""
+    return {
+        name: float(value)
+        for name, value, relative in zip(schema.names, values, schema.relative, strict=True)
+        if relative and name in (*POSITION, *ROTATION)
+    }

@@ -1,0 +1,81 @@
+"""Settings for the age of actions on the robot's side: look-ahead, slower motion, delays of arm and camera."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from edgeflow_client.connection.bounds import MAX_CONTROL_RATE_HZ
+from edgeflow_client.displacement import moves_tool
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.types import ActionSchema
+
+MAX_S = 10.0  # of every time set here
+LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one control step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aging:
+    """How a robot allows for the age of its actions. Each setting is off at 0.
+
+    Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
+
+    look_ahead_s: the most age that a relative action is extended by. The action stands for one control step, so at an
+    age of n steps it is multiplied by 1 + n, within the limits of the schema. None = LOOK_AHEAD_S where the control
+    rate is known, here or by the schema, and the schema does not say that actions are the whole way to their target;
+    else 0. control_rate_hz: steps per second of the data that the policy was trained on; 0 = as the policy's schema
+    states. slow_from_s: the age beyond which `Target.speed` falls. command_lead_s: the time from a command to the arm's
+    motion, a part of every target's age. camera_offset_s: the time from the capture of an image to its hand-over to
+    `push`, which subtracts it from the time of the call unless `captured_ns` is given.
+    """
+
+    look_ahead_s: float | None = None
+    control_rate_hz: float = 0.0
+    slow_from_s: float = 0.0
+    command_lead_s: float = 0.0
+    camera_offset_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            most, unit = (MAX_CONTROL_RATE_HZ, "Hz") if field.name == "control_rate_hz" else (MAX_S, "s")
+            if not isinstance(value, int | float) or not 0.0 <= value <= most:
+                raise InvalidArgument(f"must be 0 to {most:g} {unit}, got {value!r}", field=f"aging.{field.name}")
+
+    def check(self, schema: ActionSchema) -> None:
+        """Raise FailedPrecondition for a look-ahead without a control rate; chunks of several actions need none."""
+        if schema.horizon == 1 and self.look_ahead_s and not self.rate_hz(schema):
+            raise FailedPrecondition(
+                "is not set and the policy does not state it; set the control rate of its training data, in Hz: "
+                "a look-ahead multiplies actions by it",
+                field="aging.control_rate_hz",
+            )
+
+    def undecided(self, schema: ActionSchema) -> bool:
+        """True if neither these settings nor the schema say whether relative actions stand for one control step."""
+        known = self.look_ahead_s is not None or schema.whole_way or self.rate_hz(schema) > 0.0
+        return not known and schema.horizon == 1 and moves_tool(schema)
+
+    def most_look_ahead_s(self, schema: ActionSchema) -> float:
+        """The most age that relative actions are extended by, 0 = none."""
+        if self.look_ahead_s is not None:
+            return self.look_ahead_s
+        return LOOK_AHEAD_S if self.rate_hz(schema) and not schema.whole_way else 0.0
+
+    def rate_hz(self, schema: ActionSchema) -> float:
+        """Control steps per second: as configured, or else as the schema states; 0 = unknown."""
+        return self.control_rate_hz or schema.control_rate_hz
+
+    def age_s(self, captured_ns: int, commanded_ns: int) -> float:
+        """The age of an action when its command takes effect."""
+        return max(commanded_ns - captured_ns, 0) / 1e9 + self.command_lead_s
+
+    def speed(self, age_s: float) -> float:
+        """The share of full speed that suits an action of this age."""
+        return self.slow_from_s / age_s if 0.0 < self.slow_from_s < age_s else 1.0
+
+
+DEFAULT = Aging()
+OFF = Aging(look_ahead_s=0.0)
+"""Targets do not depend on the age of actions."""

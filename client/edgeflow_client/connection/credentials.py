@@ -1,0 +1,107 @@
+"""Credentials of a client (TLS files and a token), and the gRPC channels made with them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.files import read_regular
+from edgeflow_client.reasons import Reason
+
+TOKEN_VARIABLE = "EDGEFLOW_TOKEN"
+MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Credentials for a protected service.
+
+    ca: CA certificates (PEM) to verify the service with; None = the default roots. cert, key: the client's own, for
+    mutual TLS. token: identifies the principal. Files are read at every connect, so that they may be replaced.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    token: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise InvalidArgument("cert and key must be given together", field="credentials", reason=Reason.CREDENTIALS)
+        if not all("!" <= character <= "~" for character in self.token):
+            raise InvalidArgument(
+                "contains characters that a token cannot have", field="credentials.token", reason=Reason.CREDENTIALS
+            )
+
+    @classmethod
+    def of(
+        cls,
+        ca: Path | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        token_file: Path | None = None,
+    ) -> Credentials:
+        """Credentials from files; without a token file, the token comes from the variable EDGEFLOW_TOKEN."""
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if token_file is not None:
+            try:
+                token = _read("token_file", token_file).decode("ascii").strip()
+            except UnicodeDecodeError:
+                raise InvalidArgument(
+                    "does not contain a token", field="credentials.token_file", reason=Reason.CREDENTIALS
+                ) from None
+        return cls(ca, cert, key, token)
+
+
+def channel(
+    address: str, credentials: Credentials | None, options: Sequence[tuple[str, Any]], aio: bool = False
+) -> Any:
+    """A grpc.Channel, or grpc.aio.Channel, that sends the credentials with every call; the caller closes it.
+
+    credentials: None = the environment's token, if set. TLS is used if a CA or a certificate is given, and to every
+    address but loopback once there is a token: a token is never sent unencrypted beyond loopback, as gRPC itself
+    checks. InvalidArgument names a file that cannot be read.
+    """
+    shown = credentials or Credentials.of()
+    library = grpc.aio if aio else grpc
+    if shown == Credentials():
+        return library.insecure_channel(address, options=options)
+    if shown.ca or shown.cert or not _is_loopback(address):
+        transport = grpc.ssl_channel_credentials(
+            _read_optional("ca", shown.ca), _read_optional("key", shown.key), _read_optional("cert", shown.cert)
+        )
+    else:
+        transport = grpc.local_channel_credentials(grpc.LocalConnectionType.LOCAL_TCP)
+    if shown.token:
+        transport = grpc.composite_channel_credentials(transport, grpc.access_token_call_credentials(shown.token))
+    return library.secure_channel(address, transport, options=options)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _read_optional(name: str, path: Path | None) -> bytes | None:
+    return None if path is None else _read(name, path)
+
+
+def _read(name: str, path: Path) -> bytes:
+    try:
+        return read_regular(path.expanduser(), MAX_FILE_BYTES)
+    except OSError as error:
+        raise _unreadable(name, f"cannot read {path}: {error.strerror}") from None
+
+
+def _unreadable(name: str, text: str) -> InvalidArgument:
+    return InvalidArgument(text, field=f"credentials.{name}", reason=Reason.CREDENTIALS)

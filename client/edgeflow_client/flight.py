@@ -1,0 +1,127 @@
+"""Frames in flight: when and where they were captured, and their outcomes."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgeflow_client.pose import Pose
+from edgeflow_client.types import Disposition
+
+MAX_IN_FLIGHT = 512  # a frame that the service never answers must not stay for ever
+AGES_KEPT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """A snapshot. Every frame offered is in flight or has exactly one disposition.
+
+    superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
+    device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
+    included. actions: accepted; ignored: of another epoch, out of order, while a reset is needed, or continuing what a
+    HOLD ended; too_old: beyond their age limit when they arrived. late: they did not fit the chunk that was played when
+    they came (`Action.late`); late_played: those of them that were played, since no row of another was due. holds: HOLD
+    and STOP directives. steps: actions handed out, of a chunk each row that became the directive.
+    Ages are of the frames of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
+    """
+
+    offered: int
+    in_flight: int
+    acted: int
+    superseded: int
+    overtaken: int
+    rejected: int
+    dropped: int
+    actions: int
+    ignored: int
+    too_old: int
+    late: int
+    late_played: int
+    holds: int
+    steps: int
+    reconnects: int
+    age_p50_ns: int
+    age_p99_ns: int
+    age_max_ns: int
+    last_refusal: str
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A frame in flight: its capture time on the robot's clock and the pose of the tool."""
+
+    stamp_ns: int
+    pose: Pose | None
+
+
+class Flight:
+    """Numbers frames from 1 and keeps those in flight, at most MAX_IN_FLIGHT."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        self.last_refusal = ""
+        self.actions = self.ignored = self.too_old = self.late = self.late_played = self.holds = self.steps = (
+            self.opens
+        ) = self.overtaken = 0
+        self._taken: dict[int, Taken] = {}
+        self._left: Counter[Disposition] = Counter()
+        self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
+
+    def offer(self, stamp_ns: int, pose: Pose | None) -> int:
+        """Add a frame and return its number."""
+        self.last_seq += 1
+        self._taken[self.last_seq] = Taken(stamp_ns, pose)
+        if len(self._taken) > MAX_IN_FLIGHT:
+            self.leave(next(iter(self._taken)), Disposition.DROPPED)
+        return self.last_seq
+
+    def find(self, seq: int) -> Taken | None:
+        """The frame with this number, if it is in flight."""
+        return self._taken.get(seq)
+
+    def leave(self, seq: int, disposition: Disposition, last_seq: int = 0, *, overtaken: bool = False) -> None:
+        """Remove the frames seq to last_seq; those that left before keep their disposition.
+
+        overtaken: they were in flight on the device, and a newer one was answered first.
+        """
+        for number in [seq] if last_seq <= seq else [n for n in self._taken if seq <= n <= last_seq]:
+            if self._taken.pop(number, None) is not None:
+                self._left[disposition] += 1
+                self.overtaken += overtaken
+
+    def leave_all(self) -> None:
+        """Drop all frames in flight: their stream is lost."""
+        self._left[Disposition.DROPPED] += len(self._taken)
+        self._taken.clear()
+
+    def acted_on(self, age_ns: int) -> None:
+        """Count an accepted action and its age."""
+        self.actions += 1
+        self._ages_ns.append(age_ns)
+
+    def statistics(self) -> Statistics:
+        ages_ns = np.array(self._ages_ns or [0])
+        p50, p99 = np.percentile(ages_ns, [50, 99])
+        return Statistics(
+            offered=self.last_seq,
+            in_flight=len(self._taken),
+            acted=self._left[Disposition.ACTED],
+            superseded=self._left[Disposition.SUPERSEDED],
+            overtaken=self.overtaken,
+            rejected=self._left[Disposition.REJECTED],
+            dropped=self._left[Disposition.DROPPED],
+            actions=self.actions,
+            ignored=self.ignored,
+            too_old=self.too_old,
+            late=self.late,
+            late_played=self.late_played,
+            holds=self.holds,
+            steps=self.steps,
+            reconnects=max(self.opens - 1, 0),
+            age_p50_ns=round(p50),
+            age_p99_ns=round(p99),
+            age_max_ns=int(ages_ns.max()),
+            last_refusal=self.last_refusal,
+        )

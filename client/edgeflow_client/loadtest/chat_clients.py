@@ -1,0 +1,150 @@
+"""Chat clients of a load test, in a separate process so that reading answers does not delay the robots' frames.
+
+The parent writes one line of JSON (a Job), and closes standard input to end the test; then every request is printed as
+JSON, with instants in nanoseconds on the monotonic clock, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.connection.http import BROKEN, Connection, HttpService, Response
+
+NICENESS = 10  # chat users sit at other machines: they must not take a robot's share of this one
+ANSWER_S = 120.0
+AGAIN_S = 0.2  # after a refusal
+SUBJECTS = ("the arm", "the gripper", "the red cup", "the table", "the camera", "the blue box", "the last action")
+ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near the edge?", "How far away is {}?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The clients' work. ca, cert, key: paths, or "" for none."""
+
+    address: str
+    clients: int
+    max_tokens: int
+    seed: int
+    token: str = field(repr=False)
+    ca: str
+    cert: str
+    key: str
+
+    def text(self) -> str:
+        """The job as one line of JSON."""
+        return json.dumps(asdict(self))
+
+    def service(self) -> HttpService:
+        ca, cert, key = (Path(name) if name else None for name in (self.ca, self.cert, self.key))
+        return HttpService.of(self.address, Credentials(ca, cert, key, self.token))
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request. pieces_ns: when text arrived. tokens: by the service's count. refused: status and code, or ""."""
+
+    asked_ns: int
+    pieces_ns: list[int] = field(default_factory=list)
+    tokens: int = 0
+    done_ns: int = 0
+    refused: str = ""
+
+
+class Client:
+    """Sends the next request as soon as one is answered, until `stop`."""
+
+    def __init__(self, job: Job, number: int) -> None:
+        self.asked: list[Asked] = []
+        self._job = job
+        self._service = job.service()
+        self._random = Random(f"{job.seed} {number}")
+        self._stopping = threading.Event()
+        self._connection: Connection | None = None
+
+    def run(self) -> None:
+        """Run in a separate thread; errors are recorded in `asked`."""
+        while not self._stopping.is_set():
+            asked = Asked(time.monotonic_ns())
+            self.asked.append(asked)
+            try:
+                self._ask(asked)
+            except BROKEN as error:
+                asked.refused = "" if self._stopping.is_set() else type(error).__name__
+                self._close()
+            if asked.refused:
+                self._stopping.wait(AGAIN_S)
+        self._close()
+
+    def stop(self) -> None:
+        """Stop from another thread: the current request is cut off."""
+        self._stopping.set()
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, asked: Asked) -> None:
+        if self._connection is None:
+            self._connection = self._service.connect(ANSWER_S)
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(self._body()), self._service.headers)
+        response = self._connection.getresponse()
+        if response.status != 200:
+            code = json.loads(response.read()).get("error", {}).get("code", "")
+            asked.refused = f"{response.status} {code}"
+            return
+        self._read(response, asked)
+
+    def _read(self, response: Response, asked: Asked) -> None:
+        while line := response.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            now_ns = time.monotonic_ns()
+            event = json.loads(line[len(b"data: ") :])
+            if "error" in event:
+                asked.refused = f"200 {event['error'].get('code', '')}"
+            elif event.get("usage"):
+                asked.tokens, asked.done_ns = event["usage"]["completion_tokens"], now_ns
+            elif any(choice["delta"].get("content") for choice in event["choices"]):
+                asked.pieces_ns.append(now_ns)
+
+    def _body(self) -> dict[str, Any]:
+        question = self._random.choice(ASKED).format(self._random.choice(SUBJECTS))
+        messages = [{"role": "user", "content": f"{question} ({self._random.randrange(10**6)})"}]
+        options = {"include_usage": True}
+        return {"messages": messages, "max_tokens": self._job.max_tokens, "stream": True, "stream_options": options}
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def main() -> None:
+    """Run until standard input ends."""
+    os.nice(NICENESS)
+    job = Job(**json.loads(sys.stdin.readline()))
+    clients = [Client(job, number) for number in range(job.clients)]
+    threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    for client in clients:
+        client.stop()
+    for thread in threads:
+        thread.join(timeout=2)
+    json.dump([asdict(asked) for client in clients for asked in client.asked], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""`edgeflow loadtest`: the run in an event loop, the report, the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.errors import ConfigError, InvalidArgument
+from edgeflow_client.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary
+from edgeflow_client.loadtest.live import LiveView
+from edgeflow_client.loadtest.results import Results, results_json, results_of, write_csv
+from edgeflow_client.loadtest.robots.frames import frames_for
+from edgeflow_client.loadtest.robots.plan import LoadPlan
+from edgeflow_client.loadtest.run import LoadRun, Measurement
+from edgeflow_client.loadtest.summary import summarise
+from edgeflow_client.loadtest.tables import print_results
+
+WIDE = 140  # columns of a table that goes to a file or a pipe
+
+
+def loadtest_command(
+    plan: LoadPlan,
+    limits: Mapping[str, float],
+    credentials: Credentials,
+    *,
+    as_json: bool,
+    out: Path | None,
+    chat: ChatPlan | None = None,
+) -> int:
+    """Run the test and report it; exit code 0 or 1, StartError when it cannot run.
+
+    limits: see verdict. chat: run beside the robots, after the same load without it.
+    """
+    folder = _prepare(out)
+    run, results = measured(plan, limits, credentials, Console(stderr=True), chat)
+    if as_json:
+        print(results_json(results))
+    else:
+        print_results(results, Console(width=None if sys.stdout.isatty() else WIDE))
+    if folder is not None:
+        write_folder(folder, run, results)
+    return 0 if results.met else 1
+
+
+def measured(
+    plan: LoadPlan,
+    limits: Mapping[str, float],
+    credentials: Credentials,
+    terminal: Console,
+    chat: ChatPlan | None = None,
+) -> tuple[Measurement, Results]:
+    """Run with progress on a terminal. With chat there are two runs, and the second one is returned."""
+    with terminal.status("encoding frames"):
+        frames = frames_for(plan.session.cameras, plan.frames, plan.distinct, plan.seed)
+    clients = ChatClients(chat, credentials, plan.seed) if chat else None
+    if clients is not None:
+        clients.check()
+    with LiveView(plan, terminal) as view:
+        run = run_plan(plan, frames, credentials, view)
+    if chat is None or clients is None or run.interrupted:
+        return run, results_of(run, limits)
+    alone = summarise(run, run.ledgers)
+    with clients.chatting() as asked, LiveView(plan, terminal) as view:
+        run = run_plan(plan, frames, credentials, view)
+    beside = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
+    return run, results_of(run, limits, Beside(alone, beside))
+
+
+def run_plan(
+    plan: LoadPlan, frames: Sequence[tuple[bytes, ...]], credentials: Credentials | None, view: LiveView | None = None
+) -> Measurement:
+    """Run on uvloop where it is installed. The first Ctrl-C ends the measurement, a second one the program."""
+    loop = _new_loop()
+    try:
+        return loop.run_until_complete(_measure(plan, frames, credentials, view))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def write_folder(folder: Path, run: Measurement, results: Results) -> None:
+    """Write report.json, frames.csv and the plots."""
+    from edgeflow_client.loadtest.pictures import draw
+
+    (folder / "report.json").write_text(results_json(results) + "\n")
+    write_csv(folder / "frames.csv", run)
+    draw(folder, run)
+
+
+def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_file: Path | None) -> Credentials:
+    """Load the credentials; ConfigError when they do not belong together or cannot be read."""
+    try:
+        return Credentials.of(ca, cert, key, token_file)
+    except InvalidArgument as error:
+        raise ConfigError(error.text) from None
+
+
+def _prepare(out: Path | None) -> Path | None:
+    """Create the folder before the run, so that nothing is measured that could not be written."""
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"out: {out}: {error.strerror}") from None
+    return out
+
+
+async def _measure(
+    plan: LoadPlan, frames: Sequence[tuple[bytes, ...]], credentials: Credentials | None, view: LiveView | None
+) -> Measurement:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no POSIX
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    run = LoadRun(plan, frames, credentials, view or _no_view)
+    return await run.measure(stop)
+
+
+def _no_view(run: Measurement, now_ns: int) -> None:
+    """Show nothing."""
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

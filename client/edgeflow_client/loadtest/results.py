@@ -1,0 +1,156 @@
+"""A finished run as one value, and that value as report.json and frames.csv."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgeflow_client.loadtest.chat import Beside
+from edgeflow_client.loadtest.ramp import StepResult, knee, step_of, step_result
+from edgeflow_client.loadtest.report import json_text
+from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp
+from edgeflow_client.loadtest.run import Measurement
+from edgeflow_client.loadtest.summary import (
+    Generator,
+    Prediction,
+    Summary,
+    generator_of,
+    prediction_of,
+    summarise,
+)
+from edgeflow_client.loadtest.verdict import Check, judge
+
+CSV_COLUMNS = (
+    *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
+    *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled", "continued", "late"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """All figures of a run.
+
+    horizon, step_ms: of the service's answers. robots, predictions, refusals: one entry per robot. steps: of a ramp,
+    else empty. beside: for a run with chat, the figures without it and those of the chat.
+    """
+
+    plan: LoadPlan
+    seconds: float
+    interrupted: bool
+    total: Summary
+    robots: list[Summary]
+    predictions: list[Prediction | None]
+    refusals: list[str]
+    generator: Generator
+    steps: list[StepResult]
+    checks: list[Check]
+    horizon: int = 1
+    step_ms: float = 0.0
+    beside: Beside | None = None
+
+    @property
+    def met(self) -> bool:
+        return all(check.met for check in self.checks)
+
+    @property
+    def knee(self) -> StepResult | None:
+        """The highest rate that the service followed."""
+        return knee(self.steps)
+
+
+def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | None = None) -> Results:
+    """Compute all figures of a run. limits: thresholds by name, see verdict."""
+    total = summarise(run, run.ledgers)
+    robots = [summarise(run, [ledger]) for ledger in run.ledgers]
+    predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
+    refused = sum(map(bool, run.refusals))
+    return Results(
+        plan=run.plan,
+        seconds=(run.end_ns - run.begin_ns) / 1e9,
+        interrupted=run.interrupted,
+        total=total,
+        robots=robots,
+        predictions=predictions,
+        refusals=run.refusals,
+        generator=generator_of(run),
+        steps=_steps(run),
+        checks=judge(limits, total, robots, refused, beside),
+        horizon=run.horizon,
+        step_ms=run.step_ms,
+        beside=beside,
+    )
+
+
+def results_json(results: Results) -> str:
+    """All figures as strict JSON: NaN and infinities are null."""
+    predictions = [
+        each and {**asdict(each), "fps_deviation": each.fps_deviation, "age_deviation": each.age_deviation}
+        for each in results.predictions
+    ]
+    plan = asdict(results.plan)
+    plan |= {"pattern": {"kind": type(results.plan.pattern).__name__.lower(), **plan["pattern"]}}
+    plan |= {"frames": str(results.plan.frames) if results.plan.frames else None}
+    best = results.knee
+    content: dict[str, Any] = {
+        "plan": plan,
+        "seconds": results.seconds,
+        "interrupted": results.interrupted,
+        "horizon": results.horizon,
+        "step_ms": results.step_ms,
+        "total": _summary(results.total),
+        "robots": [_summary(robot) for robot in results.robots],
+        "predictions": predictions,
+        "refusals": results.refusals,
+        "generator": {**asdict(results.generator), "is_bottleneck": results.generator.is_bottleneck},
+        "steps": [{**asdict(step), "followed": step.followed} for step in results.steps],
+        "knee": best and asdict(best),
+        "thresholds": [{**asdict(check), "met": check.met} for check in results.checks],
+        "met": results.met,
+    }
+    if results.beside is not None:
+        alone, ratio = _summary(results.beside.alone), results.beside.jitter_ratio(results.total)
+        content |= {"alone": alone, "chat": asdict(results.beside.chat), "start_jitter_ratio": ratio}
+    return json_text(content)
+
+
+def write_csv(path: Path, run: Measurement) -> None:
+    """Write every frame of the run, including the warm-up: times in ms from the beginning of the measurement."""
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(CSV_COLUMNS)
+        for ledger in run.ledgers:
+            writer.writerows(_csv_row(run, ledger.robot, index) for index in range(len(ledger.frames)))
+
+
+def _csv_row(run: Measurement, robot: int, index: int) -> Sequence[object]:
+    frame = run.ledgers[robot].frames[index]
+    timings = frame.timings
+    late_ns = frame.sent_ns - frame.scheduled_ns if frame.sent_ns else None
+    age_ns = frame.age_ns if frame.received_ns else None
+    due_ns = frame.scheduled_ns - run.begin_ns
+    times = [_ms(each) for each in (age_ns, frame.server_ns, timings.decode_ns, timings.queue_ns, timings.inference_ns)]
+    head = (robot, frame.number, _ms(due_ns), _ms(late_ns), frame.fate.value, frame.reason)
+    return (*head, *times, timings.passes, frame.unsettled, int(frame.continued), int(frame.late))
+
+
+def _ms(nanoseconds: int | None) -> str:
+    return "" if nanoseconds is None else f"{nanoseconds / 1e6:.3f}"
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    frames = summary.frames
+    names = ("overtaken_share", "unsettled_share", "continued_share", "late_share")
+    shares = {name: getattr(frames, name) for name in names}
+    derived = {"jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
+    return {**asdict(summary), "frames": {**asdict(frames), **shares}, **derived}
+
+
+def _steps(run: Measurement) -> list[StepResult]:
+    pattern = run.plan.pattern
+    if not isinstance(pattern, Ramp):
+        return []
+    steps = [step_of(pattern, index, run.begin_ns) for index in range(len(pattern.rates_hz))]
+    return [step_result(step, run.ledgers) for step in steps if step.end_ns <= run.end_ns]

@@ -1,0 +1,161 @@
+"""The frames that one robot offered, each with exactly one fate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Disposition, StageTimings
+
+UNANSWERED = Reason.NO_ANSWER
+DISCONNECTED = Reason.DISCONNECTED
+STREAM_LOST = Reason.STREAM_LOST
+
+
+_NOT_TOLD = StageTimings()
+
+
+class Fate(str, Enum):
+    """The disposition reported by the service, or UNANSWERED."""
+
+    ACTED = "acted"
+    SUPERSEDED = "superseded"
+    REJECTED = "rejected"
+    DROPPED = "dropped"
+    UNANSWERED = "unanswered"
+
+
+@dataclass(slots=True, kw_only=True)
+class FrameRecord:
+    """Times in nanoseconds on the client's monotonic clock, 0 = not yet or never.
+
+    scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
+    began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
+    valid_for, max_age: limits that the answer carries; max_age 0 = none. ahead: from the frame's stamp to the moment of
+    the row that was due on receipt; 0 for a single action. unsettled: tokens of the action that are not. continued,
+    late: as of robots/playing.Seamed.
+    """
+
+    number: int
+    scheduled_ns: int
+    sent_ns: int = 0
+    received_ns: int = 0
+    fate: Fate = Fate.UNANSWERED
+    reason: str = UNANSWERED
+    valid_for_ms: int = 0
+    max_age_ms: int = 0
+    ahead_ms: float = 0.0
+    server_ns: int = 0
+    timings: StageTimings = _NOT_TOLD
+    unsettled: int = 0
+    continued: bool = False
+    late: bool = False
+
+    @property
+    def age_ns(self) -> int:
+        return self.received_ns - self.scheduled_ns
+
+    def missed(self, limit_s: float | None) -> bool:
+        """True if the row due came too old: beyond limit_s, else the limit that it carries, else its validity."""
+        limit_ms = limit_s * 1000 if limit_s else self.max_age_ms or self.valid_for_ms
+        return self.age_ns / 1e6 - self.ahead_ms > limit_ms
+
+    @property
+    def start_ns(self) -> int:
+        """Service time minus inference: from receipt to the first pass, and from the last pass to the stream."""
+        return self.server_ns - self.timings.inference_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """An event at a robot. kind: opened, refused, lost, hold, stop, notice, contradicted."""
+
+    at_ns: int
+    kind: str
+    reason: str
+    text: str = ""
+
+
+class Ledger:
+    """The record of one robot; frames are numbered from 1 across its streams."""
+
+    def __init__(self, robot: int) -> None:
+        self.robot = robot
+        self.frames: list[FrameRecord] = []
+        self.happenings: list[Happening] = []
+        self._open: dict[int, FrameRecord] = {}
+
+    @property
+    def under_way(self) -> int:
+        """Frames whose fate may still be reported."""
+        return len(self._open)
+
+    def offer(self, scheduled_ns: int, sent_ns: int) -> FrameRecord:
+        """Record that a frame is sent."""
+        record = FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
+        self.frames.append(record)
+        self._open[record.number] = record
+        return record
+
+    def offer_in_vain(self, scheduled_ns: int) -> None:
+        """Record a frame that was due while there was no stream."""
+        self.frames.append(FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=DISCONNECTED))
+
+    def act(
+        self,
+        number: int,
+        *,
+        stamp_ns: int,
+        received_ns: int,
+        valid_for_ms: int,
+        server_ns: int,
+        timings: StageTimings,
+        max_age_ms: int = 0,
+        unsettled: int = 0,
+        continued: bool = False,
+        late: bool = False,
+        horizon: int = 1,
+        step_ms: float = 0.0,
+    ) -> bool:
+        """Record an action for a frame; False when no such frame waits for one."""
+        record = self._open.get(number)
+        if record is None or record.scheduled_ns != stamp_ns:
+            self.happen(received_ns, "contradicted", Reason.ACTION_FOR_NO_FRAME, f"frame {number}")
+            return False
+        del self._open[number]
+        record.fate, record.reason, record.received_ns = Fate.ACTED, "", received_ns
+        record.valid_for_ms, record.max_age_ms = valid_for_ms, max_age_ms
+        if horizon > 1 and step_ms > 0:
+            record.ahead_ms = max(0, min(int(record.age_ns / 1e6 / step_ms), horizon - 1)) * step_ms
+        record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
+        record.continued, record.late = continued, late
+        return True
+
+    def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:
+        """Record the disposition of frames; an ACTED that follows its action adds nothing."""
+        for number in range(first, max(first, last) + 1):
+            record = self._open.pop(number, None)
+            if record is not None:
+                record.fate, record.reason, record.received_ns = Fate(disposition.value), reason, received_ns
+            elif disposition is not Disposition.ACTED or not self._was_acted(number):
+                self.happen(
+                    received_ns, "contradicted", Reason.STATUS_FOR_NO_FRAME, f"frame {number} {disposition.value}"
+                )
+
+    def lose(self) -> None:
+        """Record the end of the stream: frames in flight get no answer."""
+        for record in self._open.values():
+            record.reason = STREAM_LOST
+        self._open.clear()
+
+    def close(self) -> None:
+        """End the record: frames in flight stay unanswered, whatever arrives later."""
+        self._open.clear()
+
+    def happen(self, at_ns: int, kind: str, reason: str, text: str = "") -> None:
+        """Record an event that does not concern a single frame."""
+        self.happenings.append(Happening(at_ns, kind, reason, text))
+
+    def _was_acted(self, number: int) -> bool:
+        return 1 <= number <= len(self.frames) and self.frames[number - 1].fate is Fate.ACTED

@@ -1,0 +1,82 @@
+"""The chunks that a load robot plays, as a robot with the SDK would report them to the service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.timeline import PlayLog, Timeline
+from edgeflow_client.trajectory import ChunkReport
+
+
+@dataclass(frozen=True, slots=True)
+class Seamed:
+    """How a chunk followed the one before. continued: made to. late: it did not fit what was played when it came."""
+
+    continued: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """The chunk being played, in nanoseconds on the robot's clock. begun: the frame whose chunk began the motion.
+
+    rows_until_ns: when no row of it is due any more. until_ns: the end of its validity.
+    """
+
+    seq: int
+    begun: int
+    rows_until_ns: int
+    until_ns: int
+
+
+class Playing:
+    """The chunks of one stream: which one is played when, and the newest that arrived.
+
+    A chunk that does not fit is played only once no row of the one before is due; the SDK would keep one that comes
+    earlier in reserve. While the robot rests none that continues another is played. Single actions never are.
+    """
+
+    def __init__(self) -> None:
+        self._plays = PlayLog()
+        self._played: _Played | None = None
+        self._arrived: pb.Arrived | None = None
+
+    def heard(self, action: pb.Action, now_ns: int) -> Seamed:
+        """An answer arrived, or with another command than ACT the end of what was played."""
+        if action.command != pb.COMMAND_ACT:
+            self._played = None
+            self._plays.end(now_ns)
+            return Seamed()
+        age_ns = max(now_ns - action.stamp_ns, 0)
+        self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
+        if action.horizon <= 1:
+            return Seamed()
+        played = self._played if self._played is not None and now_ns < self._played.until_ns else None
+        report = ChunkReport(continues=action.continues, conditioned_steps=action.conditioned_steps)
+        apart = played is None or report.continues != played.seq
+        late = report.continues > 0 and (apart or report.is_late(age_ns, _step_ns(action)))
+        waits = late and (played is None or report.continues < played.begun or now_ns < played.rows_until_ns)
+        if not waits:
+            self._play(action, now_ns, played.begun if played else action.seq)
+        return Seamed(continued=report.continues > 0, late=late)
+
+    def _play(self, action: pb.Action, now_ns: int, begun: int) -> None:
+        timeline = Timeline(action.stamp_ns, _step_ns(action), action.horizon)
+        limit_ns = action.max_age_ms * 1_000_000 or None
+        until_ns = timeline.valid_until_ns(now_ns, action.valid_for_ms * 1_000_000, limit_ns)
+        rows_until_ns = min(timeline.moment_ns(action.horizon), until_ns)
+        self._played = _Played(action.seq, begun, rows_until_ns, until_ns)
+        self._plays.begin(action.seq, timeline, now_ns, until_ns)
+
+    def report(self, frame: pb.Frame, *, arrivals: bool) -> None:
+        """Fill in what a frame says of it. arrivals: the service takes Frame.arrived."""
+        played = self._plays.at(frame.stamp_ns)
+        if played is not None:
+            frame.playing.CopyFrom(pb.Playing(seq=played[0], step=played[1]))
+        if arrivals and self._arrived is not None:
+            frame.arrived.CopyFrom(self._arrived)
+
+
+def _step_ns(action: pb.Action) -> int:
+    return round(action.step_ms * 1e6)

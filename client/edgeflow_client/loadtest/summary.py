@@ -1,0 +1,252 @@
+"""Computes the figures of a run from its ledgers, for one robot and for all together."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from edgeflow_client.loadtest.measure import Distribution, distribution
+from edgeflow_client.loadtest.robots.ledger import Fate, FrameRecord, Ledger
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
+from edgeflow_client.loadtest.run import Forecast, Measurement
+from edgeflow_client.reasons import Reason
+
+LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
+
+    The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
+    answered. unsettled: those acted on with tokens that were not settled. continued: those whose chunk continues the
+    one being played; late: of these, those that did not fit what was played when they came.
+    """
+
+    offered: int
+    acted: int
+    superseded: int
+    rejected: dict[str, int]
+    dropped: dict[str, int]
+    unanswered: dict[str, int]
+    overtaken: int
+    unsettled: int
+    continued: int
+    late: int
+
+    @property
+    def overtaken_share(self) -> float:
+        """Overtaken frames divided by those offered."""
+        return self.overtaken / self.offered if self.offered else math.nan
+
+    @property
+    def unsettled_share(self) -> float:
+        """Actions with unsettled tokens divided by all actions."""
+        return self.unsettled / self.acted if self.acted else math.nan
+
+    @property
+    def continued_share(self) -> float:
+        """Chunks that continue another divided by all actions."""
+        return self.continued / self.acted if self.acted else math.nan
+
+    @property
+    def late_share(self) -> float:
+        """Chunks that did not fit what was played when they came, divided by all actions."""
+        return self.late / self.acted if self.acted else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of one robot, or of all of them.
+
+    fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
+    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
+    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
+    inference divided by passes. passes: per action, as reported by the service. misses: actions older than the
+    requested limit, or than the limit that they carry without one. gaps: stretches in which a robot had no valid
+    action. hold, stop, notices, losses, contradictions: by reason.
+    """
+
+    robots: int
+    frames: Frames
+    fps: float
+    age_ms: Distribution
+    service_ms: Distribution
+    decode_ms: Distribution
+    queue_ms: Distribution
+    inference_ms: Distribution
+    transport_ms: Distribution
+    interval_ms: Distribution
+    start_jitter_ms: Distribution
+    pass_ms: Distribution
+    passes: Distribution
+    misses: int
+    gaps: int
+    longest_gap_ms: float
+    hold: dict[str, int] = field(default_factory=dict)
+    stop: dict[str, int] = field(default_factory=dict)
+    notices: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    contradictions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def jitter_ms(self) -> float:
+        """Standard deviation of the action interval."""
+        return self.interval_ms.deviation
+
+    @property
+    def pass_jitter(self) -> float:
+        """p99 of the pass time divided by its p50."""
+        return self.pass_ms.p99 / self.pass_ms.p50 if self.pass_ms.p50 > 0 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """How late the load generator was. lateness: due to the start of the write; lag: of the event loop."""
+
+    lateness_ms: Distribution
+    lag_ms: Distribution
+
+    @property
+    def is_bottleneck(self) -> bool:
+        return self.lateness_ms.p99 > LATE_MS or self.lag_ms.p99 > LATE_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The service's forecast for a robot that keeps its declared period, with the measured values.
+
+    age: mean time inside the service, as the service defines it. kept: whether the robot kept that period; only then
+    are there deviations, (measured / forecast - 1) in per cent, else NaN.
+    """
+
+    mode: str
+    depth: int
+    fps: float
+    measured_fps: float
+    age_ms: float
+    measured_age_ms: float
+    kept: bool
+
+    @property
+    def fps_deviation(self) -> float:
+        return 100 * (self.measured_fps / self.fps - 1) if self.kept else math.nan
+
+    @property
+    def age_deviation(self) -> float:
+        return 100 * (self.measured_age_ms / self.age_ms - 1) if self.kept else math.nan
+
+
+def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
+    """Summarise the frames that were due, and the events that happened, in the measured time."""
+    offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
+    acted = [frame for frame in offered if frame.fate is Fate.ACTED]
+    received = [frame for ledger in ledgers for frame in received_of(run, ledger)]
+    gaps_ms = [gap for ledger in ledgers for gap in _gaps_ms(run, received_of(run, ledger))]
+    limit_s = run.plan.session.max_action_age_s
+    timings = [frame.timings for frame in acted]
+    return Summary(
+        robots=len(ledgers),
+        frames=_frames(offered),
+        fps=len(received) / ((run.end_ns - run.begin_ns) / 1e9),
+        age_ms=distribution([frame.age_ns / 1e6 for frame in acted]),
+        service_ms=distribution([frame.server_ns / 1e6 for frame in acted]),
+        decode_ms=distribution([each.decode_ns / 1e6 for each in timings]),
+        queue_ms=distribution([each.queue_ns / 1e6 for each in timings]),
+        inference_ms=distribution([each.inference_ns / 1e6 for each in timings]),
+        transport_ms=distribution([(frame.age_ns - frame.server_ns) / 1e6 for frame in acted]),
+        interval_ms=distribution([each for ledger in ledgers for each in _intervals_ms(received_of(run, ledger))]),
+        start_jitter_ms=distribution([each for ledger in ledgers for each in _start_jitter_ms(run, ledger)]),
+        pass_ms=distribution([each.inference_ns / each.passes / 1e6 for each in timings if each.passes]),
+        passes=distribution([each.passes for each in timings]),
+        misses=sum(frame.missed(limit_s) for frame in acted),
+        gaps=len(gaps_ms),
+        longest_gap_ms=max(gaps_ms, default=0.0),
+        hold=_happenings(run, ledgers, "hold"),
+        stop=_happenings(run, ledgers, "stop"),
+        notices=_happenings(run, ledgers, "notice"),
+        losses=_happenings(run, ledgers, "lost"),
+        contradictions=_happenings(run, ledgers, "contradicted"),
+    )
+
+
+def generator_of(run: Measurement) -> Generator:
+    """The generator's lateness, from all robots' frames and the samples of the event loop."""
+    sent = [frame for ledger in run.ledgers for frame in ledger.frames if frame.sent_ns]
+    late = [(frame.sent_ns - frame.scheduled_ns) / 1e6 for frame in sent if _inside(frame.scheduled_ns, run)]
+    return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
+
+
+def prediction_of(plan: LoadPlan, forecast: Forecast | None, summary: Summary) -> Prediction | None:
+    """The prediction for one robot; None when the service gave no forecast or no action."""
+    if forecast is None or not (forecast.fps > 0 and forecast.age_ms > 0 and summary.frames.acted):
+        return None
+    kept = isinstance(plan.pattern, Fixed) and abs(plan.pattern.rate_hz * plan.session.control_period_s - 1) < 0.03
+    return Prediction(
+        mode=forecast.mode,
+        depth=forecast.depth,
+        fps=forecast.fps,
+        measured_fps=summary.fps,
+        age_ms=forecast.age_ms,
+        measured_age_ms=summary.service_ms.mean,
+        kept=kept,
+    )
+
+
+def received_of(run: Measurement, ledger: Ledger) -> list[FrameRecord]:
+    """Frames whose actions arrived in the measured time, in the order of arrival."""
+    acted = (frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.received_ns, run))
+    return sorted(acted, key=lambda frame: frame.received_ns)
+
+
+def _frames(offered: Sequence[FrameRecord]) -> Frames:
+    reasons = {fate: Counter(frame.reason for frame in offered if frame.fate is fate) for fate in Fate}
+    return Frames(
+        offered=len(offered),
+        acted=reasons[Fate.ACTED].total(),
+        superseded=reasons[Fate.SUPERSEDED].total(),
+        rejected=dict(reasons[Fate.REJECTED]),
+        dropped=dict(reasons[Fate.DROPPED]),
+        unanswered=dict(reasons[Fate.UNANSWERED]),
+        overtaken=reasons[Fate.SUPERSEDED][Reason.OVERTAKEN],
+        unsettled=sum(frame.unsettled > 0 for frame in offered),
+        continued=sum(frame.continued for frame in offered),
+        late=sum(frame.late for frame in offered),
+    )
+
+
+def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
+    return [(after.received_ns - before.received_ns) / 1e6 for before, after in pairwise(received)]
+
+
+def _start_jitter_ms(run: Measurement, ledger: Ledger) -> list[float]:
+    """Pass-start jitter between each two consecutive frames that were both acted on."""
+    acted = [frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.scheduled_ns, run)]
+    neighbours = ((before, after) for before, after in pairwise(acted) if after.number == before.number + 1)
+    return [abs(after.start_ns - before.start_ns) / 1e6 for before, after in neighbours]
+
+
+def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:
+    """Intervals from an action to the next, or to the end, that outlast its validity; the whole run without actions."""
+    if not received:
+        return [(run.end_ns - run.begin_ns) / 1e6]
+    ends_ns = [*(frame.received_ns for frame in received[1:]), run.end_ns]
+    stretches = [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in zip(received, ends_ns, strict=True)]
+    return [length_ms for length_ms, frame in stretches if length_ms > frame.valid_for_ms]
+
+
+def _happenings(run: Measurement, ledgers: Sequence[Ledger], kind: str) -> dict[str, int]:
+    reasons = (
+        each.reason
+        for ledger in ledgers
+        for each in ledger.happenings
+        if each.kind == kind and _inside(each.at_ns, run)
+    )
+    return dict(Counter(reasons))
+
+
+def _inside(instant_ns: int, run: Measurement) -> bool:
+    return run.begin_ns <= instant_ns < run.end_ns

@@ -1,0 +1,295 @@
+"""The robot-side client of the service.
+
+    with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the red handle",
+                     control_period_s=0.05) as client:
+        while working():
+            client.push(grab_image(), state={"observation.state": joint_angles()})
+            joints = client.latest().joints  # `tool` where the policy moves the tool; None = hold
+            ...
+
+Threads: the caller's; one that reads the stream and reconnects; one that ticks the watchdog; with on_action one
+that calls it. Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from edgeflow_client.actions import Directive
+from edgeflow_client.aging import DEFAULT, Aging
+from edgeflow_client.blending import LATEST, Blending
+from edgeflow_client.clock import Clock, MonotonicClock
+from edgeflow_client.connection.address import check_address
+from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.connection.link import Link
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
+from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
+from edgeflow_client.flight import Statistics
+from edgeflow_client.images import Images, encode_images
+from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import Session
+from edgeflow_client.state import State, encode_state
+from edgeflow_client.types import CameraSpec, Mode, StateSpec
+from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
+
+FOREVER_S = 1e9
+Entry = TypeVar("Entry")
+_log = logging.getLogger("edgeflow_client")
+
+
+class RobotClient:
+    """A session with the service, as a context manager; it reconnects by itself until it is closed.
+
+    cameras, state: of every frame; proprio_names, given instead of state, are vectors of one number each.
+    control_period_s: time between pushes. mode: None = the service's default, which is Mode.AUTO unless it is
+    configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with Mode.DEPTH.
+    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
+    serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
+    not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
+    max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
+    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age foretold for the
+    session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
+    longer interruption needs `reset`. Beyond 2 s it applies only after the service said that it lost its worker
+    (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
+    (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
+    in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
+    tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
+    (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
+    is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
+    (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
+    farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
+    millimetres taken for metres are noticed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        cameras: Sequence[CameraSpec],
+        instruction: str,
+        control_period_s: float,
+        mode: Mode | None = None,
+        depth: int = 0,
+        tolerance_bins: int = 0,
+        max_passes: int = 0,
+        max_action_age_s: float | None = None,
+        model: str = "",
+        proprio_names: Sequence[str] = (),
+        unnorm_key: str = "",
+        on_action: Callable[[Directive], None] | None = None,
+        open_timeout_s: float = 5.0,
+        resume_within_s: float = RESUME_WITHIN_NS / 1e9,
+        clock: Clock | None = None,
+        credentials: Credentials | None = None,
+        aging: Aging | None = None,
+        state: Sequence[StateSpec] = (),
+        blending: Blending = LATEST,
+        rtc: bool | None = None,
+        max_distance_m: float = MAX_DISTANCE_M,
+    ) -> None:
+        self._aging = aging or DEFAULT
+        self._settings = SessionSettings(
+            cameras=_listed(cameras, "cameras"),
+            control_period_s=control_period_s,
+            mode=mode,
+            max_action_age_s=max_action_age_s,
+            model=model,
+            proprio_names=_listed(proprio_names, "proprio_names"),
+            unnorm_key=unnorm_key,
+            depth=depth,
+            tolerance_bins=tolerance_bins,
+            max_passes=max_passes,
+            state=_listed(state, "state"),
+            rtc=rtc,
+        )
+        check_address(address)
+        check_text(instruction)
+        open_message(self._settings, instruction)  # refuses here what could not be sent later
+        if not resume_within_s >= 0.0:
+            raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
+        check_distance(max_distance_m)
+        self._address = address
+        self._on_action = on_action
+        self._open_timeout_s = open_timeout_s
+        self._clock: Clock = clock or MonotonicClock()
+        patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
+        self._session = Session(
+            self._settings,
+            instruction,
+            self._clock,
+            patience_ns,
+            aging=self._aging,
+            blending=blending,
+            max_distance_m=max_distance_m,
+        )
+        self._changed = threading.Condition()
+        self._published = self._session.directive()
+        self._link = Link(address, credentials, self, self._opening, self._clock)
+        self._ticker = WatchdogThread(self._tick)
+        self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
+
+    def __enter__(self) -> RobotClient:
+        """Open the session. Raises the service's refusal as a typed error, or Unavailable after open_timeout_s."""
+        session = self._session
+        self._link.start()
+        self._ticker.start()
+        with self._changed:
+            self._changed.wait_for(lambda: session.opened or session.refused, self._open_timeout_s)
+            opened, error = session.opened, session.error
+        if opened is None:
+            self.close()
+            if session.refused and error is not None:
+                raise error
+            why = f": {error.text}" if error is not None else ""
+            raise Unavailable(f"no session with {self._address} within {self._open_timeout_s:g} s{why}")
+        if self._on_action is not None:
+            self._caller.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the session; from then on the directive is HOLD."""
+        with self._changed:
+            if self._session.closed:
+                return
+            self._session.close()
+            self._publish()
+            self._changed.notify_all()
+        self._link.close()
+        self._ticker.stop()
+        if self._caller.is_alive() and self._caller is not threading.current_thread():
+            self._caller.join()
+
+    @property
+    def opened(self) -> Opened:
+        """The service's answer to Open in the newest stream."""
+        with self._changed:
+            if self._session.opened is None:
+                raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
+            return self._session.opened
+
+    def push(
+        self,
+        images: Images,
+        pose: Pose | None = None,
+        proprio: Sequence[float] = (),
+        instruction: str | None = None,
+        *,
+        captured_ns: int | None = None,
+        state: State | None = None,
+    ) -> int:
+        """Queue the newest frame and return its number; never waits for the network.
+
+        images: by camera name, or the image itself where the session has one camera. pose: of the tool at capture, in
+        the base's frame; actions that displace the tool are anchored to it. instruction: takes effect with this frame.
+        captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
+        minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
+        InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
+        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        stream.
+        """
+        stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
+        data = encode_images(images, self._settings.cameras)
+        numbers = encode_state(state, proprio, self._settings.vectors)
+        with self._changed:
+            seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)
+            self._publish()
+        self._link.wanted()
+        return seq
+
+    def reset(self, instruction: str | None = None) -> None:
+        """Start a new episode and permit the robot to move again; earlier frames get no action any more."""
+        with self._changed:
+            self._session.reset(instruction or "")
+            self._publish()
+
+    def latest(self) -> Directive:
+        """The current directive, to be read every control period; never an action past its validity."""
+        with self._changed:
+            return self._publish()
+
+    def directives(self) -> Iterator[Directive]:
+        """Iterate over new directives until the client is closed; a slow reader gets only the newest."""
+        seen: Directive | None = None
+        while True:
+            with self._changed:
+                while (now := self._publish()) is seen:
+                    if self._session.closed:
+                        return
+                    self._changed.wait()
+            seen = now
+            yield now
+
+    def statistics(self) -> Statistics:
+        """Counts and ages of the session so far."""
+        with self._changed:
+            return self._session.flight.statistics()
+
+    # Called by the link's thread.
+
+    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+        with self._changed:
+            self._session.stream_opened(message, outgoing)
+            self._changed.notify_all()
+
+    def ask_less(self, refusal: EdgeflowError) -> bool:
+        with self._changed:
+            return self._session.ask_less(refusal)
+
+    def stream_said(self, message: pb.ServerMessage) -> None:
+        with self._changed:
+            acted = self._session.stream_said(message)
+            self._publish()
+        if acted:
+            self._link.works()
+
+    def stream_ended(self, error: EdgeflowError, final: bool) -> None:
+        with self._changed:
+            self._session.stream_ended(error, final)
+            self._publish()
+            self._changed.notify_all()
+
+    def _captured_ns(self) -> int:
+        """The time at which an image handed over now was captured; not negative, which a message could not carry."""
+        return max(self._clock.now_ns() - round(self._aging.camera_offset_s * 1e9), 0)
+
+    def _opening(self) -> pb.Open:
+        with self._changed:
+            return self._session.opening()
+
+    def _publish(self) -> Directive:
+        """Notify waiting threads if the directive changed; call with the lock held."""
+        now = self._session.directive()
+        if now is not self._published:
+            self._published = now
+            self._changed.notify_all()
+        return now
+
+    def _tick(self) -> None:
+        with self._changed:
+            self._publish()
+        self._link.check()
+
+    def _call_back(self) -> None:
+        for directive in self.directives():
+            try:
+                if self._on_action is not None:
+                    self._on_action(directive)
+            except Exception:
+                _log.exception("on_action raised")
+
+
+def _listed(given: Iterable[Entry], field: str) -> tuple[Entry, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"must be a list, got {given!r:.80}", field=field)
+    return tuple(given)

@@ -1,0 +1,306 @@
+"""The state of a robot's session: frames in flight, the watchdog, the newest stream. No threads, no locks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from edgeflow_client.actions import Action, Directive
+from edgeflow_client.advice import Advice
+from edgeflow_client.aging import DEFAULT, Aging
+from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
+from edgeflow_client.clock import Clock
+from edgeflow_client.connection.bounds import check_captured, within_limits
+from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.wire import (
+    COMMANDS,
+    DISPOSITIONS,
+    Opened,
+    SessionSettings,
+    age_limit_ns,
+    check_rtc,
+    check_text,
+    open_message,
+    opened_of,
+    report_of,
+    rows_of,
+    settings_after,
+    timings_of,
+)
+from edgeflow_client.displacement import within_reach
+from edgeflow_client.errors import EdgeflowError, FailedPrecondition
+from edgeflow_client.flight import Flight, Taken
+from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
+from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.timeline import Timeline
+from edgeflow_client.types import ActionSchema, Command, Disposition
+from edgeflow_client.watchdog import Watchdog
+
+MAX_VALID_MS = 500  # whatever the service says, an action is not executed longer
+_log = logging.getLogger("edgeflow_client")
+
+
+class Session:
+    """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
+
+    Every frame carries its instruction, so that a refused frame cannot lose a new one.
+    """
+
+    def __init__(
+        self,
+        settings: SessionSettings,
+        instruction: str,
+        clock: Clock,
+        resume_within_ns: int,
+        aging: Aging = DEFAULT,
+        blending: Blending = LATEST,
+        max_distance_m: float = MAX_DISTANCE_M,
+    ) -> None:
+        self.flight = Flight()
+        self.opened: Opened | None = None
+        self.error: EdgeflowError | None = None
+        self.refused = self.closed = False
+        self._settings = settings
+        self._asked = settings  # of the next stream
+        self._instruction = instruction
+        self._clock = clock
+        self._aging = aging
+        self._advice = Advice()
+        self._max_distance_m = max_distance_m
+        self._blender = Blender(blending)
+        self._watchdog = Watchdog(clock, resume_within_ns)
+        self._outgoing: Outgoing | None = None
+        self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
+        self._published = self._watchdog.directive()
+        self._arrived: pb.Arrived | None = None  # the newest answer of the stream
+        self._reserved: tuple[Action, TimedChunk] | None = None
+        self._warned = False
+
+    # What the robot does.
+
+    def opening(self) -> pb.Open:
+        """The Open message of the next stream."""
+        return open_message(self._asked, self._instruction)
+
+    def ask_less(self, refusal: EdgeflowError) -> bool:
+        """Ask for less in the next stream if that explains the refusal; False if it does not."""
+        settings = settings_after(refusal, self._asked)
+        self._asked = settings or self._asked
+        return settings is not None
+
+    def push(
+        self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
+    ) -> int:
+        """Queue the newest frame and return its number; an empty instruction keeps the current one."""
+        self._check_usable()
+        check_text(instruction)
+        check_pose(pose, self._max_distance_m)
+        check_captured(stamp_ns, self._clock.now_ns())
+        playing = self._playing_at(stamp_ns)
+        if instruction not in ("", self._instruction):
+            self._instruction = instruction
+            self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
+            self._blender.restart()
+        seq = self.flight.offer(stamp_ns, pose)
+        if self._outgoing is None:
+            self.flight.leave(seq, Disposition.DROPPED)
+            return seq
+        frame = pb.Frame(
+            seq=seq - self._first_seq,
+            stamp_ns=stamp_ns,
+            images=[pb.Image(data=image) for image in images],
+            proprio=proprio,
+            instruction=self._instruction,
+            playing=playing,
+            arrived=self._arrived if self.opened is not None and self.opened.arrivals else None,
+        )
+        replaced = self._outgoing.offer(frame)
+        if replaced:
+            self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
+        return seq
+
+    def reset(self, instruction: str) -> None:
+        """Start a new episode; an empty instruction keeps the current one."""
+        self._check_usable()
+        check_text(instruction)
+        self._instruction = instruction or self._instruction
+        self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
+        self._blender.restart()
+        if self._outgoing is not None:
+            withdrawn = self._outgoing.reset(self._instruction)
+            if withdrawn:
+                self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
+
+    def close(self) -> None:
+        """Accept no more actions."""
+        self.closed = True
+        self._watchdog.halt(Command.HOLD, Reason.CLOSED)
+
+    def directive(self) -> Directive:
+        """The current directive; the same object as long as nothing changes."""
+        now = self._watchdog.directive()
+        self._notice_reserve(now)
+        if self._published.command is Command.ACT and now.command is not Command.ACT:
+            self.flight.holds += 1
+        if now.command is Command.ACT and now is not self._published:
+            self.flight.steps += 1
+        self._published = now
+        return now
+
+    # What the stream does.
+
+    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+        """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
+        opened = opened_of(message)
+        self._aging.check(opened.schema)
+        self._warn_undecided(opened.schema)
+        check_rtc(self._asked, opened)
+        self.opened, self.error, self._outgoing = opened, None, outgoing
+        self.flight.leave_all()
+        self.flight.opens += 1
+        self._first_seq = self.flight.last_seq
+        self._blender.restart()
+        self._arrived = None
+        self._watchdog.opened(self.opened.epoch)
+
+    def stream_said(self, message: pb.ServerMessage) -> bool:
+        """Take a message; True if it was an action that may be executed."""
+        match message.WhichOneof("kind"):
+            case "action":
+                return self._hear_action(message.action)
+            case "frame_status":
+                self._hear_status(message.frame_status)
+            case "notice" if message.notice.kind == "epoch":
+                self._watchdog.advance(message.notice.epoch)
+            case "notice":
+                _log.info("the service says %s: %s", message.notice.kind, message.notice.text)
+        return False
+
+    def stream_ended(self, error: EdgeflowError, final: bool) -> None:
+        """The stream ended. final: the service does not take this session back."""
+        if self._outgoing is not None:
+            self._asked = self._settings  # the next service may be a newer one
+        self.error, self.refused, self._outgoing = error, final, None
+        if getattr(error, "reason", "").upper() == Reason.RATE_EXCEEDED:
+            self._advice.flooded()
+        if not self.closed:
+            self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
+        self.flight.leave_all()
+
+    def _warn_undecided(self, schema: ActionSchema) -> None:
+        """Warn once that targets have no look-ahead because it is not known whether they should."""
+        if not self._warned and self._aging.undecided(schema):
+            self._warned = True
+            _log.warning(
+                "the policy does not state its control rate, so targets are not extended by the age of their action: "
+                "pass aging=Aging(control_rate_hz=...) if each action stands for one control step, else aging=OFF"
+            )
+
+    def _check_usable(self) -> None:
+        if self.refused and self.error is not None:
+            raise self.error
+        if self.closed or self.opened is None:
+            raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
+
+    def _hear_action(self, message: pb.Action) -> bool:
+        command = COMMANDS.get(message.command, Command.HOLD)
+        if command is not Command.ACT:
+            self._watchdog.halt(command, message.reason or Reason.SERVICE)
+            return False
+        taken = self.flight.find(message.seq + self._first_seq)
+        if taken is None or self.closed or self.opened is None:
+            self.flight.ignored += 1
+            return False
+        opened, now_ns = self.opened, self._clock.now_ns()
+        self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
+        rows = rows_of(message, opened.schema)
+        if rows is None or message.stamp_ns != taken.stamp_ns:
+            self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
+            return False
+        limit_ns = self._limit_ns(message, opened)
+        timeline = Timeline(message.stamp_ns, round(opened.schema.step_ms * 1e6), opened.schema.horizon)
+        if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
+            self.flight.too_old += 1
+            return False
+        schema = opened.schema
+        if not within_limits(rows, schema) or not within_reach(rows, schema, self._max_distance_m):
+            self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
+            return False
+        held = self._watchdog.directive()
+        self._notice_reserve(held)
+        if held.command is not Command.ACT:
+            self._blender.restart()  # what was played before a HOLD is over, whatever its rows were for
+        chunk = self._blender.blended(rows, timeline, message.epoch)
+        action = self._action_of(message, taken, opened, chunk, now_ns)
+        if not self._watchdog.offer(action):
+            self.flight.ignored += 1
+            return False
+        self.flight.late += action.late
+        if self._watchdog.reserves(action):
+            self._notice_reserve(self._watchdog.directive())  # `offer` may have released the one before
+            self._reserved = (action, chunk)
+        else:
+            self._accepted(action, chunk)
+        return True
+
+    def _accepted(self, action: Action, chunk: TimedChunk) -> None:
+        """An action is played from now on."""
+        self._reserved = None
+        self._blender.accepted(chunk, action.epoch)
+        self.flight.acted_on(action.age_ns)
+        self.flight.late_played += action.late
+
+    def _notice_reserve(self, now: Directive) -> None:
+        """Note that the chunk in reserve is played, or never will be."""
+        if self._reserved is None or self._watchdog.reserves(self._reserved[0]):
+            return
+        (action, chunk), self._reserved = self._reserved, None
+        if now.action is not None and now.action.seq == action.seq:
+            self._accepted(action, chunk)
+
+    def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:
+        return age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
+
+    def _action_of(self, message: pb.Action, taken: Taken, opened: Opened, chunk: TimedChunk, now_ns: int) -> Action:
+        """The action that is due, of the blended chunk."""
+        timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
+        validity_ns, limit_ns = min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000, self._limit_ns(message, opened)
+        report, played = report_of(message, self._first_seq), self._watchdog.directive().action
+        return Action(
+            seq=message.seq + self._first_seq,
+            epoch=message.epoch,
+            values=chunk.played[step].copy(),
+            token_ids=tuple(message.token_ids),
+            schema=opened.schema,
+            stamp_ns=timeline.stamp_ns,
+            received_ns=now_ns,
+            valid_until_ns=timeline.valid_until_ns(now_ns, validity_ns, limit_ns),
+            frame_pose=taken.pose,
+            timings=timings_of(message.timings),
+            server_ns=message.timings.server_ns,
+            age_limit_ns=limit_ns,
+            settled=message.settled,
+            tolerance_bins=message.tolerance_bins,
+            max_passes=message.max_passes,
+            aging=self._aging,
+            advice=self._advice,
+            chunk=chunk.played,
+            step=step,
+            step_ns=timeline.step_ns,
+            report=report,
+            apart=played is not None and report.continues not in (0, played.seq),
+        )
+
+    def _playing_at(self, captured_ns: int) -> pb.Playing | None:
+        """The chunk of this stream, and its row, that was played at the capture of a frame."""
+        self.directive()  # what is in reserve may be due
+        seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
+        return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None
+
+    def _hear_status(self, message: pb.FrameStatus) -> None:
+        disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)
+        first, last = message.seq + self._first_seq, message.last_seq + self._first_seq
+        self.flight.leave(first, disposition, last, overtaken=message.reason == Reason.OVERTAKEN)
+        if disposition is Disposition.REJECTED:
+            self.flight.last_refusal = f"{message.code} {message.reason}: {message.text}"

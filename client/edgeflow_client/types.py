@@ -1,0 +1,152 @@
+"""The types that travel between a robot and the service. Leaf module: standard library only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Mode(str, Enum):
+    """How the frames of a session share passes.
+
+    SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
+    SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not settled. AUTO: the one of these
+    with the highest rate within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL where
+    no tokens are drafted.
+    """
+
+    SERIAL = "serial"
+    PIPELINED = "pipelined"
+    DEPTH = "depth"
+    SPECULATIVE = "speculative"
+    AUTO = "auto"
+
+
+MOST_TOLERANCE_BINS = 2
+
+
+class ImageFormat(str, Enum):
+    """How an image is encoded."""
+
+    JPEG = "jpeg"
+    RGB8 = "rgb8"
+
+
+class Disposition(str, Enum):
+    """The outcome of a frame; every frame gets exactly one."""
+
+    ACTED = "acted"
+    SUPERSEDED = "superseded"
+    REJECTED = "rejected"
+    DROPPED = "dropped"
+
+
+class Command(str, Enum):
+    """A command for a robot."""
+
+    ACT = "act"
+    HOLD = "hold"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSpec:
+    """A camera as declared at open: RGB images of width x height pixels."""
+
+    name: str
+    width: int
+    height: int
+    format: ImageFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    """A proprioceptive state vector, as a robot declares it at open or as a policy needs it.
+
+    size: its numbers. elements, units: one entry per number where they are stated, else empty.
+    """
+
+    name: str
+    size: int
+    elements: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind, given in (("elements", self.elements), ("units", self.units)):
+            if len(given) not in (0, self.size):
+                raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
+
+
+MAX_HORIZON = 1000  # actions of a chunk
+
+
+MAX_CHUNK_NUMBERS = 32_768  # of all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionSchema:
+    """The meaning of an action's numbers, and how many actions one answer has.
+
+    names, units, low, high, relative: one entry per dimension; limits in the given units.
+    frame: "tool" or "base", the frame in which relative dimensions are expressed.
+    rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
+    control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
+    whole_way: relative dimensions are the whole way to the target, not one control step, so they have no control rate.
+    horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
+    check_chunk permits is a ValueError.
+    """
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    relative: tuple[bool, ...]
+    frame: str = "base"
+    rotation: str = "euler_xyz"
+    control_rate_hz: float = 0.0
+    horizon: int = 1
+    step_ms: float = 0.0
+    whole_way: bool = False
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
+        if len(lengths) != 1:
+            raise ValueError(f"action schema fields differ in length: {sorted(lengths)}")
+        if self.frame not in ("tool", "base"):
+            raise ValueError(f"action schema frame is 'tool' or 'base', got {self.frame!r}")
+        if self.rotation not in ("rotvec", "euler_xyz"):
+            raise ValueError(f"action schema rotation is 'rotvec' or 'euler_xyz', got {self.rotation!r}")
+        if not 0.0 <= self.control_rate_hz < math.inf:
+            raise ValueError(f"action schema control_rate_hz is a rate or 0, got {self.control_rate_hz!r}")
+        if self.whole_way and self.control_rate_hz:
+            raise ValueError("action schema has whole_way and a control_rate_hz; an action is one or the other")
+        if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
+            raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
+        check_chunk(self.horizon, len(self.names))
+
+    @property
+    def reach_ns(self) -> int:
+        """How long after the capture of a frame the last action of its answer is due."""
+        return round((self.horizon - 1) * self.step_ms * 1e6)
+
+
+def check_chunk(horizon: int, dims: int) -> None:
+    """Raise ValueError for a chunk that is longer than clients take."""
+    most = min(MAX_HORIZON, MAX_CHUNK_NUMBERS // max(dims, 1))
+    if horizon > most:
+        raise ValueError(f"a horizon of {horizon} is too long; with {dims} dimensions it must be 1 to {most}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """Time a frame spent in each stage, in nanoseconds on the server's clock.
+
+    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
+    last. passes: number of passes it took part in.
+    """
+
+    decode_ns: int = 0
+    queue_ns: int = 0
+    inference_ns: int = 0
+    passes: int = 0

@@ -1,0 +1,205 @@
+"""The robot-side watchdog: actions are handed out while they are valid, and silence becomes HOLD.
+
+`Watchdog` is a state machine without threads; `WatchdogThread` polls it every TICK_S.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edgeflow_client.actions import Action, Directive
+from edgeflow_client.clock import Clock
+from edgeflow_client.connection.incidents import Incidents
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.reasons import Reason
+from edgeflow_client.timeline import PlayLog
+from edgeflow_client.types import Command
+
+TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
+RESUME_WITHIN_NS = 2_000_000_000  # the longest silence that a robot ends by itself
+MAX_EPOCHS = 1000  # announced at once; no service starts more
+_STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
+
+
+class Watchdog:
+    """Decides what a robot may do now.
+
+    - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
+    - A chunk that came too late to fit the one being played is kept in reserve, and played once no row of that one is
+      due any more, if nothing newer came and it is still valid.
+    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was played
+      since the last HOLD. Anything else would start a resting robot in mid-motion.
+    - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
+      service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
+      changes which epochs are accepted.
+    - HOLD ends with the next action if the interruption was shorter than RESUME_WITHIN_NS, or resume_within_ns if that
+      is shorter. If the service said WORKER_LOST in it, and the stream lasts, resume_within_ns applies even if longer:
+      also if silence alone came before, however long. Otherwise, and after STOP, only a `restart` with rearm lets
+      actions through again. Waiting for the first action after it does not count as an interruption; a `restart`
+      without rearm begins one, or leaves one as it is.
+    """
+
+    def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
+        self.plays = PlayLog()
+        self._clock = clock
+        self._resume_within_ns = resume_within_ns
+        self._epoch = self._unannounced = 0
+        self._newest_seq = 0
+        self._worker_lost = False  # in this interruption
+        self._interrupted_ns: int | None = None
+        self._silence_alone = False  # in this interruption
+        self._now = Directive(Command.HOLD, Reason.WAITING)
+        self._reserve: Action | None = None
+        self._begun_seq = 0  # the frame whose action began the present motion
+
+    def opened(self, epoch: int) -> None:
+        """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
+        self._epoch, self._unannounced = epoch, 0
+
+    def restart(self, last_seq: int, reason: str, *, rearm: bool) -> None:
+        """Ignore actions for frames up to last_seq (new instruction, new episode) and wait for a newer one.
+
+        rearm: the robot may move again, also after STOP or a long interruption.
+        """
+        held = self.directive()
+        self._reserve = None
+        self.plays.end(self._clock.now_ns())
+        self._newest_seq = max(self._newest_seq, last_seq)
+        self._unannounced += 1
+        if rearm:
+            self._interrupted_ns, self._worker_lost = None, False
+        elif held.needs_reset:
+            return
+        elif held.command is Command.ACT:
+            self._interrupt(self._clock.now_ns())
+        self._now = Directive(Command.HOLD, reason)
+
+    def advance(self, epoch: int) -> None:
+        """The service started a new epoch: an action being executed belongs to an old one, so hold.
+
+        Raises FailedPrecondition for one that is more than MAX_EPOCHS ahead: no action could ever follow it.
+        """
+        if epoch - self._epoch > MAX_EPOCHS:
+            ahead = epoch - self._epoch
+            raise FailedPrecondition(
+                f"is {ahead} epochs ahead; at most {MAX_EPOCHS} are believed", field="notice.epoch"
+            )
+        if epoch > self._epoch:
+            self._unannounced = max(self._unannounced - (epoch - self._epoch), 0)
+            self._epoch = epoch
+            if self.directive().command is Command.ACT:
+                self.halt(Command.HOLD, Reason.NEW_EPOCH)
+
+    def offer(self, action: Action) -> bool:
+        """Take an action, to be executed or kept in reserve; False if it must not be executed."""
+        held = self.directive()
+        now_ns = self._clock.now_ns()
+        announced = self._epoch <= action.epoch <= self._epoch + self._unannounced
+        if not announced or action.seq <= self._newest_seq:
+            return False
+        if held.needs_reset or now_ns >= action.valid_until_ns or not self._carries_on(action, held):
+            return False
+        self._newest_seq = action.seq
+        if action.late and held.action is not None and now_ns < held.action.over_ns:
+            self._reserve = action
+        else:
+            self._play(action, now_ns)
+        return True
+
+    def reserves(self, action: Action) -> bool:
+        """True while an action is kept in reserve."""
+        return self._reserve is action
+
+    def _carries_on(self, action: Action, held: Directive) -> bool:
+        """True if an action continues nothing, or the motion that lasts."""
+        continues = action.report.continues
+        return not continues or (held.command is Command.ACT and continues >= self._begun_seq)
+
+    def _play(self, action: Action, from_ns: int) -> None:
+        self._reserve = None
+        if self._now.command is not Command.ACT:
+            self._begun_seq = action.seq
+        self._interrupted_ns, self._worker_lost = None, False
+        self._now = Directive(Command.ACT, action=action)
+        self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns)
+
+    def halt(self, command: Command, reason: str) -> None:
+        """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
+        held = self.directive()
+        self._reserve = None
+        self.plays.end(self._clock.now_ns())
+        self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
+        if held.command is Command.ACT:
+            self._interrupt(self._clock.now_ns())
+        if reason != Reason.WORKER_LOST:
+            self._silence_alone = False
+        final = held.needs_reset and not self._excused
+        if held.command is Command.STOP or (final and command is Command.HOLD):
+            return
+        self._now = Directive(command, reason, needs_reset=command is Command.STOP)
+
+    def directive(self) -> Directive:
+        """The current directive; the same object as long as nothing changes."""
+        now_ns = self._clock.now_ns()
+        self._change_to_reserve(now_ns)
+        action = self._now.action
+        if action is not None and now_ns >= action.valid_until_ns:
+            self._interrupt(action.valid_until_ns)
+            self._now = Directive(Command.HOLD, Reason.SILENCE)
+        elif action is not None and (due := action.due(now_ns)) is not action:
+            self._now = Directive(Command.ACT, action=due)
+        since_ns = self._interrupted_ns
+        if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
+            self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
+        return self._now
+
+    def _change_to_reserve(self, now_ns: int) -> None:
+        """Play what is in reserve from the moment on at which the present chunk is over."""
+        action, reserve = self._now.action, self._reserve
+        if action is None or reserve is None or now_ns < action.over_ns:
+            return
+        self._reserve = None
+        if action.over_ns < reserve.valid_until_ns:
+            self._play(reserve, action.over_ns)
+
+    def _interrupt(self, since_ns: int) -> None:
+        self._interrupted_ns, self._silence_alone = since_ns, True
+
+    @property
+    def _excused(self) -> bool:
+        """True if the loss of a worker explains the interruption so far, which may last a while longer."""
+        since_ns = self._interrupted_ns
+        lasts = since_ns is not None and self._clock.now_ns() - since_ns < self._patience_ns
+        return self._worker_lost and self._silence_alone and lasts
+
+    @property
+    def _patience_ns(self) -> int:
+        """The length of interruption after which a reset is needed."""
+        return self._resume_within_ns if self._worker_lost else min(self._resume_within_ns, RESUME_WITHIN_NS)
+
+
+class WatchdogThread:
+    """A thread that calls `check` every TICK_S until stopped, also after a check that raised."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+        self._incidents = Incidents("the watchdog")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edgeflow-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and wait for its end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_S):
+            try:
+                self._check()
+            except Exception as error:
+                self._incidents.unexpected(error)
