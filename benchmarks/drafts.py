@@ -30,7 +30,7 @@ from edgeflow.lab.demo.chat.evaluate import CAPACITY, held_out_dialogs
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 BAR = 1.3
 CHUNK, MOST_TOKENS = 512, 160

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,16 +21,6 @@ from rich.progress import (
 )
 
 Report = Callable[[str, int, int], None]
-
-
-def open_standard_streams() -> None:
-    """Open the standard streams that this program was started without (`2>&-`): no other file gets their numbers."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 class Status(Protocol):

@@ -98,7 +98,7 @@ def test_closed_standard_streams_are_replaced():
     """Their numbers go to no other file."""
     code = """
 import os, sys
-from edgeflow.console import open_standard_streams
+from edgeflow_client.loadtest.terminal import open_standard_streams
 open_standard_streams()
 print("to nobody")
 print("to nobody", file=sys.stderr)
@@ -270,7 +270,7 @@ def test_doctor_speaks_json():
 
 
 def test_doctor_names_the_extras():
-    assert "extra [server]" in run("doctor").stdout
+    assert "extra [demo]" in run("doctor").stdout
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from edgeflow import console as module
 from edgeflow.cli import app
 from edgeflow.console import progress_bar, reporting
-from edgeflow_client.tables import FoldingTable
+from edgeflow_client.loadtest.terminal import FoldingTable
 
 PACKAGE = Path(module.__file__).parent
 

@@ -15,7 +15,7 @@ from benchmarks.chaos.rules import Row
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 
 def parser(description: str | None, trials: int) -> argparse.ArgumentParser:

@@ -39,7 +39,7 @@ from benchmarks.chat.figures import (
 from benchmarks.chat.systems import PEERS, SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3
 PREFIX_SHARE = 480 / 512

@@ -32,7 +32,7 @@ from benchmarks.chat_int4.checkpoints import write_all
 from benchmarks.chat_int4.figures import Bits, SystemRow, bars, system_rows
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 OURS = Path(__file__).parent / "ours.py"
 INT4, INT8, HALVES = "edgeflow, 4 bits", "edgeflow, 8 bits", "edgeflow, bfloat16"

@@ -21,8 +21,8 @@ from benchmarks.command import keep, options
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.tables import table_console
 from tests.fuzz.exchange import Connect, Report, clean_run, run_kind
 from tests.fuzz.kinds import KINDS, PERIOD_MS
 from tests.service.harness import Robot

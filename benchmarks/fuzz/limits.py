@@ -23,8 +23,8 @@ from benchmarks.command import keep, options
 from benchmarks.fuzz.bad_frames import connector
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.tables import table_console
 from tests.fuzz import pictures, wire
 from tests.fuzz.exchange import BAD_A_STREAM, Connect, Conversation
 from tests.fuzz.kinds import HEIGHT, PERIOD_MS, WIDTH, good_frame, message

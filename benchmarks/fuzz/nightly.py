@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.fuzz.explore import TARGETS
 from benchmarks.machine import machine_facts
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 ROOT = Path(__file__).parents[2]
 PROPERTIES = (

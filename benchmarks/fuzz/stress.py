@@ -25,8 +25,8 @@ from benchmarks.fuzz.bad_frames import connector
 from benchmarks.fuzz.serving import Serving, serving
 from benchmarks.machine import machine_facts
 from edgeflow.service.grpc.server import SERVICE
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.tables import table_console
 from tests.fuzz import pictures
 from tests.fuzz.exchange import PICTURES, Answers, Connect, Conversation, Refused, clean_run
 from tests.fuzz.kinds import HEIGHT, KINDS, OPEN, WIDTH, good_frame

@@ -42,7 +42,7 @@ from edgeflow.models.memory_gate.base import base_fingerprint
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
 from edgeflow.models.memory_gate.plain_base import PlainBase
 from edgeflow_client.errors import StartError
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 CPU = torch.device("cpu")
 FULL, WINDOW, SNAPKV = "full attention", "sink + window", "SnapKV-style"

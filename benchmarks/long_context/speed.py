@@ -33,7 +33,7 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, rando
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate.files import GateRules, MemoryGate
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 CPU = torch.device("cpu")
 TOKENS = 9

@@ -44,7 +44,7 @@ from edgeflow.model_paths import resolve_model
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import Shape, TinyFlowPolicy
 

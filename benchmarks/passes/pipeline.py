@@ -41,7 +41,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.calibrate import calibrate
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")

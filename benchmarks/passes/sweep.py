@@ -32,7 +32,7 @@ from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.prompt import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")

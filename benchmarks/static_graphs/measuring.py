@@ -26,7 +26,7 @@ from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.lab.export.graphs.stages import StageProgram
 from edgeflow.lab.gpu.subjects.floors import Ceilings
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
 SYSTEMS = {ONNX: torch.float32, **DTYPES}

@@ -1,3 +1,44 @@
-"""edgeflow-client: a robot's side of edgeflow."""
+"""edgeflow-client: a robot's side of edgeflow.
+
+Names are imported when they are used: parts of the service that must not load gRPC import modules of this package too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgeflow_client.connection.credentials import Credentials
+    from edgeflow_client.errors import EdgeflowError
+    from edgeflow_client.pose import Pose
+    from edgeflow_client.rate import RateKeeper
+    from edgeflow_client.robot import RobotClient
+    from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, Mode, StateSpec
 
 __version__ = "0.1.0"
+__all__ = [
+    "ActionSchema",
+    "CameraSpec",
+    "Credentials",
+    "EdgeflowError",
+    "ImageFormat",
+    "Mode",
+    "Pose",
+    "RateKeeper",
+    "RobotClient",
+    "StateSpec",
+]
+_MODULES = {
+    "Credentials": "connection.credentials",
+    "EdgeflowError": "errors",
+    "Pose": "pose",
+    "RateKeeper": "rate",
+    "RobotClient": "robot",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'types')}"), name)

@@ -168,6 +168,7 @@ class WorkerError(EdgeflowError):
     """The worker process failed or violated the protocol."""
 
 
-def how_to_install(extra: str) -> str:
-    """The command that adds an extra: from a clone, since no package index has edgeflow under this name."""
-    return f"in a clone of edgeflow: pip install '.[{extra}]'"
+def how_to_install(extra: str = "") -> str:
+    """The command that installs the server with an extra: from a clone, since no package index has edgeflow."""
+    server = f"'.[{extra}]'" if extra else "."
+    return f"in a clone of edgeflow: pip install ./client {server}"

@@ -21,10 +21,10 @@ from rich.markup import escape
 
 from edgeflow.commands.options import Json
 from edgeflow_client.errors import how_to_install
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 EXTRAS = {
-    "server": ("fastapi", "grpcio", "llguidance", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors",
+    "": ("fastapi", "grpcio", "llguidance", "msgpack", "pillow", "prometheus-client", "pydantic", "safetensors",
                "simplejpeg", "tokenizers", "torch", "typer", "uvicorn"),
     "demo": ("matplotlib", "mujoco"),
     "cuda": ("triton",),
@@ -101,7 +101,7 @@ def _packages() -> list[Finding]:
             found = f"missing: {', '.join(missing)}"
             verdict = Verdict.OPTIONAL if extra in OPTIONAL_EXTRAS else Verdict.MISSING
         advice = CUDA_ADVICE if extra == "cuda" else how_to_install(extra)
-        findings.append(Finding(f"extra [{extra}]", verdict, found, advice if missing else ""))
+        findings.append(Finding(f"extra [{extra}]" if extra else "server", verdict, found, advice if missing else ""))
     return findings
 
 

@@ -21,8 +21,8 @@ class LabCommand:
     """Its module in edgeflow.lab.commands; the function has the name of the command, with underscores."""
     help: str
     """Its line in `edgeflow --help`: the first of the function's docstring."""
-    extra: str = "server"
-    """The extra that installs what it needs."""
+    extra: str = ""
+    """The extra that installs what it needs beyond the server."""
 
 
 COMMANDS = (

@@ -14,7 +14,7 @@ from rich.markup import escape
 from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.files import read_regular
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 PATH = "/admin/v1/prefixes"
 CHANGE_S = 600.0  # a long prefix beside busy robots takes its time

@@ -194,7 +194,7 @@ def test_the_client_stands_alone():
     found = {}
     for path in of_the_client():
         tops = {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        allowed = tops - {"edgeflow"} if "loadtest" in path.parts or path.name == "tables.py" else CLIENT_NEEDS
+        allowed = tops - {"edgeflow"} if "loadtest" in path.parts else CLIENT_NEEDS
         found[str(path.relative_to(ROOT))] = tops - allowed
     assert {path: names for path, names in found.items() if names} == {}
 

@@ -164,4 +164,4 @@ def test_another_dtype_or_device(folder: Path, dtype: torch.dtype, device: str):
 
 def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
-    assert "pip install '.[onnx]'" in told(folder, DependencyError)
+    assert "pip install ./client '.[onnx]'" in told(folder, DependencyError)

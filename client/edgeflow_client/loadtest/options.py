@@ -1,4 +1,4 @@
-"""The options of `edgeflow loadtest`. Loads nothing heavy: the run itself is imported when it starts."""
+"""The options of the load test. Loads nothing heavy: the run itself is imported when it starts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from edgeflow_client.loadtest.robots.plan import (
     pattern_of,
     period_s_of,
 )
+from edgeflow_client.loadtest.terminal import open_standard_streams, run
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 PACE, FRAMES, RUN, LINK = "Sending pattern", "Frames and session", "Robots and duration", "Connection and report"
@@ -194,3 +195,11 @@ def loadtest(
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1000
+
+
+def main() -> None:
+    """Run `edgeflow-loadtest`."""
+    open_standard_streams()
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(loadtest)
+    run(app, "edgeflow-loadtest")

@@ -12,7 +12,7 @@ from edgeflow_client.loadtest.chat import Beside, ChatSummary
 from edgeflow_client.loadtest.measure import Distribution
 from edgeflow_client.loadtest.results import Results
 from edgeflow_client.loadtest.summary import Frames, Summary
-from edgeflow_client.tables import FoldingTable
+from edgeflow_client.loadtest.terminal import FoldingTable
 
 TIMES = {
     "age": "age_ms",

@@ -16,7 +16,7 @@ from edgeflow.commands.options import Json, OptionalMode, OptionalPath
 from edgeflow.console import reporting
 from edgeflow.contract import KVName
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
 HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."

@@ -20,7 +20,7 @@ from edgeflow.policies.registry import family_of
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.report import json_text
-from edgeflow_client.tables import table_console
+from edgeflow_client.loadtest.terminal import table_console
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from edgeflow.console import reporting
 from edgeflow.lab.demo.evaluation import Condition, ConditionResult, EvaluationPlan, evaluate
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 
 def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from edgeflow.lab.demo.driver import Progress
-from edgeflow_client.tables import FoldingTable
+from edgeflow_client.loadtest.terminal import FoldingTable
 from edgeflow_client.types import Mode
 
 _LINE_EVERY_S: Final = 5.0

@@ -12,7 +12,7 @@ from typing import Any, Final
 from edgeflow.lab.demo.driver import RobotRun
 from edgeflow_client.loadtest.plots import colours, figure_of, plot_ages, plot_series, plot_strip, save
 from edgeflow_client.loadtest.report import ModeResult, write_report
-from edgeflow_client.tables import FoldingTable
+from edgeflow_client.loadtest.terminal import FoldingTable
 
 _ALIKE: Final = 0.1  # a relative difference of ages or rates that is not worth a word
 

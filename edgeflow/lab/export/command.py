@@ -16,7 +16,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.model_paths import resolve_model
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 MB = 1e6
 

@@ -16,7 +16,7 @@ from edgeflow.lab.kv260.report import ROWS, Report, cosimulate
 from edgeflow.lab.kv260.sizes import MIB
 from edgeflow.lab.kv260.subject import Subject, subject
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
 """Columns of the table, for the placements that differ in a layer."""

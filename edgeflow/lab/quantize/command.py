@@ -21,7 +21,7 @@ from edgeflow.lab.quantize.run import is_embedded, quantize
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.model_paths import EMBEDDED_CHAT, resolve_model
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 MACRO = "awq-macro"
 QUESTIONS = 100

@@ -17,7 +17,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.lab.tuning.operators import refusals, regress, serving, shown_table, tune, unmatched
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 DEFAULT_OUT = "operators-{profile}.json"
 

@@ -27,11 +27,12 @@ def names(lines: list[str]) -> set[str]:
 
 
 def requirements() -> set[str]:
-    """Packages that the project and its extra `server` name."""
-    text = (ROOT / "pyproject.toml").read_text()
-    lists = re.findall(r"^(?:dependencies|server) = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    """Packages that both distributions name."""
+    text = (ROOT / "pyproject.toml").read_text() + (ROOT / "client" / "pyproject.toml").read_text()
+    lists = re.findall(r"^dependencies = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
     assert len(lists) == 2
-    return {re.split(r"[>=<;\[]", line.strip().strip('",'))[0] for each in lists for line in each.splitlines()}
+    named = {re.split(r"[>=<;\[]", line.strip().strip('",'))[0] for each in lists for line in each.splitlines()}
+    return named - {"edgeflow-client"}
 
 
 def test_every_package_of_the_service_is_carried_but_for_what_the_machine_has(script: ModuleType):

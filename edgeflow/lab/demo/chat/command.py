@@ -13,7 +13,7 @@ from edgeflow.contract import KVName
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.lab.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
 from edgeflow.model_paths import resolve_model
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 
 def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, lookup: bool, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.model_paths import resolve_model
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.tables import FoldingTable, table_console
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 
 def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
