@@ -18,7 +18,8 @@ from tests.policies.serving import served
 ROOT = Path(__file__).parents[2]
 SDK_ALONE = """
 import runpy, sys
-ALLOWED = {"edgeflow_client", "grpc", "google", "numpy", "typing_extensions", "cython_runtime"} | set(sys.stdlib_module_names)
+ALLOWED = {"edgeflow_client", "grpc", "google", "numpy", "typing_extensions", "cython_runtime"}
+ALLOWED |= set(sys.stdlib_module_names)
 class Missing:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
