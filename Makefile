@@ -11,7 +11,7 @@ help:
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints/cpu.txt scripts/setup $(wildcard edgeflow/kernels/native/*.cpp edgeflow/kernels/native/*.h)
+.venv/ready: pyproject.toml client/pyproject.toml constraints/cpu.txt scripts/setup $(wildcard edgeflow/kernels/native/*.cpp edgeflow/kernels/native/*.h)
 	PYTHON=$(PYTHON) scripts/setup
 
 demo: setup
