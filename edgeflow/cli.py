@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +16,9 @@ from edgeflow.commands.laboratory import add_to
 from edgeflow.openmp import limit_spinning
 from edgeflow_client.loadtest.options import loadtest
 from edgeflow_client.loadtest.terminal import open_standard_streams, run
+
+if TYPE_CHECKING:
+    from edgeflow.service.sessions.observers import SessionObserver
 
 app = typer.Typer(
     name="edgeflow",
@@ -53,11 +58,14 @@ def _options(
     pass
 
 
-def main() -> None:
-    """Run the command line. A StartError becomes one line on standard error and exit code 2."""
+def main(observers: Sequence[SessionObserver] = ()) -> None:
+    """Run the command line. A StartError becomes one line on standard error and exit code 2.
+
+    observers: see every session of `edgeflow serve`.
+    """
     open_standard_streams()
     limit_spinning(os.environ)
-    run(app, "edgeflow", doctor="edgeflow doctor")
+    run(partial(app, obj=observers), "edgeflow", doctor="edgeflow doctor")
 
 
 if __name__ == "__main__":

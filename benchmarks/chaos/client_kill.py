@@ -61,7 +61,7 @@ def main() -> int:
     report = Report("client-kill", arguments)
     generator = random.Random(arguments.seed)
     with (
-        ServiceUnderTest(CONFIG, ["--tasks"]) as service,
+        ServiceUnderTest(CONFIG) as service,
         RobotProcess(bystanders, service.address, OTHERS, OTHERS_HZ) as others,
     ):
         others.hear()
@@ -168,8 +168,8 @@ def _holds(service: ServiceUnderTest) -> dict[str, float]:
     metrics, held = service.metrics(), service.held()
     return {
         "front descriptors": held["front"].descriptors,
-        "front threads": held["front"].threads - metrics["asyncio_pool_threads"],  # bounded, fills by chance
-        "front tasks": metrics["asyncio_tasks"],
+        "front threads": held["front"].threads - metrics["edgeflow_pool_threads"],  # bounded, fills by chance
+        "front tasks": metrics["edgeflow_tasks"],
         "worker descriptors": held["worker"].descriptors,
         "worker threads": held["worker"].threads,
     }

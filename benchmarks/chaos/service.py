@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, name, started_at, wait_for
 from edgeflow.config import schema_json
-from edgeflow.service.children.fork_server import NAME as FORK_SERVER
+from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    context: typer.Context,
     config: Annotated[
         OptionalPath, typer.Option(help="Configuration file (JSON); see `edgeflow config schema`.")
     ] = None,
@@ -113,7 +114,9 @@ def serve(
 
             settings = load_config(config, overrides)
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
-                code = run_service(settings, announcer, ready_file=ready_file, log=output.lines)
+                code = run_service(
+                    settings, announcer, ready_file=ready_file, log=output.lines, observers=context.obj or ()
+                )
         except EdgeflowError as error:
             if output.lines.isatty():
                 raise
@@ -144,6 +147,6 @@ def health(
 ) -> None:
     """Check that the service on this machine is ready to serve robots. Exits with code 1 if not."""
     from edgeflow.config import load_config
-    from edgeflow.service.observe.probe import probe
+    from edgeflow.service.host.probe import probe
 
     print(probe(load_config(config, {"health.port": health_port}), timeout_s))

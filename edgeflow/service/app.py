@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -32,10 +32,11 @@ from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.health_listener import HealthListener
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.loop_watch import LoopWatch
-from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
+from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
@@ -61,6 +62,7 @@ class Service:
         log: EventLog,
         launch: Launch | None = None,
         launch_child: LaunchChild | None = None,
+        observers: Sequence[SessionObserver] = (),
     ) -> None:
         self.health = Health()
         self.metrics = Metrics()
@@ -84,6 +86,7 @@ class Service:
             health=self.health,
             metrics=self.metrics,
             log=log,
+            observers=observers,
         )
         self._tokens = TokensFile(config.tokens_file, log)
         self._guard = Guard(self._tokens.entries, self.metrics, log)

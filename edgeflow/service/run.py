@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
@@ -18,6 +19,7 @@ from edgeflow.service.host.process import (
     write_ready_file,
 )
 from edgeflow.service.observe.log import EventLog, Sink
+from edgeflow.service.sessions.observers import SessionObserver
 from edgeflow.service.worker.process import Launch
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import WorkerError
@@ -30,6 +32,7 @@ def run_service(
     ready_file: Path | None = None,
     launch: Launch | None = None,
     log: Sink | None = None,
+    observers: Sequence[SessionObserver] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
@@ -38,6 +41,7 @@ def run_service(
     ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
     launch: starts a worker; default: a process running edgeflow.worker.start.
     log: receives the lines of the log; default: standard error, which then must not block.
+    observers: see every session, after metrics and log.
     """
     if ready_file is not None:
         clear_ready_file(ready_file)
@@ -47,7 +51,9 @@ def run_service(
     loop = new_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config, announce, ready_file, launch, events))
+        return loop.run_until_complete(
+            _serve(lambda: Service(config, announce, events, launch, observers=observers), ready_file)
+        )
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -55,10 +61,8 @@ def run_service(
         loop.close()
 
 
-async def _serve(
-    config: ServiceConfig, announce: Announce, ready_file: Path | None, launch: Launch | None, log: EventLog
-) -> int:
-    service = Service(config, announce, log, launch)
+async def _serve(make: Callable[[], Service], ready_file: Path | None) -> int:
+    service = make()
     stop = stop_signal()
     start = asyncio.create_task(service.start())
     stopped = asyncio.create_task(stop.wait())

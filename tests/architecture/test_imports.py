@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "service": LEAVES
     | {"artifacts", "config", "config_sections", "model_paths", "ipc", "policies", "scheduler", "text"},
     "commands": LEAVES | {"config", "console", "models", "service", "engine/chat"},
-    "cli": LEAVES | {"commands", "console", "openmp"},
+    "cli": LEAVES | {"commands", "console", "openmp", "service"},
     "__main__": {"cli"},
 }
 ALLOWED["lab"] = set(ALLOWED) - {"service", "cli", "__main__"}

@@ -13,7 +13,7 @@ import pytest
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import read_sealed, seal, seal_written, unseal
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 

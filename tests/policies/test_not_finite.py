@@ -25,8 +25,8 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.events import ActionEvent
-from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 import httpx
@@ -220,7 +220,12 @@ def config(**overrides) -> ServiceConfig:
 
 @contextlib.asynccontextmanager
 async def serving(
-    checkpoint, script: Script | None = None, incidents: int = 0, chat_path: str = "", **overrides
+    checkpoint,
+    script: Script | None = None,
+    incidents: int = 0,
+    chat_path: str = "",
+    observers: Sequence = (),
+    **overrides,
 ) -> AsyncIterator[Served]:
     """checkpoint: a directory that passes the preflight. incidents: how many bugs the test provokes.
 
@@ -231,7 +236,8 @@ async def serving(
     announced: list[ServiceStatus] = []
     settings = config(model=str(checkpoint), alias="demo", **overrides)
     inline = InlineChildren(settings, chat_path)
-    service = Service(settings, announced.append, EventLog(MonotonicClock(), log), script.launch, inline.launch)
+    events = EventLog(MonotonicClock(), log)
+    service = Service(settings, announced.append, events, script.launch, inline.launch, observers)
     await service.start()
     address = service.status.grpc_address
     try:

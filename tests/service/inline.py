@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import LaunchedChild, Role
-from edgeflow.service.children.roles import ChildStart
+from edgeflow.service.children.launch import LaunchedChild
 from edgeflow.service.gateway.gateway import Gateway
+from edgeflow.service.host.roles import ChildStart, Role
 
 
 class InlineChildren:

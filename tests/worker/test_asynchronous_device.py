@@ -16,9 +16,9 @@ from edgeflow.scheduler.forecast import Forecast, Robot, forecast
 from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimate
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.decoding import Decoders
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, ResourceExhausted

@@ -20,8 +20,8 @@ from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.prefixes import prefix_routes, restore
 from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
-from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.children.serving import ServingChild, sealed
+from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.http.errors import framework_error
 from edgeflow.service.http.inner import InnerEdge
 from edgeflow.service.http.server import HttpServer

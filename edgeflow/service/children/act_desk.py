@@ -13,12 +13,12 @@ from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, Act
 from edgeflow.service.grpc.opening import check_request
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.observation.pixels import frame_bytes, images_of
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.lines import Log
 from edgeflow.service.security.auth import Caller, Guard
 from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.plane import ControlPlane
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     EdgeflowError,

@@ -15,7 +15,7 @@ from edgeflow.ipc.sealed import read_sealed, seal
 from edgeflow.service.children.act_answers import no_room
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import LaunchChild, Role
+from edgeflow.service.children.launch import LaunchChild
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -30,7 +30,7 @@ from edgeflow.service.children.messages import (
     ToChild,
     WantSocket,
 )
-from edgeflow.service.children.roles import CHAT, GATEWAY
+from edgeflow.service.host.roles import CHAT, GATEWAY, Role
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics

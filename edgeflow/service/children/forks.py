@@ -11,15 +11,15 @@ from edgeflow.config import ServiceConfig
 from edgeflow.ipc.packets import Packets, close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
-from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Pair, Role
-from edgeflow.service.children.roles import CHAT, GATEWAY
+from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Pair
 from edgeflow.service.host.held import Held
+from edgeflow.service.host.roles import CHAT, GATEWAY, Role
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.starts import StartLimits
 from edgeflow_client.errors import WorkerError
 
-ENTRY = "edgeflow.service.children.fork_server"
+ENTRY = "edgeflow.service.fork_server"
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # a process that forks has one thread
 FIRST_LOAD_S = 30.0
 ANSWER_S = 1.0  # once it has loaded

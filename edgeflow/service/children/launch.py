@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from edgeflow.ipc.packets import packet_pair
+from edgeflow.service.host.roles import Role
 
 KILL_WAIT_S = 1.0
 
@@ -36,16 +37,6 @@ class LaunchedChild:
 
     sock: socket.socket
     process: ChildProcess
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """A child's name, the socket it serves, where the chat front is ("" without chat), and its memory limit."""
-
-    name: str
-    listener: socket.socket
-    chat_path: str
-    memory_mb: int
 
 
 LaunchChild: TypeAlias = Callable[[Role], Awaitable[LaunchedChild]]  # OSError if that is impossible

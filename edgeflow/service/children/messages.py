@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from edgeflow.contract import Chunk, PolicyInputs
 from edgeflow.ipc.coding import Coding
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.trajectory import ChunkReport
 from edgeflow_client.types import ActionSchema, StageTimings
 

@@ -11,7 +11,7 @@ from edgeflow.ipc.sealed import read_sealed
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.log import ChildLog
 from edgeflow.service.children.messages import ChildFailed, ChildMessage, Policy, Serving
-from edgeflow.service.children.roles import ChildStart
+from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Guard, read_entries
 from edgeflow_client.errors import StartError, WorkerError

@@ -15,8 +15,8 @@ from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, Act
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.gateway.decoding import Decoder
 from edgeflow.service.observation.matching import narrowed
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
 

@@ -10,7 +10,7 @@ from edgeflow.contract import CHANNELS
 from edgeflow.ipc.sealed import Sealed, seal_written
 from edgeflow.service.host.threads import start_threads
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 
 SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a thread
 

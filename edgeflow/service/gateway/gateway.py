@@ -24,13 +24,13 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
 )
-from edgeflow.service.children.roles import ChildStart
 from edgeflow.service.children.serving import ServingChild, sealed
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.metrics_text import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.gateway.routes import build_app
 from edgeflow.service.gateway.tls import load_pair, server_context
+from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.http.edge import Edge
 from edgeflow.service.http.hosts import Hosts
 from edgeflow.service.http.protocol import Bounds

@@ -15,7 +15,7 @@ from edgeflow.service.grpc.lifting import lift_images
 from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.images.images import check_image
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

@@ -9,7 +9,7 @@ from edgeflow.config import LimitsConfig
 from edgeflow.contract import CHANNELS
 from edgeflow.service.grpc.fields import check_name, check_text
 from edgeflow.service.grpc.state import check_state, check_vectors
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

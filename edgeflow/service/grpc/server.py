@@ -19,10 +19,10 @@ from edgeflow.service.grpc.wire import action_message, schema_message
 from edgeflow.service.host.listen import address_text, refuse_busy
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import CONTROL, Caller, Guard
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.act import act_once
+from edgeflow.service.sessions.metrics import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument
 from edgeflow_client.reasons import Reason

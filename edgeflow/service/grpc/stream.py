@@ -13,18 +13,18 @@ from edgeflow.service.faults import error_of_code
 from edgeflow.service.grpc.codec import Received, Unparsable
 from edgeflow.service.grpc.fields import refuse_unknown_fields
 from edgeflow.service.grpc.opening import check_open
+from edgeflow.service.grpc.receiving import receive, unparsable
 from edgeflow.service.grpc.wire import opened_message, server_message
-from edgeflow.service.observe.metrics import Metrics
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.events import End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.metrics import Metrics
 from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.sessions.plane import ControlPlane
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.errors import Aborted, DeadlineExceeded, FailedPrecondition, InvalidArgument
+from edgeflow_client.errors import Aborted, DeadlineExceeded, FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import Disposition
 
 MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
@@ -106,7 +106,7 @@ class StreamCall:
 
     async def _read(self, runner: SessionRunner) -> None:
         while (received := await self._context.read()) is not grpc.aio.EOF:
-            runner.receive(received)
+            receive(received, runner, self._plane.config.limits)
         runner.session.end_input()
         runner.pump()
 
@@ -138,22 +138,12 @@ class StreamCall:
             text = f"the robot did not read its answers for {seconds:g} s"
             self._runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, text))
             self._plane.close(self._runner)
-            self._metrics.watchdog_fired.labels("slow_reader").inc()
 
 
 def _refused_before_open(received: Received[pb.ClientMessage] | Unparsable) -> Event:
     if isinstance(received, Unparsable):
-        broken = InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
-        return StatusEvent(
-            seq=0, disposition=Disposition.REJECTED, code=broken.code, reason=broken.reason, text=broken.text
-        )
+        return StatusEvent.refused(0, unparsable())
     early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
     if received.message.WhichOneof("kind") == "frame":
-        return StatusEvent(
-            seq=received.message.frame.seq,
-            disposition=Disposition.REJECTED,
-            code=early.code,
-            reason=early.reason,
-            text=early.text,
-        )
+        return StatusEvent.refused(received.message.frame.seq, early)
     return NoticeEvent("rejected", 0, early.code, early.text)

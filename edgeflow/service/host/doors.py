@@ -7,10 +7,9 @@ import socket
 from pathlib import Path
 
 from edgeflow.config import ServiceConfig
-from edgeflow.service.children.launch import Role
-from edgeflow.service.children.roles import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.private_folder import SOCKET, make_private_folder
+from edgeflow.service.host.roles import CHAT, GATEWAY, Role
 from edgeflow_client.errors import AddressError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema

@@ -22,7 +22,7 @@ from edgeflow.service.observation.describe import (
     state_text,
 )
 from edgeflow.service.observation.names import Names, place_of
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, StateSpec

@@ -8,7 +8,7 @@ from edgeflow.contract import CHANNELS
 from edgeflow.ipc.payloads import Payload
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.images.images import decode_jpeg
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import DataLoss
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat

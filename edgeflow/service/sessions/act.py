@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from edgeflow.service.faults import error_of_code
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow_client.errors import DeadlineExceeded
 from edgeflow_client.reasons import Reason
@@ -30,7 +30,7 @@ async def act_once(
     runner = await plane.open(replace(opened, mode=mode), caller, single=True)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
-        runner.receive_checked(frame, received_ns)
+        runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None

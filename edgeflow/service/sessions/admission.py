@@ -21,8 +21,8 @@ from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode

@@ -10,7 +10,7 @@ from statistics import median_low
 import numpy as np
 
 from edgeflow.contract import Chunk
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.types import ActionSchema
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold

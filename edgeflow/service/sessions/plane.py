@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -22,24 +22,24 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.threads import start_threads
 from edgeflow.service.observation.chunks import check_chunks
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.gate import FrameTimes
+from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import ClosedSession, Observers, OpenedSession, SessionLog, SessionObserver
 from edgeflow.service.sessions.places import Places
 from edgeflow.service.sessions.planner import Planner, no_worker
 from edgeflow.service.sessions.rates import SessionRules
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
@@ -64,6 +64,7 @@ class ControlPlane:
         health: Health,
         metrics: Metrics,
         log: EventLog,
+        observers: Sequence[SessionObserver] = (),
     ) -> None:
         self.config = config
         self.worker: WorkerReady | None = None
@@ -74,6 +75,7 @@ class ControlPlane:
         self._health = health
         self._metrics = metrics
         self._log = log
+        self._observers = Observers([metrics, SessionLog(log), *observers])
         self._rules = SessionRules.of(config)
         self._names = Names.of(config)
         self._runners: dict[int, SessionRunner] = {}
@@ -142,9 +144,8 @@ class ControlPlane:
             port=self._port,
             pool=self._pool,
             clock=self._clock,
-            limits=self.config.limits,
             decoders=self._decoders,
-            metrics=self._metrics,
+            observers=self._observers,
             log=self._log,
             want_ring=self._want_ring,
             alone=self._alone,
@@ -155,7 +156,8 @@ class ControlPlane:
         session = runner.session
         if self._runners.pop(session.number, None) is None:
             return
-        session.end(End("CANCELLED", Reason.CLIENT_GONE))
+        gone = End("CANCELLED", Reason.CLIENT_GONE)
+        session.end(gone)
         while runner.take_events():
             pass
         self._port.send(CloseSession(session.number))
@@ -163,10 +165,7 @@ class ControlPlane:
         self._places.leave(session.number)
         if not self._runners:
             self._all_closed.set()
-        reason = session.ended.reason.label if session.ended else ""
-        self._metrics.sessions.set(len(self._runners))
-        self._metrics.sessions_closed.labels(reason).inc()
-        self._log.event("session_closed", session=session.number, epoch=session.epoch, reason=reason)
+        self._observers.closed(ClosedSession(number=session.number, epoch=session.epoch, end=session.ended or gone))
 
     # Messages of the worker.
 
@@ -329,11 +328,9 @@ class ControlPlane:
         self._runners[number] = runner
         self._end_surplus()
         self._all_closed.clear()
-        self._metrics.sessions.set(len(self._runners))
-        self._metrics.sessions_opened.inc()
-        who = {"peer": caller.peer, "principal": caller.principal}
-        mode, pace = runner.plan.mode.value, pace_text(runner.plan.pace)
-        self._log.event("session_opened", session=number, **who, mode=mode, pace=pace)
+        self._observers.opened(
+            OpenedSession(number=number, request=runner.session.request, plan=runner.plan, caller=caller)
+        )
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

@@ -8,25 +8,21 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
-from edgeflow.config import LimitsConfig
 from edgeflow.ipc.messages import ChangePace, Message, OpenSession
 from edgeflow.ipc.payloads import Payloads
 from edgeflow.scheduler.pace import pace_text
-from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
-from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.observation.pixels import decode_frame, raw_pixels
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
 from edgeflow.service.sessions.decoding import Decoders
-from edgeflow.service.sessions.events import ActionEvent, End, Event
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.events import End, Event
+from edgeflow.service.sessions.observers import ObservedFrame, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
-from edgeflow_client.errors import AlreadyExists, InvalidArgument, RequestError, Unavailable
+from edgeflow_client.errors import RequestError, Unavailable
 from edgeflow_client.reasons import Reason
-from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import Command, Mode
+from edgeflow_client.types import Mode
 
 MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
 
@@ -51,9 +47,8 @@ class SessionRunner:
         port: WorkerPort,
         pool: Executor,
         clock: Clock,
-        limits: LimitsConfig,
         decoders: Decoders,
-        metrics: Metrics,
+        observers: Observers,
         log: EventLog,
         want_ring: Callable[[SessionRunner], None],
         alone: Callable[[SessionRunner], bool],
@@ -62,9 +57,8 @@ class SessionRunner:
         self._port = port
         self._pool = pool
         self._clock = clock
-        self._limits = limits
         self._decoders = decoders
-        self._metrics = metrics
+        self._observers = observers
         self._log = log
         self._want_ring = want_ring
         self._alone = alone
@@ -76,62 +70,46 @@ class SessionRunner:
         if plan.mode is Mode.SPECULATIVE and plan.pace.speculation is None:
             session.notify("mode", "this policy drafts no tokens, so speculative is serial")
 
-    def receive(self, received: Received[pb.ClientMessage] | Unparsable) -> None:
-        """Handle a message after Open; the stream continues whatever it contains."""
-        if self.session.ended is not None:
-            return
-        if isinstance(received, Unparsable):
-            self._refuse(
-                0, InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
-            )
-            return
-        match received.message.WhichOneof("kind"):
-            case "frame":
-                self.receive_frame(received)
-            case "reset":
-                self._reset(received.message.reset)
-            case "close":
-                self.session.end(End("OK", Reason.CLIENT_CLOSED))
-            case "open":
-                error = AlreadyExists("this stream already has a session", field="open", reason=Reason.SESSION_OPEN)
-                self.session.reject_message(error, self._clock.now_ns())
-            case _:
-                self._refuse(
-                    0,
-                    InvalidArgument(
-                        "is empty: send a frame, reset or close", field="message", reason=Reason.MESSAGE_EMPTY
-                    ),
-                )
-        self.pump()
+    def receive_frame(
+        self, seq: int, stamp_ns: int, contents: Callable[[], CheckedFrame], received_ns: int | None = None
+    ) -> None:
+        """Check the order of a frame and then its contents; offer it, or reject it.
 
-    def receive_frame(self, received: Received[pb.ClientMessage]) -> None:
-        """Check the order, unknown fields and contents of a frame, then offer or refuse it."""
-        frame = received.message.frame
-        now_ns = self._clock.now_ns()
-        self._observe_gap(now_ns)
-        try:
-            self.session.admit(frame.seq, frame.stamp_ns, now_ns)
-            refuse_unknown_fields(received.message, "message")
-            checked = check_frame(received, self.session.request, self._limits)
-            self._count_chunks(checked)
-            self.session.offer(checked, now_ns)
-        except RequestError as error:
-            self._refuse(frame.seq, error)
-        self.pump()
-
-    def receive_checked(self, frame: CheckedFrame, received_ns: int | None = None) -> None:
-        """Check the order of a frame whose contents are checked already, then offer or refuse it.
-
-        received_ns: when it reached this machine, so that time spent elsewhere counts in its age; None = now.
+        contents: the checked frame, or a RequestError. received_ns: when it reached this machine, so that time spent
+        elsewhere counts in its age; None = now.
         """
         now_ns = self._clock.now_ns()
         since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
+        gap_ns = now_ns - self._last_frame_ns if self._last_frame_ns is not None else 0
+        self._last_frame_ns = now_ns
         try:
-            self.session.admit(frame.seq, frame.stamp_ns, now_ns, since_ns)
-            self._count_chunks(frame)
+            self.session.admit(seq, stamp_ns, now_ns, since_ns)
+            frame = contents()
+            seen = self._seen(frame, gap_ns)
             self.session.offer(frame, now_ns, since_ns)
+            self._observers.observed(seen)
         except RequestError as error:
-            self._refuse(frame.seq, error)
+            self.reject(seq, error)
+        self.pump()
+
+    def reject(self, seq: int, error: RequestError) -> None:
+        """Answer a frame, or with seq 0 a message that is not one, with an error; too many of them end the session."""
+        self.session.refuse(seq, error, self._clock.now_ns())
+        self.pump()
+
+    def reject_message(self, error: RequestError) -> None:
+        """Answer a message about the session with an error."""
+        self.session.reject_message(error, self._clock.now_ns())
+        self.pump()
+
+    def reset(self, instruction: str) -> None:
+        """Begin a new epoch; instruction: "" keeps the present one."""
+        self.session.request_reset(instruction, self._clock.now_ns())
+        self.pump()
+
+    def end(self, end: End) -> None:
+        """End the session."""
+        self.session.end(end)
         self.pump()
 
     def change_plan(self, plan: SessionPlan) -> None:
@@ -164,32 +142,27 @@ class SessionRunner:
             self._take_turn(turn_ns, now_ns)
         if session.unread and session.ended is None:
             session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, "the robot reads its answers too slowly"))
-            self._metrics.watchdog_fired.labels("slow_reader").inc()
         if session.has_events or session.ended is not None:
             self._changed.set()
 
     async def next_events(self) -> list[Event]:
         """Wait for events; empty once the session has ended and all events were taken."""
-        self._count_taken()
+        self._report_taken()
         while not self.session.has_events and self.session.ended is None:
             self._changed.clear()
             await self._changed.wait()
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """Take the pending events. They are counted at the next call, so that metrics do not delay the robot."""
-        self._count_taken()
+        """Take the pending events. Observers see them at the next call, so that they do not delay the robot."""
+        self._report_taken()
         self._taken = self.session.take(self._clock.now_ns())
         return self._taken
 
-    def _count_taken(self) -> None:
-        """Count the events taken last in the metrics; log HOLD and STOP."""
+    def _report_taken(self) -> None:
         events, self._taken = self._taken, []
         for event in events:
-            self._metrics.observe(event)
-            if isinstance(event, ActionEvent) and event.command is not Command.ACT:
-                number, command = self.session.number, event.command.value
-                self._log.event(command, session=number, epoch=event.epoch, reason=event.reason)
+            self._observers.sent(self.session.number, event)
 
     def _take_turn(self, turn_ns: int, now_ns: int) -> None:
         """Decode the waiting frame, or come back when it has its turn."""
@@ -239,21 +212,6 @@ class SessionRunner:
         self.session.decode_failed(failed, self._clock.now_ns())
         self.pump()
 
-    def _reset(self, message: pb.Reset) -> None:
-        try:
-            refuse_unknown_fields(message, "reset")
-            text = check_text(message.instruction, "reset.instruction", self._limits) if message.instruction else ""
-        except RequestError as error:
-            self.session.reject_message(error, self._clock.now_ns())
-        else:
-            self.session.request_reset(text, self._clock.now_ns())
-
-    def _refuse(self, seq: int, error: RequestError) -> None:
-        self.session.refuse(seq, error, self._clock.now_ns())
-        if error.code == "RESOURCE_EXHAUSTED" or error.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
-            self._metrics.limit_rejections.labels(error.reason).inc()
-        self.pump()
-
     def _replace_plan(self, plan: SessionPlan) -> bool:
         """Adopt a plan; True if the pace changed, of which the robot is notified."""
         before = self.plan.pace
@@ -267,18 +225,16 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _count_chunks(self, frame: CheckedFrame) -> None:
-        """Count a report that the robot plays what it never got, and one of a chunk that came too late to fit."""
-        playing, arrived = frame.playing, frame.arrived
-        if playing is not None and not self.session.answers.sent.has(playing.seq, playing.step):
-            self._metrics.unknown_chunks.inc()
-        if arrived is not None and self.session.answers.arrived(arrived.seq, arrived.age_ns):
-            self._metrics.late_chunks.inc()
-
-    def _observe_gap(self, now_ns: int) -> None:
-        if self._last_frame_ns is not None:
-            self._metrics.ingress_gap.observe((now_ns - self._last_frame_ns) / 1e9)
-        self._last_frame_ns = now_ns
+    def _seen(self, frame: CheckedFrame, gap_ns: int) -> ObservedFrame:
+        """The frame as observers see it, with what its reports of chunks amount to."""
+        playing, arrived, answers = frame.playing, frame.arrived, self.session.answers
+        return ObservedFrame(
+            session=self.session.number,
+            frame=frame,
+            gap_ns=gap_ns,
+            unknown_chunk=playing is not None and not answers.sent.has(playing.seq, playing.step),
+            late_chunk=arrived is not None and answers.arrived(arrived.seq, arrived.age_ns),
+        )
 
 
 def open_session(

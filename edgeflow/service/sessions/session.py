@@ -26,6 +26,7 @@ from dataclasses import replace
 from edgeflow.contract import Speculation
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.frames.answers import Answers
 from edgeflow.service.sessions.frames.lateness import Lateness
@@ -36,7 +37,6 @@ from edgeflow.service.sessions.frames.underway import UnderWay
 from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, validity_ms
 from edgeflow.service.sessions.ordering import FrameOrder
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import FailedPrecondition, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Command, Disposition

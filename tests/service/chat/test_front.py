@@ -33,7 +33,7 @@ from edgeflow.service.children.messages import (
     Serving,
     WantSocket,
 )
-from edgeflow.service.children.roles import ChildStart
+from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
 from tests.service.chat.workers import Loaded

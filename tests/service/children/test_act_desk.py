@@ -14,9 +14,9 @@ from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
 from edgeflow.service.sessions import plane as plane_module
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.service.harness import eventually, serving

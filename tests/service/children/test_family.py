@@ -14,8 +14,9 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, Family
-from edgeflow.service.children.launch import LaunchedChild, Role
+from edgeflow.service.children.launch import LaunchedChild
 from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy, WantSocket
+from edgeflow.service.host.roles import Role
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics

@@ -18,13 +18,15 @@ import pytest
 from edgeflow.config import load_config
 from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
+from edgeflow.service.grpc.receiving import receive
 from edgeflow.service.grpc.wire import server_message
 from edgeflow.service.host import realtime
 from edgeflow.service.host.process import no_core_dumps
 from edgeflow.service.host.realtime import lock_memory, settle
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.metrics import Metrics
 from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Observers
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import MonotonicClock
@@ -35,6 +37,7 @@ from tests.service.scripted import SCHEMA, good_values
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 FRAMES = 1500
+LIMITS = load_config(None, {}).limits
 GROWTH_BYTES = 64 << 10  # of FRAMES frames: 43 bytes each
 
 
@@ -67,7 +70,7 @@ class Port:
 async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytearray] | None) -> None:
     for seq in range(first, first + count):
         data = bytes(3)
-        runner.receive(received(frame_message(seq, data, stamp_ns=seq * 50 * MS)))
+        receive(received(frame_message(seq, data, stamp_ns=seq * 50 * MS)), runner, LIMITS)
         acted = False
         while not acted:
             for event in await runner.next_events():
@@ -89,9 +92,8 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
             port=port,
             pool=pool,
             clock=MonotonicClock(),
-            limits=load_config(None, {}).limits,
             decoders=Decoders(1, 0),
-            metrics=Metrics(),
+            observers=Observers([Metrics()]),
             log=log,
             want_ring=lambda _: None,
             alone=lambda _: True,

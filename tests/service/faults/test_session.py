@@ -11,8 +11,8 @@ import pytest
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.events import ActionEvent, StatusEvent
-from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb

@@ -14,8 +14,8 @@ from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
 from edgeflow.service.gateway import decoding
 from edgeflow.service.gateway.control import Control, Observation
 from edgeflow.service.gateway.decoding import Decoder
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.harness import eventually

@@ -17,7 +17,7 @@ from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names
 from edgeflow.service.observation.pixels import decode_frame
-from edgeflow.service.sessions.requests import OpenRequest
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from edgeflow.service.grpc.codec import UNPARSABLE
+from edgeflow.service.grpc.receiving import receive
 from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.frames.outbox import MOST_NOTES
 from edgeflow.service.worker import supervisor
@@ -271,7 +272,7 @@ async def test_answers_that_nobody_reads_are_bounded(checkpoint):
         await robot.open()
         (runner,) = served.service.plane._runners.values()
         for _ in range(10_000):
-            runner.receive(UNPARSABLE)
+            receive(UNPARSABLE, runner, served.service.plane.config.limits)
         assert runner.session.ended is not None and len(runner.session.take(0)) <= MOST_NOTES + 2
         code, text = await robot.rest()
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too slowly" in text

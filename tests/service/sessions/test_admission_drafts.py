@@ -11,8 +11,8 @@ from edgeflow.config import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong
 from edgeflow.scheduler.settling import LEAST_SAMPLES
+from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
-from edgeflow.service.sessions.requests import OpenRequest
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.types import Mode
 from tests.service.sessions.test_admission import MS, fill, make, ready, request

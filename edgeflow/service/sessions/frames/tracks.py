@@ -8,8 +8,8 @@ from enum import Enum
 from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.ipc.payloads import Payloads
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
-from edgeflow.service.sessions.requests import CheckedFrame, OpenRequest
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import ChunkReport, Playing
 from edgeflow_client.types import Command, Disposition, StageTimings

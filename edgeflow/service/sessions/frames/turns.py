@@ -9,10 +9,10 @@
 
 from __future__ import annotations
 
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.frames.underway import UnderWay
 from edgeflow.service.sessions.gate import AgeLimit
 from edgeflow.service.sessions.rates import Rates
-from edgeflow.service.sessions.requests import CheckedFrame
 
 
 class Turns:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from edgeflow.ipc.payloads import Payloads
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.events import StatusEvent
 from edgeflow.service.sessions.frames.outbox import Outbox
 from edgeflow.service.sessions.frames.tracks import Ready, Track
-from edgeflow.service.sessions.requests import CheckedFrame
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from edgeflow.config import load_config
+from edgeflow.service.host.probe import probe
 from edgeflow.service.observe.health import State
-from edgeflow.service.observe.probe import probe
 from edgeflow_client.errors import ConfigError, Unavailable
 from tests.service.harness import Served, serving
 from tests.service.protected import Authority, write_tokens

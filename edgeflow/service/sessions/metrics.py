@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import Info
@@ -15,15 +17,16 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.sessions.observers import ClosedSession, ObservedFrame, OpenedSession, SessionObserver
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import ChunkReport, Seam
-from edgeflow_client.types import Command
 
+POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
-class Metrics(ProcessMetrics):
+class Metrics(ProcessMetrics, SessionObserver):
     """The metrics of control."""
 
     def __init__(self) -> None:
@@ -34,12 +37,36 @@ class Metrics(ProcessMetrics):
         self._worker_metrics()
         self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
 
+    def open(self) -> None:
+        super().open()
+        loop = asyncio.get_running_loop()
+        self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+        self.pool_threads.set_function(lambda: sum(each.name.startswith(POOLS) for each in threading.enumerate()))
+
     def watch_log(self, log: EventLog) -> None:
         """Count the lines that a log has lost."""
         self.registry.register(LostLines(log))
 
-    def observe(self, event: Event) -> None:
-        """Count an event sent to a robot."""
+    def opened(self, session: OpenedSession) -> None:  # noqa: ARG002 - an observer's
+        self.sessions.inc()
+        self.sessions_opened.inc()
+
+    def observed(self, frame: ObservedFrame) -> None:
+        if frame.gap_ns:
+            self.ingress_gap.observe(frame.gap_ns / 1e9)
+        if frame.unknown_chunk:
+            self.unknown_chunks.inc()
+        if frame.late_chunk:
+            self.late_chunks.inc()
+
+    def answered(self, session: int, action: ActionEvent) -> None:  # noqa: ARG002 - an observer's
+        self.actions.labels(action.command.value, action.reason).inc()
+        self._observe_times(action)
+        self.action_passes.observe(action.timings.passes)
+        self.unsettled.inc(action.unsettled > 0)
+        self._observe_chunk(action.report)
+
+    def told(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
@@ -47,15 +74,18 @@ class Metrics(ProcessMetrics):
                     self.deadline_missed.inc()
                 elif event.reason == Reason.SUPERSEDED:
                     self.superseded.inc(event.frames)
+                elif event.code == "RESOURCE_EXHAUSTED" or event.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
+                    self.limit_rejections.labels(event.reason).inc()
             case ActionEvent():
                 self.actions.labels(event.command.value, event.reason).inc()
-                if event.command is Command.ACT:
-                    self._observe_times(event)
-                    self.action_passes.observe(event.timings.passes)
-                    self.unsettled.inc(event.unsettled > 0)
-                    self._observe_chunk(event.report)
-                else:
-                    self.safe_actions.labels(event.reason).inc()
+                self.safe_actions.labels(event.reason).inc()
+
+    def closed(self, session: ClosedSession) -> None:
+        reason = session.end.reason
+        self.sessions.dec()
+        self.sessions_closed.labels(reason.label).inc()
+        if reason is Reason.SLOW_READER:
+            self.watchdog_fired.labels("slow_reader").inc()
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
@@ -139,6 +169,8 @@ class Metrics(ProcessMetrics):
         self.rpc = self._counter("rpc", "Calls by status", "method", "code")
         self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
         self.health_state = self._gauge("health_state", "1 for the present state", "state")
+        self.tasks = self._gauge("tasks", "Tasks of control's event loop")
+        self.pool_threads = self._gauge("pool_threads", "Threads of control's pools")
         self.draining = self._gauge("draining", "1 while the service is stopping")
         self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
 

@@ -23,8 +23,8 @@ from edgeflow.ipc.leash import bind_to_parent, follow_parent
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
 from edgeflow.service.children.expendable import be_expendable, limit_memory, name_process
 from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
-from edgeflow.service.children.roles import CHAT, GATEWAY, ChildStart
 from edgeflow.service.host.process import new_loop
+from edgeflow.service.host.roles import CHAT, GATEWAY, ChildStart
 from edgeflow.service.host.spawn import how_it_ended
 
 NAME = "ef-forks"

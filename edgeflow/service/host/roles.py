@@ -10,6 +10,16 @@ GATEWAY, CHAT = "gateway", "chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A child's name, the socket it serves, where the chat front is ("" without chat), and its memory limit."""
+
+    name: str
+    listener: socket.socket
+    chat_path: str
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStart:
     """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
 
