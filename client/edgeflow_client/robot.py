@@ -46,9 +46,9 @@ _log = logging.getLogger("edgeflow_client")
 class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
-    cameras, state: of every frame; proprio_names, given instead of state, are vectors of one number each.
-    control_period_s: time between pushes. mode: None = the service's default, which is Mode.AUTO unless it is
-    configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with Mode.DEPTH.
+    cameras, state: of every frame. control_period_s: time between pushes. mode: None = the service's default, which is
+    Mode.AUTO unless it is configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with
+    Mode.DEPTH.
     tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
     not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
@@ -80,7 +80,6 @@ class RobotClient:
         max_passes: int = 0,
         max_action_age_s: float | None = None,
         model: str = "",
-        proprio_names: Sequence[str] = (),
         unnorm_key: str = "",
         on_action: Callable[[Directive], None] | None = None,
         open_timeout_s: float = 5.0,
@@ -100,7 +99,6 @@ class RobotClient:
             mode=mode,
             max_action_age_s=max_action_age_s,
             model=model,
-            proprio_names=_listed(proprio_names, "proprio_names"),
             unnorm_key=unnorm_key,
             depth=depth,
             tolerance_bins=tolerance_bins,
@@ -200,7 +198,7 @@ class RobotClient:
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
-        numbers = encode_state(state, proprio, self._settings.vectors)
+        numbers = encode_state(state, proprio, self._settings.state)
         with self._changed:
             seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)
             self._publish()
@@ -241,10 +239,6 @@ class RobotClient:
         with self._changed:
             self._session.stream_opened(message, outgoing)
             self._changed.notify_all()
-
-    def ask_less(self, refusal: EdgeflowError) -> bool:
-        with self._changed:
-            return self._session.ask_less(refusal)
 
     def stream_said(self, message: pb.ServerMessage) -> None:
         with self._changed:

@@ -46,9 +46,6 @@ class Listener(Protocol):
 
     def stream_said(self, message: pb.ServerMessage) -> None: ...
 
-    def ask_less(self, refusal: EdgeflowError) -> bool:
-        """The service refused the session; True if the next Open asks for less, so that another attempt is worth it."""
-
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         """The stream ended. final: the service refuses for good; no other attempt follows."""
 
@@ -194,6 +191,4 @@ class Link:
     def _refused_for_good(self, error: EdgeflowError) -> bool:
         if self._opened:
             return False
-        if error.code in (_PASSING_LATER if self._ever_opened else _PASSING):
-            return False
-        return not self._listener.ask_less(error)
+        return error.code not in (_PASSING_LATER if self._ever_opened else _PASSING)

@@ -158,7 +158,6 @@ def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:
         mode=None,
         max_action_age_s=None,
         model="",
-        proprio_names=(),
         unnorm_key="",
         state=state,
     )
@@ -184,7 +183,6 @@ def _opened(schema: ActionSchema) -> pb.Opened:
         ),
         mode=pb.MODE_SERIAL,
         valid_for_ms=VALID_MS,
-        arrivals=True,
     )
 
 
