@@ -23,18 +23,15 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blending
 from edgeflow_client.clock import Clock, MonotonicClock
-from edgeflow_client.connection.address import check_address
-from edgeflow_client.connection.credentials import Credentials
-from edgeflow_client.connection.link import Link
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.credentials import Credentials, check_address
+from edgeflow_client.connection.link import Link, Outgoing
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics
-from edgeflow_client.images import Images, encode_images
+from edgeflow_client.observation import Images, State, encode_images, encode_state
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import Session
-from edgeflow_client.state import State, encode_state
 from edgeflow_client.types import CameraSpec, Mode, StateSpec
 from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
 

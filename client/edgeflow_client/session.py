@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from edgeflow_client.actions import Action, Directive
-from edgeflow_client.advice import Advice
+from edgeflow_client.actions import Action, Advice, Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.link import Outgoing
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,

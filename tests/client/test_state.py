@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeflow_client.connection.wire import open_message
 from edgeflow_client.errors import InvalidArgument
-from edgeflow_client.state import encode_state
+from edgeflow_client.observation import encode_state
 from edgeflow_client.types import StateSpec
 from tests.client.conftest import IMAGE
 from tests.client.scripted import answer_all, session_settings

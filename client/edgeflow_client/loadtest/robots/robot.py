@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import grpc
 
 from edgeflow_client.clock import Clock
-from edgeflow_client.connection.backoff import Backoff
-from edgeflow_client.connection.link import STREAM
+from edgeflow_client.connection.link import STREAM, Backoff
 from edgeflow_client.connection.wire import Opened, SessionSettings, error_of, open_message, opened_of
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.loadtest.robots.hearing import hear
