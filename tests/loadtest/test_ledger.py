@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow_client.loadtest.robots.hearing import hear
 from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
 from edgeflow_client.loadtest.robots.playing import Playing
+from edgeflow_client.loadtest.robots.robot import hear
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Disposition

@@ -93,7 +93,7 @@ class LoadRun:
                 connection = connections[number % len(connections)]
                 random = Random(self._random.random())
                 robot = LoadRobot(
-                    number, self._plan.session, self._frames, connection=connection, clock=self._clock, random=random
+                    number, self._plan, self._frames, connection=connection, clock=self._clock, random=random
                 )
                 self._robots.append(robot)
             try:
