@@ -34,7 +34,7 @@ from edgeflow_client.loadtest.robots.plan import (
 )
 from edgeflow_client.loadtest.robots.robot import Posture
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
-from tests.loadtest.conftest import CAMERA
+from tests.client.loadtest.conftest import CAMERA
 
 
 @given(st.floats(0.1, 10_000), st.integers(0, 3_000))

@@ -26,8 +26,8 @@ from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.loadtest.tables import print_results
 from edgeflow_client.types import Disposition, StageTimings
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.loadtest.conftest import MS, PLAN, disposed
-from tests.loadtest.conftest import measured as by_hand
+from tests.client.loadtest.conftest import MS, PLAN, disposed
+from tests.client.loadtest.conftest import measured as by_hand
 from tests.service.chat.workers import chatting, load
 from tests.service.harness import serving
 from tests.tiny_checkpoint import write_checkpoint

@@ -11,7 +11,7 @@ from edgeflow_client.loadtest.robots.robot import hear
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Disposition
-from tests.loadtest.conftest import MS, acted, disposed, measured
+from tests.client.loadtest.conftest import MS, acted, disposed, measured
 
 TOLD = {
     Disposition.ACTED: pb.DISPOSITION_ACTED,

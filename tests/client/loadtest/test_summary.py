@@ -21,7 +21,7 @@ from edgeflow_client.loadtest.run import Forecast
 from edgeflow_client.loadtest.summary import generator_of, summarise
 from edgeflow_client.loadtest.tables import print_results
 from edgeflow_client.types import Disposition
-from tests.loadtest.conftest import MS, acted, disposed, measured
+from tests.client.loadtest.conftest import MS, acted, disposed, measured
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
