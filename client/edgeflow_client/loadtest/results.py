@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,8 +12,7 @@ from typing import Any
 
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.chat import Beside
-from edgeflow_client.loadtest.ramp import StepResult, knee, step_of, step_result
-from edgeflow_client.loadtest.report import json_text
+from edgeflow_client.loadtest.measure import StepResult, knee, step_of, step_result
 from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp, parse_duration
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import (
@@ -196,6 +196,21 @@ def results_json(results: Results) -> str:
         alone, ratio = _summary(results.beside.alone), results.beside.jitter_ratio(results.total)
         content |= {"alone": alone, "chat": asdict(results.beside.chat), "start_jitter_ratio": ratio}
     return json_text(content)
+
+
+def json_text(content: Any) -> str:
+    """Strict JSON: NaN and infinities become null."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def write_csv(path: Path, run: Measurement) -> None:
