@@ -13,16 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 LEAVES = {"contract"}
-CONFIG = {"config", "config_drafts", "config_sections"}
-ENGINE = LEAVES | CONFIG | {"artifacts", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
+ENGINE = LEAVES | {"artifacts", "config", "model_paths", "ipc", "kernels", "models", "scheduler", "text"}
 ALLOWED: dict[str, set[str]] = {
     "contract": set(),
     "model_paths": LEAVES,
-    "config_base": set(),
-    "config_drafts": {"config_base"},
-    "config_sections": LEAVES | {"config_base", "config_drafts", "model_paths"},
-    "config_file": LEAVES,
-    "config": LEAVES | {"config_base", "config_file", "config_sections", "model_paths"},
+    "config": LEAVES | {"model_paths"},
     "console": set(),
     "openmp": set(),
     "outputs": LEAVES,
@@ -52,8 +47,7 @@ ALLOWED: dict[str, set[str]] = {
         "scheduler",
         "text",
     },
-    "service": LEAVES
-    | {"artifacts", "config", "config_sections", "model_paths", "ipc", "policies", "scheduler", "text"},
+    "service": LEAVES | {"artifacts", "config", "model_paths", "ipc", "policies", "scheduler", "text"},
     "commands": LEAVES | {"config", "console", "models", "service", "engine/chat"},
     "cli": LEAVES | {"commands", "console", "openmp", "service"},
     "__main__": {"cli"},
@@ -78,10 +72,6 @@ MOST_LINES = 400
 NO_TORCH = {
     "contract",
     "config",
-    "config_base",
-    "config_drafts",
-    "config_file",
-    "config_sections",
     "model_paths",
     "ipc",
     "scheduler",
