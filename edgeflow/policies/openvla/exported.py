@@ -24,7 +24,7 @@ from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.reasons import Reason
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
-from edgeflow.policies.pi.checkpoint import read_checkpoint
 from edgeflow.policies.pi.config import PI0 as PI0_KIND
 from edgeflow.policies.pi.config import PI05 as PI05_KIND
-from edgeflow.policies.pi.config import load_config
+from edgeflow.policies.pi.config import load_config, read_checkpoint
 from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ def _check(kind: str, directory: Path, settings: Settings) -> None:
 
 
 def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.exported.loading import published_flow
-    from edgeflow.policies.pi.architecture import architecture_of
+    from edgeflow.policies.flow.exported import published_flow
+    from edgeflow.policies.pi.network import architecture_of
 
     checkpoint = read_checkpoint(directory, kind, settings)
     if options.center_crop:

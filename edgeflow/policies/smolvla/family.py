@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
-from edgeflow.policies.smolvla.checkpoint import read_checkpoint
-from edgeflow.policies.smolvla.config import load_config
+from edgeflow.policies.smolvla.config import load_config, read_checkpoint
 from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +24,8 @@ def _check(directory: Path, settings: Settings) -> None:
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.exported.loading import published_flow
-    from edgeflow.policies.smolvla.architecture import architecture_of
+    from edgeflow.policies.flow.exported import published_flow
+    from edgeflow.policies.smolvla.network import architecture_of
 
     checkpoint = read_checkpoint(directory, settings)
     if options.center_crop:
