@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.whole import Whole, run_whole
 from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import CHOICES, GateRules, MemoryGate, read_gate, write_gate
-from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.whole import Whole, run_whole
+from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate, read_gate, write_gate
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate

@@ -20,6 +20,7 @@ from torch import Tensor
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of, write_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
+from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 JSON_FILE = "gate.json"
@@ -42,6 +43,9 @@ CHOICES = {
     "activation": ("elu_plus_one", "relu"),
 }
 """The readings of what the paper leaves open, the default first."""
+SAMPLES = 64
+SAMPLE_BYTES = 1 << 14
+"""Of a file that the fingerprint of a base reads."""
 _IN_FILE = {"sink": "l_sink", "window": "l_window", "segment": "l_seg"}
 _LEAST = {"sink": 0, "window": 1, "segment": 1}
 _LEAST_EPS = torch.finfo(torch.float32).tiny
@@ -166,7 +170,7 @@ class GateHeader:
 def gate_header(path: Path, config: LlamaConfig, *, base_fingerprint: str = "") -> GateHeader:
     """Read the headers of a gate for a base of this configuration; CheckpointError says what is wrong with it.
 
-    path: gate.json or its folder. base_fingerprint: of the base (memory_gate/base.py), compared with that of the gate
+    path: gate.json or its folder. base_fingerprint: of the base, compared with that of the gate
     where both are known.
     """
     path = path / JSON_FILE if path.is_dir() else path
@@ -320,3 +324,25 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.devi
 
 def _name(layer: int, part: str) -> str:
     return f"model.layers.{layer}.self_attn.memory_gate.{part}"
+
+
+def base_fingerprint(directory: Path) -> str:
+    """SHA-256 over sizes and samples of a checkpoint's weights files; CheckpointError where one cannot be read.
+
+    A gate fits the weights, so other files do not count: those of the gate may lie beside them, and a changed chat
+    template does no harm. The samples are spread evenly over each file, because models that were trained further often
+    share their first tensors. A file of up to SAMPLES * SAMPLE_BYTES counts whole.
+    """
+    digest = hashlib.sha256()
+    for file in find_weights(directory).paths:
+        try:
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size} ".encode())
+            step = max(SAMPLE_BYTES, (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            with file.open("rb") as stream:
+                for start in range(0, size, step):
+                    stream.seek(start)
+                    digest.update(stream.read(SAMPLE_BYTES))
+        except OSError as error:
+            raise CheckpointError(f"{file} is unreadable: copy the checkpoint again") from error
+    return digest.hexdigest()

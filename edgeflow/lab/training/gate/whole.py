@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate
-from edgeflow.models.memory_gate.plain_base import PlainBase, PlainLayer, Turns
+from edgeflow.lab.training.gate.plain_base import PlainBase, PlainLayer, Turns
+from edgeflow.models.memory_gate import GateLayer, GateRules, MemoryGate
 
 Pairs = tuple[Tensor, Tensor]
 """Keys and values."""

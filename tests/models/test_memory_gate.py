@@ -12,10 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgeflow.models import memory_gate
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import files
-from edgeflow.models.memory_gate.base import SAMPLE_BYTES, SAMPLES, base_fingerprint
-from edgeflow.models.memory_gate.files import MAX_HIDDEN, GateRules, MemoryGate, gate_header, read_gate, write_gate
+from edgeflow.models.memory_gate import (
+    MAX_HIDDEN,
+    SAMPLE_BYTES,
+    SAMPLES,
+    GateRules,
+    MemoryGate,
+    base_fingerprint,
+    gate_header,
+    read_gate,
+    write_gate,
+)
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.oracles import ORACLES
 from tests.random_gates import SIZE, random_gate
@@ -174,7 +183,7 @@ def test_a_number_that_a_dtype_cannot_hold_is_refused(folder: Path):
 
 @pytest.fixture
 def no_tensor_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "read_tensors", lambda path: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(memory_gate, "read_tensors", lambda path: pytest.fail("a tensor was read"))
 
 
 @pytest.mark.usefixtures("no_tensor_is_read")
