@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from edgeflow.config import LimitsConfig
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.service.chat.body import ChatBody
 from edgeflow.service.chat.text import ChatText

@@ -10,8 +10,8 @@ from statistics import median
 import torch
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import ServiceConfig
-from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.config.chat import ChatConfig, ChatSlot
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
 from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
 from edgeflow.engine.chat.engine import ChatEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.drafts.sizes import DraftSizes, eagle_sizes, lookup_sizes
 from edgeflow.kernels.kv.formats import DENSE

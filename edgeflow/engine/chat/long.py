@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.kernels.kv.formats import KVFormat, MemoryRules, configured_format, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV

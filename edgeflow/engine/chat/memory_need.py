@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.long import SlotSize, pairs_format
 from edgeflow.engine.drafts.sizes import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes

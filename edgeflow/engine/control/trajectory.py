@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.config_sections import CandidateWeights, TrajectoryConfig
+from edgeflow.config.sections import CandidateWeights, TrajectoryConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import HISTORY, Plan
 from edgeflow.engine.control.motion.bounds import Bounds, Motion

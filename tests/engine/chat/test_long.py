@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.config import load_config
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine

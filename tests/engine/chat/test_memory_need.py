@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.drafting import draft_sizes
 from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from itertools import accumulate
 
-from edgeflow.config_sections import DimensionLimits
+from edgeflow.config.sections import DimensionLimits
 from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.motion.bounds import Bounds
 from edgeflow.engine.control.motion.braking import braking_rows

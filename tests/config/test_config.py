@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from edgeflow.config import ServiceConfig, load_config, schema_json
+from edgeflow.config.service import ServiceConfig, load_config, schema_json
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, HUB_FILES, is_hub_id, resolve_model
 from edgeflow_client.errors import CheckpointError, ConfigError
 
@@ -271,7 +271,7 @@ def test_of_the_hub_weights_and_texts_are_fetched_and_no_code():
 
 
 def test_reading_a_configuration_loads_no_framework():
-    code = "import sys, edgeflow.config as c; c.load_config(None, {}); "
+    code = "import sys, edgeflow.config.service as c; c.load_config(None, {}); "
     code += "print({'torch', 'fastapi', 'grpc'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"

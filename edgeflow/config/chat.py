@@ -1,50 +1,22 @@
-"""Sections of the configuration that are read in several places (config.py)."""
+"""The section of the configuration about chat: model, slots, drafts and long prompts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from edgeflow.config_base import Section
-from edgeflow.config_drafts import DraftKind, EagleConfig, LookupConfig
+from edgeflow.config.sections import Section
 from edgeflow.contract import KVName
 from edgeflow.model_paths import EMBEDDED_CHAT
 
-Name = Annotated[str, Field(min_length=1, max_length=64)]
 MOST_TOKENS = 131_072  # of a sequence: its ids cross to the worker in one message
-
-
-class HealthConfig(Section):
-    """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8001, ge=0, le=65535)
-
-
-class RealtimeConfig(Section):
-    """CPUs, priorities and locked memory. What the system does not permit becomes a warning at start.
-
-    Priorities: 0 ordinary, -20 to -1 a nice level, 1 to 99 SCHED_FIFO.
-    """
-
-    front_cpus: list[int] = Field(default_factory=list, description="CPUs of control; empty = any")
-    worker_cpus: list[int] = Field(default_factory=list, description="CPUs of the worker process; empty = any")
-    front_priority: int = Field(0, ge=-20, le=99, description="0 ordinary, below 0 nice, above 0 SCHED_FIFO")
-    worker_priority: int = Field(0, ge=-20, le=99, description="as front_priority")
-    lock_memory: bool = Field(False, description="lock control's pages in memory")
-
-
-class ArtifactConfig(Section):
-    """How models run that `edgeflow export` wrote as graphs; other models do not read this section."""
-
-    providers: list[Name] = Field(
-        default=["CPUExecutionProvider"],
-        min_length=1,
-        max_length=8,
-        description="execution providers of ONNX Runtime, the preferred one first; `edgeflow doctor` lists them",
-    )
+DraftKind = Literal["none", "lookup", "eagle3"]
+ROWS, DEPTH, WIDTH = 60, 7, 10
+"""Rows of a verification, forwards after the first, and drafts per node of a tree, where they are unset."""
+MOST_ROWS = 63  # of a verification, and of the head's own drafts in a pass
 
 
 class ChatMessage(Section):
@@ -98,10 +70,95 @@ class LongConfig(Section):
 
     @model_validator(mode="after")
     def _sizes_need_a_gate(self) -> LongConfig:
-        given = self.sizes if self.length is None else {**self.sizes, "length": self.length}
-        if given and not self.gate:
-            name, size = next(iter(given.items()))
+        if self.changed and not self.gate:
+            name, size = next(iter(self.changed.items()))
             raise ValueError(f"{name} is {size}, but gate is empty: name the gate of the chat model, or remove {name}")
+        return self
+
+
+class EagleConfig(Section):
+    """Drafts by an EAGLE-3 head (docs/chat.md). Off without a head."""
+
+    model: str = Field("", description="directory or hub id of the chat model's EAGLE-3 head; empty = none")
+    rows: int | None = Field(
+        None,
+        ge=2,
+        le=MOST_ROWS,
+        description="rows of a verification, the newest token included; "
+        f"unset = {ROWS}, or fewer where depth and width draft fewer",
+    )
+    depth: int = Field(DEPTH, ge=1, le=16, description="forwards of the head after its first")
+    width: int | None = Field(None, ge=2, le=32, description=f"drafts per node of the tree; unset = {WIDTH}")
+    chain: bool = Field(False, description="verify a chain of depth + 1 drafts instead of a tree")
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows of a verification: the newest token and its drafts."""
+        if self.chain:
+            return self.depth + 2
+        return min(ROWS, 1 + self._most_drafts) if self.rows is None else self.rows
+
+    @property
+    def top(self) -> int:
+        """Drafts per node: 1 in a chain."""
+        if self.chain:
+            return 1
+        return WIDTH if self.width is None else self.width
+
+    @property
+    def _most_drafts(self) -> int:
+        """Drafts of a whole tree: `top` from the first forward, and `top` for each of `top` nodes from every other."""
+        return self.top + self.depth * self.top**2
+
+    @model_validator(mode="after")
+    def _settings_need_a_head(self) -> EagleConfig:
+        if self.changed and not self.model:
+            name, value = next(iter(self.changed.items()))
+            raise ValueError(
+                f"{name} is {json.dumps(value)}, but model is empty: name the EAGLE-3 head, or remove {name}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_chain_has_its_own_size(self) -> EagleConfig:
+        for name, value, fixed in (("rows", self.rows, self.pass_rows), ("width", self.width, self.top)):
+            if self.chain and value is not None:
+                raise ValueError(
+                    f"{name} is {value}, but chain is true, and a chain of depth {self.depth} has {name} {fixed}: "
+                    f"remove {name}, or set chain to false"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _the_tree_has_room(self) -> EagleConfig:
+        most, sizes = self._most_drafts, f"depth {self.depth} and width {self.top}"
+        if self.rows is not None and self.rows - 1 > most:
+            raise ValueError(
+                f"rows is {self.rows}, but {sizes} give at most {most} drafts beside the newest token: "
+                f"lower rows to {most + 1}, or raise depth or width"
+            )
+        kept = (self.depth - 1) * self.top
+        if kept > MOST_ROWS:
+            raise ValueError(
+                f"{sizes}: (depth - 1) x width is {kept}, but at most {MOST_ROWS} is possible: lower width to "
+                f"{max(MOST_ROWS // (self.depth - 1), 2)} or less, or depth to {1 + MOST_ROWS // self.top} or less"
+            )
+        return self
+
+
+class LookupConfig(Section):
+    """Drafts by prompt look-up: the tokens that followed the newest ones where they last stood in the sequence."""
+
+    drafts: int = Field(8, ge=1, le=31, description="most drafts in a pass")
+    longest: int = Field(4, ge=1, le=16, description="tokens of the longest run that is searched for")
+    shortest: int = Field(1, ge=1, le=16, description="tokens of the shortest run that is searched for")
+
+    @model_validator(mode="after")
+    def _runs_are_in_order(self) -> LookupConfig:
+        if self.shortest > self.longest:
+            raise ValueError(
+                f"shortest is {self.shortest}, but longest is {self.longest}: lower shortest, or raise longest"
+            )
         return self
 
 
@@ -236,47 +293,3 @@ class ChatConfig(Section):
                 "int4 stores keys in groups; set eagle3.chain to true, or choose another kv"
             )
         return self
-
-
-class CandidateWeights(Section):
-    """Weights of what the chunks that answer one frame are scored by; the lowest sum is sent."""
-
-    distance: float = Field(
-        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk being played, normalised"
-    )
-    roughness: float = Field(1.0, ge=0, le=1e6, description="of the mean squared jerk per step, normalised")
-    limits: float = Field(1.0, ge=0, le=1e6, description="of the mean excess over the limits, as a share of each")
-
-
-class DimensionLimits(Section):
-    """Limits of one dimension of the actions, in its unit and seconds."""
-
-    velocity: float | None = Field(None, gt=0, description="units per second; unset = no limit, as for the others")
-    acceleration: float | None = Field(None, gt=0, description="units per second squared")
-    jerk: float | None = Field(None, gt=0, description="units per second cubed")
-    low: float | None = Field(None, description="lowest position; of a displacement, that of the pose that it leads to")
-    high: float | None = Field(None, description="highest position")
-    state: str = Field(
-        "",
-        max_length=128,
-        description="number of the policy's state that is the dimension's position, as observation.state[3]",
-    )
-    free_start: bool = Field(
-        False,
-        description="of a position without state: the first command of a motion may be anywhere within low and high",
-    )
-
-    @model_validator(mode="after")
-    def _box_has_room(self) -> DimensionLimits:
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"low: {self.low:g} is not below high, {self.high:g}")
-        return self
-
-
-class TrajectoryConfig(Section):
-    """The chunks that are sent: the best of a frame's candidates, within limits on its motion."""
-
-    weights: CandidateWeights = CandidateWeights()
-    limits: dict[Name, DimensionLimits] = Field(
-        default_factory=dict, max_length=256, description="limits on the motion, by dimension of the actions"
-    )

@@ -6,138 +6,38 @@ Control and worker both read it; this module imports neither torch nor a web fra
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from edgeflow.config_base import Section
-from edgeflow.config_file import read_config
-from edgeflow.config_sections import ArtifactConfig, ChatConfig, HealthConfig, RealtimeConfig, TrajectoryConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.sections import (
+    ArtifactConfig,
+    GrpcConfig,
+    HealthConfig,
+    HttpConfig,
+    LimitsConfig,
+    Name,
+    PolicyConfig,
+    RealtimeConfig,
+    Section,
+    TimingConfig,
+    TlsConfig,
+    TrajectoryConfig,
+    is_loopback,
+)
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL, resolve_model
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import MOST_TOLERANCE_BINS
 
 BODY_BYTES_PER_TOKEN = 8  # of a long prompt; English prose has about four
-_Name = Annotated[str, Field(min_length=1, max_length=64)]
-
-
-class GrpcConfig(Section):
-    """Address of the gRPC control plane; port 0 = any free port."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(50051, ge=0, le=65535)
-
-
-class HttpConfig(Section):
-    """Address of the HTTP server; port 0 = any free port."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    names: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
-        default_factory=list,
-        max_length=64,
-        description="host names and addresses, besides those of loopback, that requests and web pages may use; "
-        "empty = none on a loopback address, any elsewhere",
-    )
-
-
-class TlsConfig(Section):
-    """PEM files of TLS, which is off without a certificate. Changed files are reloaded."""
-
-    cert: str = Field("", description="certificate chain of the service")
-    key: str = Field("", description="private key of the certificate; must not be readable by others")
-    client_ca: str = Field(
-        "", description="CA that signs client certificates; if set, clients must present one (mutual TLS)"
-    )
-
-    @model_validator(mode="after")
-    def _together(self) -> TlsConfig:
-        if bool(self.cert) != bool(self.key):
-            raise ValueError("cert and key must be given together")
-        if self.client_ca and not self.cert:
-            raise ValueError("client_ca needs cert and key")
-        return self
-
-
-class LimitsConfig(Section):
-    """Limits on what clients send; anything beyond is refused with a typed error."""
-
-    message_bytes: int = Field(4 << 20, ge=1 << 10, le=64 << 20, description="bytes of a gRPC message")
-    http_body_bytes: int = Field(8 << 20, ge=1 << 10, le=64 << 20, description="bytes of an HTTP request body")
-    cameras: int = Field(4, ge=1, le=16, description="cameras per session")
-    image_bytes: int = Field(1 << 20, ge=1 << 10, le=64 << 20, description="bytes of an encoded or raw image")
-    image_pixels: int = Field(4_000_000, ge=1, le=16_000_000, description="pixels (width times height) of an image")
-    image_side: int = Field(
-        8_192, ge=1, le=16_384, description="pixels of the longer side; policies may pad to a square"
-    )
-    proprio: int = Field(256, ge=0, le=4096, description="proprioceptive values per frame")
-    text_bytes: int = Field(4096, ge=1, le=65536, description="bytes of an instruction in UTF-8")
-    rate_hz: float = Field(
-        60.0, gt=0, le=1000, description="frames per second of a session, whatever period it declares"
-    )
-    rate_factor: float = Field(
-        2.0, ge=1, le=100, description="frames per second of a session, as a multiple of its declared rate"
-    )
-    rejected_frames: int = Field(
-        100, ge=1, le=100_000, description="refused frames within 10 s before a stream is ended"
-    )
-    streams: int = Field(16, ge=1, le=1024, description="concurrent calls per gRPC connection")
-    session_age_s: float = Field(86400.0, gt=0, description="maximum age of a session")
-    sessions_per_principal: int = Field(2, ge=1, le=64, description="open sessions per principal (owner of a token)")
-    http_connections: int = Field(256, ge=1, le=65536, description="open HTTP connections")
-    http_connections_per_address: int = Field(
-        16, ge=1, le=65536, description="open HTTP connections per client address"
-    )
-    gateway_memory_mb: int = Field(512, ge=128, le=65536, description="memory of the HTTP gateway process, in MiB")
-    chat_memory_mb: int = Field(1024, ge=256, le=65536, description="memory of the chat front process, in MiB")
-
-
-class TimingConfig(Section):
-    """Time limits."""
-
-    action_ttl_ms: int = Field(250, ge=10, le=500, description="how long a robot may execute an action")
-    silent_hold_ms: int = Field(
-        300, ge=10, le=60_000, description="silence of a robot before HOLD; at least 5 control periods"
-    )
-    silent_free_ms: int = Field(1_000, ge=10, description="silence before a session's KV slots are freed for others")
-    silent_end_ms: int = Field(30_000, ge=100, description="silence before the stream is ended")
-    slow_reader_ms: int = Field(
-        2_000, ge=100, description="time a robot may leave an answer unread before the stream is ended"
-    )
-    act_timeout_ms: int = Field(10_000, ge=100, description="time limit of a single action (Act, POST /v1/act)")
-    worker_progress_ms: int = Field(2_000, ge=100, description="silence of the worker before it is replaced")
-    worker_start_s: float = Field(900.0, gt=0, description="time limit of a worker's start: loading and warm-up")
-    crash_limit: int = Field(3, ge=0, le=1000, description="worker losses tolerated within crash_window_s")
-    crash_window_s: float = Field(
-        300.0, gt=0, description="window in which more than crash_limit losses end the service"
-    )
-    handshake_ms: int = Field(2_000, ge=100, le=60_000, description="time limit of the TLS and HTTP/2 handshakes")
-    http_headers_ms: int = Field(5_000, ge=100, le=60_000, description="time limit of a request's headers")
-    http_body_ms: int = Field(
-        10_000,
-        ge=100,
-        le=600_000,
-        description="time limit of a request's body, which must also arrive at 1 KiB per second",
-    )
-    drain_ms: int = Field(3_000, ge=0, description="time for work in flight when the service stops")
-
-
-class PolicyConfig(BaseModel):
-    """The policy's family and its own settings, which the family checks."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
-
-    family: str = Field("", max_length=64, description="family of the policy; empty = as the checkpoint says")
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keys besides `family`."""
-        return dict(self.model_extra or {})
+MAX_CONFIG_BYTES = 1 << 20
+MOST_SHOWN = 200  # characters of a key's path in a message
 
 
 class ServiceConfig(Section):
@@ -164,12 +64,12 @@ class ServiceConfig(Section):
         "", description="operator overlay from `edgeflow tune` for the policy; empty = built-in choices"
     )
     unnorm_key: str = Field("", description="action statistics of the checkpoint; empty = its only ones")
-    cameras: dict[_Name, _Name] = Field(
+    cameras: dict[Name, Name] = Field(
         default_factory=dict,
         max_length=16,
         description="robot's camera by the policy's name for it, where the two differ: {policy name: robot name}",
     )
-    state: dict[_Name, _Name | Annotated[list[_Name], Field(min_length=1, max_length=4096)]] = Field(
+    state: dict[Name, Name | Annotated[list[Name], Field(min_length=1, max_length=4096)]] = Field(
         default_factory=dict,
         max_length=64,
         description="robot's state vector by the policy's name for it, or a list of vectors that make it up in order",
@@ -309,7 +209,7 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
 
     overrides: by dotted key (`grpc.port`); None keeps the file's value or the default.
     """
-    values = read_config(path) if path else {}
+    values = _read_config(path) if path else {}
     for key, value in overrides.items():
         if value is not None:
             _set(values, key, value)
@@ -327,14 +227,27 @@ def schema_json() -> str:
     return json.dumps(ServiceConfig.model_json_schema(), indent=2)
 
 
-def is_loopback(host: str) -> bool:
-    """True if `host` is a loopback address."""
-    if host == "localhost":
-        return True
+def _read_config(path: Path) -> dict[str, Any]:
+    """The values of a configuration file; ConfigError in one line."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        with path.open("rb") as stream:  # a pipe is welcome: `--config <(jq … base.json)`
+            text = stream.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"config: cannot read {path}: {error.strerror}") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"config: {path} exceeds the limit of {MAX_CONFIG_BYTES} bytes")
+    try:
+        values = json.loads(text, object_pairs_hook=_object)
+        repeated = next(_repeated(values, ""), None)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"config: {path} line {error.lineno} column {error.colno}: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"config: {path} is not valid JSON in UTF-8") from error
+    if repeated is not None:
+        raise ConfigError(f"config: {path} gives {repeated[-MOST_SHOWN:]} twice: remove one of them")
+    if not isinstance(values, dict):
+        raise ConfigError(f"config: {path} must hold one JSON object")
+    return values
 
 
 def _set(values: dict[str, Any], key: str, value: object) -> None:
@@ -395,3 +308,31 @@ def _check_addresses(config: ServiceConfig) -> None:
 def _outside(config: ServiceConfig) -> list[tuple[str, str]]:
     hosts = (("grpc.host", config.grpc.host), ("http.host", config.http.host))
     return [(key, host) for key, host in hosts if not is_loopback(host)]
+
+
+class _Repeating(dict[str, Any]):
+    """An object with a key that is given more than once, of which JSON would take the last value."""
+
+    key: str
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, before it is known where it stands."""
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    marked = _Repeating(values)
+    marked.key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return marked
+
+
+def _repeated(value: Any, path: str) -> Iterator[str]:
+    """Dotted paths of repeated keys, from the outside in."""
+    if isinstance(value, _Repeating):
+        yield f"{path}.{value.key}".removeprefix(".")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _repeated(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _repeated(inner, f"{path}[{index}]")
