@@ -51,7 +51,7 @@ from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.memory_gate.files import MemoryGate
+from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow_client.clock import Clock

@@ -17,8 +17,7 @@ from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.chat import read_published, unfit_for_gates
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateHeader, GateRules, MemoryGate, gate_header
+from edgeflow.models.memory_gate import GateHeader, GateRules, MemoryGate, base_fingerprint, gate_header
 from edgeflow.scheduler.folding import Folding
 from edgeflow_client.errors import ConfigError
 

@@ -16,7 +16,7 @@ from edgeflow.engine.memory import activation_bytes, widened_bytes, written_byte
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import GateHeader, MemoryGate
+from edgeflow.models.memory_gate import GateHeader, MemoryGate
 
 FLOAT_BYTES, LONG_BYTES, DOUBLE_BYTES = 4, 8, 8
 TREE_LONGS = 3

@@ -30,7 +30,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.tiny_drafts import KINDS, kind_of, tiny_head
 from tests.random_gates import random_gate
