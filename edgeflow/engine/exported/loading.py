@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgeflow.artifacts.files import check_contents
-from edgeflow.artifacts.manifest import Manifest, StageName
+from edgeflow.artifacts.files import TokenForm, check_contents
+from edgeflow.artifacts.manifest import Manifest, StageName, spec
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
-from edgeflow.artifacts.tensors import spec
-from edgeflow.artifacts.token_form import TokenForm
 from edgeflow.engine.exported.tokens import TokenGraphs
 from edgeflow.models.llama import LlamaConfig
 

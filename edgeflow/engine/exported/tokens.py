@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import KVForm
+from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout

@@ -31,8 +31,7 @@ from edgeflow.policies.lerobot import (
     read_pipeline,
     read_vector,
 )
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import check_chunk

@@ -12,9 +12,20 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, loaded_bytes, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec, is_artifact
+from edgeflow.artifacts.manifest import (
+    BOOL,
+    INT,
+    MANIFEST,
+    Graph,
+    KVForm,
+    Manifest,
+    StageName,
+    TensorSpec,
+    is_artifact,
+    kv_specs,
+    spec,
+)
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
-from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
 from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
 from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.flow.buckets import Bucket
@@ -24,7 +35,7 @@ from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, Texts, TokenizedTexts
 from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, WeightNumbers, footprint, policy_of
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.reasons import Reason
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.files import loaded_bytes, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.manifest import MANIFEST, Array, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, zeros
 from edgeflow.contract import PROMPT, Stage, StageProgram
 from edgeflow.engine.exported.loading import load_token_graphs, token_form
 from edgeflow.engine.exported.placement import check_placement

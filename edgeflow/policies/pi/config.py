@@ -19,8 +19,7 @@ from edgeflow.policies.flow.config import (
     read_settings,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 PI0, PI05 = "pi0", "pi05"

@@ -19,8 +19,7 @@ from edgeflow.policies.flow.config import (
     read_settings,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE, local_folder
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import LARGEST, Fields
+from edgeflow.text.checkpoint_json import LARGEST, Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 MODES = ("cross_attn", "self_attn")

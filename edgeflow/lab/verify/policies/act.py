@@ -23,8 +23,7 @@ from edgeflow.policies.act.config import ACTConfig, load_config, load_processors
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.policy import Normaliser, read_network
 from edgeflow.policies.lerobot import Normalisation
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.blending import ensemble_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
 
