@@ -12,7 +12,7 @@ import torch
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.engine.flow.stages import StagedNetwork
+from edgeflow.engine.flow.policy import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.checkpoint import tensor_shapes

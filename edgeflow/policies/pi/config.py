@@ -131,7 +131,7 @@ def _vision(values: Fields, side: int) -> VisionSizes:
     return sizes
 
 
-def read_checkpoint(directory: Path, kind: str, settings: Settings) -> FlowCheckpoint[PiConfig]:
+def read_checkpoint(kind: str, directory: Path, settings: Settings) -> FlowCheckpoint[PiConfig]:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
     config = load_config(directory, kind)
     processors = read_processors(directory, config)

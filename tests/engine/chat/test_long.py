@@ -14,8 +14,7 @@ from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models import memory_gate
 from edgeflow.models.chat import load_chat_model, read_published

@@ -1,9 +1,8 @@
-"""Naive twins of edgeflow/engine/control/motion: braking step by step, and a step found by halving."""
+"""Naive twins of edgeflow/engine/control/motion.py: braking step by step, and a step found by halving."""
 
 from __future__ import annotations
 
-from edgeflow.engine.control.motion.bounds import Bounds, Motion
-from edgeflow.engine.control.motion.braking import braked
+from edgeflow.engine.control.motion import Bounds, Motion, braked
 
 MOST_STEPS = 100_000
 HALVINGS = 40

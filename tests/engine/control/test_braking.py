@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.motion.bounds import Bounds, Motion
-from edgeflow.engine.control.motion.braking import braking_rows, reach
-from tests.engine.control.motion.naive import way_to_rest
+from edgeflow.engine.control.motion import Bounds, Motion, braking_rows, reach
+from tests.engine.control.naive_motion import way_to_rest
 
 JERK = 0.01
 multiples = st.integers(0, 40).map(lambda count: count * JERK)

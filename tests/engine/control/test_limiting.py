@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.motion import limiting
-from edgeflow.engine.control.motion.bounds import Bounds, Motion
-from edgeflow.engine.control.motion.braking import braked, braking_rows
-from edgeflow.engine.control.motion.limiting import next_step, rows_within, steps_within
-from tests.engine.control.motion.naive import nearest_step, rests_within
+from edgeflow.engine.control import motion as limiting
+from edgeflow.engine.control.motion import (
+    Bounds,
+    Motion,
+    braked,
+    braking_rows,
+    next_step,
+    rows_within,
+    steps_within,
+)
+from tests.engine.control.naive_motion import nearest_step, rests_within
 
 ROWS, STEP_S = 50, 0.02
 BOX = Bounds(velocity=1.0 * STEP_S, acceleration=2.0 * STEP_S**2, jerk=10.0 * STEP_S**3, low=-0.3, high=0.3)
