@@ -32,7 +32,7 @@ from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, random_request
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 from edgeflow_client.loadtest.terminal import table_console
 
 CPU = torch.device("cpu")

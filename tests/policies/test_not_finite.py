@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.config_sections import DimensionLimits, TrajectoryConfig
+from edgeflow.config.sections import DimensionLimits, TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import sample_observations

@@ -10,8 +10,8 @@ from statistics import median
 import torch
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import ServiceConfig
-from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.config.chat import ChatConfig, ChatSlot
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
 from edgeflow.engine.chat.engine import ChatEngine, recorded_shapes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
@@ -50,7 +50,7 @@ from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.memory_gate.files import MemoryGate
+from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow_client.clock import Clock

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.precision import AUTO
 from edgeflow.engine.drafts.kinds import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
@@ -29,8 +29,7 @@ from edgeflow.kernels.weights import FLOAT, Int8Weight
 from edgeflow.models.chat import read_published, unfit_for_gates
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateHeader, GateRules, MemoryGate, gate_header
+from edgeflow.models.memory_gate import GateHeader, GateRules, MemoryGate, base_fingerprint, gate_header
 from edgeflow.models.quantization import PARTS, quantised_bytes
 from edgeflow.scheduler.folding import Folding
 from edgeflow_client.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.memory import SlotSize, folding_of, read_long, remarks, store_format

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.engine import Answer, PassEngine

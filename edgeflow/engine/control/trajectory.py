@@ -11,7 +11,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.config_sections import CandidateWeights, DimensionLimits, TrajectoryConfig
+from edgeflow.config.sections import CandidateWeights, DimensionLimits, TrajectoryConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import HISTORY, Plan
 from edgeflow.engine.control.motion import ROUNDING, Bounds, Motion, braking_rows, is_safe, rows_within, steps_within

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.drafts.drafter import Drafter
 from edgeflow.engine.drafts.eagle import EagleDrafter
 from edgeflow.engine.drafts.lookup import LookupDrafter

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config import ServiceConfig
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
 from edgeflow.engine.chat.memory import memory_need, weight_bytes

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule, guidance_of

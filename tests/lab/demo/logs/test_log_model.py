@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.memory import folding_of, memory_format, read_long
