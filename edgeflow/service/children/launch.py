@@ -1,4 +1,4 @@
-"""What a child starts with: its role, its socket to control, and the socket that it serves, bound by control."""
+"""The start of a child: its role, its socket to control, and the socket that it serves, which control binds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow_client.errors import AddressError

@@ -9,7 +9,7 @@ from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, PolicyInputs
 from edgeflow.ipc.sealed import Sealed, seal_written
 from edgeflow.service.children.child import ControlLink, sealed

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (

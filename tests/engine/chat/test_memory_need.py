@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import build_chat
-from edgeflow.engine.chat.drafting import draft_sizes
-from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
-from edgeflow.engine.drafts.kinds import Eagle, Lookup
+from edgeflow.engine.chat.memory import MemoryNeed, memory_need
+from edgeflow.engine.drafts.kinds import Eagle, Lookup, draft_sizes
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -30,7 +29,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.tiny_drafts import KINDS, kind_of, tiny_head
 from tests.random_gates import random_gate

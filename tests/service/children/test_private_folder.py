@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.launch import SOCKET, Doors, make_private_folder
 from edgeflow_client.errors import AddressError
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from edgeflow.engine.policy import Placement
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.policies.flow.processors import FlowProcessors
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow.policies.flow.settings import FlowSettings

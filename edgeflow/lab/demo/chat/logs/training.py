@@ -22,7 +22,7 @@ from edgeflow.lab.training.rates import budget_share
 from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
 from edgeflow.models.checkpoint import read_tensors
-from edgeflow.models.memory_gate.base import base_fingerprint
+from edgeflow.models.memory_gate import base_fingerprint
 from edgeflow.outputs import make_folder
 from edgeflow_client.errors import ConfigError
 
