@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.host.doors import Doors
-from edgeflow.service.host.private_folder import SOCKET, make_private_folder
+from edgeflow.service.children.launch import SOCKET, Doors, make_private_folder
 from edgeflow_client.errors import AddressError
 
 OLD = (0, 0)

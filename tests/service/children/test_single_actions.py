@@ -12,13 +12,13 @@ import pytest
 
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.ipc.sealed import seal
-from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.security.auth import Guard, Role, TokenEntry, digest
+from edgeflow.service.security.auth import Caller, Guard, Role, TokenEntry, digest
 from edgeflow.service.sessions import plane as plane_module
 from edgeflow_client.errors import WorkerError
-from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.types import CameraSpec, Command, ImageFormat, Mode, StateSpec
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 
@@ -32,7 +32,7 @@ OPENED = OpenRequest(
     unnorm_key="",
     policy_cameras=(CAMERA,),
 )
-ACT = Act(request=1, opened=OPENED, state=[], peer="192.0.2.1", principal="", token="", received_ns=0, decode_ns=5)
+ACT = Act(request=1, opened=OPENED, state=[], caller=Caller("192.0.2.1"), received_ns=0, decode_ns=5)
 PIXELS = bytes(range(12))
 
 
@@ -53,7 +53,7 @@ class Told:
 async def desk(checkpoint, guard: Guard | None = None, script: Script | None = None) -> AsyncIterator[tuple]:
     async with serving(checkpoint, script) as served:
         service = served.service
-        made = ActDesk(service.plane, guard or service._guard, service._log)
+        made = SingleActions(service.plane, guard or service._guard, service._log)
         yield made, Told(), served
         made.cancel_all()
 
@@ -62,7 +62,7 @@ def changed(**changes) -> Act:
     return replace(ACT, opened=replace(OPENED, **changes))
 
 
-def ask(made: ActDesk, told: Told, message: Act, *parts: bytes) -> None:
+def ask(made: SingleActions, told: Told, message: Act, *parts: bytes) -> None:
     made.act(told, message, [seal(part) for part in parts])  # type: ignore[arg-type]
 
 
@@ -72,8 +72,8 @@ async def test_an_observation_becomes_an_action(checkpoint):
         await eventually(lambda: bool(told.messages))
         (done,) = told.messages
         assert isinstance(done, ActDone)
-        assert (done.request, done.command, done.timings.decode_ns) == (1, "act", 5)
-        assert done.max_age_ms == 60_000
+        assert (done.request, done.action.command, done.action.timings.decode_ns) == (1, Command.ACT, 5)
+        assert done.action.max_age_ms == 60_000
         await eventually(lambda: served.metric("edgeflow_sessions") == 0)  # the answer goes first
 
 
@@ -177,7 +177,7 @@ async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
         for number in range(ACTS_AT_ONCE):
             ask(made, eager, replace(ACT, request=number), PIXELS)
         await eventually(lambda: len(eager.messages) == 2 * ACTS_AT_ONCE)
-        assert "QUEUE_FULL" not in [each.reason for each in eager.messages]
+        assert "QUEUE_FULL" not in [getattr(each, "reason", "") for each in eager.messages]
         assert made._running == {}
 
 
@@ -196,8 +196,8 @@ async def test_a_token_that_is_revoked_meanwhile_is_refused(checkpoint):
     entry = TokenEntry(principal="arm-1", sha256=digest("t"), roles=[Role.CONTROL])
     async with serving(checkpoint) as served:
         guard = Guard([entry], served.service.metrics, served.service._log)
-        made, told = ActDesk(served.service.plane, guard, served.service._log), Told()
-        known = replace(ACT, principal="arm-1", token=digest("t"))
+        made, told = SingleActions(served.service.plane, guard, served.service._log), Told()
+        known = replace(ACT, caller=Caller("192.0.2.1", "arm-1", digest("t")))
         ask(made, told, known, PIXELS)
         await eventually(lambda: len(told.messages) == 1)
         guard.replace([])

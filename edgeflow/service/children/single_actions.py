@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from dataclasses import replace
 
 from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import unseal
-from edgeflow.service.children.act_answers import no_room, send_answer
+from edgeflow.ipc.sealed import Sealed, seal, unseal
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, no_room
 from edgeflow.service.grpc.opening import check_request
 from edgeflow.service.grpc.state import check_numbers
 from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.observe.lines import Log
-from edgeflow.service.security.auth import Caller, Guard
+from edgeflow.service.observe.log import Log
+from edgeflow.service.security.auth import Guard
 from edgeflow.service.sessions.act import act_once
-from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
@@ -29,12 +28,12 @@ from edgeflow_client.errors import (
     WorkerError,
 )
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema
 
+PACKET_NUMBERS = 4096  # of a chunk; more are sealed
 MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
 
 
-class ActDesk:
+class SingleActions:
     """Answers the gateway's observations, at most ACTS_AT_ONCE at a time; runs on the loop."""
 
     def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
@@ -130,34 +129,36 @@ class ActDesk:
 
     async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
         number = message.request
-        caller = Caller(message.peer, message.principal, message.token)
         try:
-            if not self._guard.may_control(caller):
+            if not self._guard.may_control(message.caller):
                 raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
-            action, schema = await act_once(self._plane, message.opened, frame, caller, received_ns=message.received_ns)
+            found = await act_once(self._plane, message.opened, frame, message.caller, received_ns=message.received_ns)
         except EdgeflowError as error:
             return _refusal(number, error)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('act', error)}"
             return _refusal(number, EdgeflowError(text))
-        return _done(number, action, schema)
+        return ActDone(number, *found)
 
 
-def _done(request: int, action: ActionEvent, schema: ActionSchema) -> ActDone:
-    return ActDone(
-        request=request,
-        command=action.command.value,
-        reason=action.reason,
-        chunk=action.chunk,
-        token_ids=list(action.token_ids),
-        valid_for_ms=action.valid_for_ms,
-        max_age_ms=action.max_age_ms,
-        age_ns=action.age_ns,
-        server_ns=action.server_ns,
-        timings=action.timings,
-        schema=schema,
-        report=action.report,
-    )
+def send_answer(keeper: Keeper, answer: ActDone | ActRefused) -> None:
+    """Send an answer; a refusal in place of one that cannot be sent, so that its client does not wait for it."""
+    if isinstance(answer, ActRefused):
+        keeper.send(answer)
+    elif not _send_done(keeper, answer):
+        keeper.send(no_room(answer.request))
+
+
+def _send_done(keeper: Keeper, answer: ActDone) -> bool:
+    """Send an answer; the numbers of a long chunk cross as sealed memory."""
+    chunk = answer.action.chunk
+    if chunk is None or len(chunk.values) <= PACKET_NUMBERS:
+        return keeper.send(answer)
+    try:
+        numbers = Sealed(seal(array(NUMBER, chunk.values).tobytes()))
+    except OSError:
+        return False
+    return keeper.send(answer.with_numbers(()), [numbers.descriptor])
 
 
 def _busy(text: str) -> ResourceExhausted:

@@ -1,16 +1,60 @@
-"""A thread that watches control's event loop, since a blocked loop cannot report itself."""
+"""Watchdogs of control: for tasks whose end is a fault of the service, and for its event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edgeflow.service.observe.log import EventLog, stack_of
 
 CHECK_S = 0.1
 STALL_S = 2.0
 GIVE_UP_S = 10.0  # robots have long been holding; all that helps is another process
+
+
+class VitalTask:
+    """A task that runs until `stop`. If it ends before, it is logged as `task_ended` and `ended` gets the reason."""
+
+    def __init__(
+        self, name: str, work: Coroutine[Any, Any, object], log: EventLog, ended: Callable[[str], None]
+    ) -> None:
+        self._name = name
+        self._log = log
+        self._ended = ended
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._work = work
+        self._task = asyncio.create_task(self._run(), name=name)
+        self._task.add_done_callback(self._on_done)
+
+    async def stop(self) -> None:
+        """Cancel it and wait for its end."""
+        self._stopping = True
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        try:
+            await self._work
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._work.close()  # if it was cancelled before it began
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio does not print it
+        if self._stopping:
+            return
+        error = self._error
+        stack = stack_of(error) if error is not None else []
+        self._log.event("task_ended", task=self._name, error=type(error).__name__ if error else "", stack=stack)
+        self._ended(f"the task {self._name} ended")
 
 
 class LoopWatch:

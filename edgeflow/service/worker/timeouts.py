@@ -1,4 +1,4 @@
-"""Detection of a hung worker by its silence."""
+"""How long a worker or a child may be silent, and how long its start may take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 SLOW_PASSES = 10  # permitted silence, in passes of the slowest hundredth
 KEPT_PASSES = 1000
+TIMES = 4  # what the slowest earlier start took
+LEAST_S = 5.0
 
 
 class Progress:
@@ -38,3 +40,26 @@ class Progress:
         """Add a time without messages; True if the silence is too long."""
         self._silent_ns += elapsed_ns
         return self._silent_ns > self.deadline_ns
+
+
+class StartLimits:
+    """The time limits of starts, cold ones and those of a worker in reserve. most_s: the limit of the first start."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._slowest_s: dict[bool, float] = {}
+
+    def limit_s(self, *, reserve: bool) -> float:
+        """The limit of the next start of this kind."""
+        if not self._slowest_s:
+            return self._most_s
+        slowest_s = self._slowest_s.get(reserve, max(self._slowest_s.values()))
+        return min(max(LEAST_S, TIMES * slowest_s), self._most_s)
+
+    def took(self, seconds: float, *, reserve: bool) -> None:
+        """Note how long a start took."""
+        self._slowest_s[reserve] = max(seconds, self._slowest_s.get(reserve, 0.0))
+
+    def exceeded(self, *, reserve: bool) -> None:
+        """Allow the next start twice the limit that this one exceeded: the machine may have become slower."""
+        self.took(2 * self.limit_s(reserve=reserve) / TIMES, reserve=reserve)
