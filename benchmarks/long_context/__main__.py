@@ -36,11 +36,10 @@ from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
 from benchmarks.machine import machine_facts
 from edgeflow.lab.training.gate.initial import initial_gate
+from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate, read_gate
-from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, read_gate
 from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.terminal import table_console
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.long_context.systems import ANSWER, Reply
+from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.memory_gate.plain_base import PlainBase
 
 OBSERVED = 32
 """The last queries whose attention is counted."""

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.policy import Placement
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
 
 Feed = dict[str, NDArray[Any]]

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate.files import CHOICES, GateRules
+from edgeflow.models.memory_gate import CHOICES, GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.int4 import INT4
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from tests.random_gates import SIZE, random_gate
 
 CPU = torch.device("cpu")

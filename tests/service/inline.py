@@ -8,12 +8,11 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import LaunchedChild
+from edgeflow.service.children.launch import ChildStart, LaunchedChild, Role
 from edgeflow.service.gateway.gateway import Gateway
-from edgeflow.service.host.roles import ChildStart, Role
 
 
 class InlineChildren:

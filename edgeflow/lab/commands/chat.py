@@ -61,7 +61,7 @@ def draw_logs(
     """
     from edgeflow.lab.demo.chat.logs.command import draw_logs_command
     from edgeflow.lab.demo.chat.logs.long import LongLogs
-    from edgeflow.models.memory_gate.files import GateRules
+    from edgeflow.models.memory_gate import GateRules
 
     rules = GateRules(sink=sink, window=window, segment=segment)
     source = LongLogs(rules=rules, most_segments=segments, turns=turns)

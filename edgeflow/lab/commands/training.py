@@ -162,7 +162,7 @@ def train_gate(
     """
     from edgeflow.lab.training.gate.command import train_gate_command
     from edgeflow.lab.training.gate.run import GateRequest
-    from edgeflow.models.memory_gate.files import GateRules
+    from edgeflow.models.memory_gate import GateRules
 
     if not 0 < lr <= 1:
         raise ConfigError(f"lr: must be above 0 and at most 1, got {lr}")

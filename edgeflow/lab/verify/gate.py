@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.gate_bundle import BASE, GateCase, read_gate_bundle
 from edgeflow.lab.verify.gate_runs import Decoded, check_cases, check_run
 from edgeflow.lab.verify.gate_served import served_ways
@@ -20,8 +21,7 @@ from edgeflow.lab.verify.gate_twins import run_at_once, run_forced, run_streamin
 from edgeflow.lab.verify.recorded.bundle import Entry
 from edgeflow.lab.verify.recorded.comparison import FEATURE_TOLERANCE, CheckResult
 from edgeflow.models.chat import load_chat_model, read_published
-from edgeflow.models.memory_gate.files import MemoryGate
-from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.models.memory_gate import MemoryGate
 
 Progress = Callable[[str, int, int], None]
 CPU = torch.device("cpu")

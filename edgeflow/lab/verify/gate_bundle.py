@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, Entry, RecordedCase, read_cases
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import JSON_FILE, GateRules, MemoryGate, read_gate, read_layers
+from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, read_gate, read_layers
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 BASE = "base"

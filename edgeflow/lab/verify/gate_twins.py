@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.whole import run_whole
 from edgeflow.lab.verify.gate_bundle import GateCase
 from edgeflow.lab.verify.gate_runs import Decoded, GateRun
 from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin, greedy
-from edgeflow.models.memory_gate.files import MemoryGate
-from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.whole import run_whole
+from edgeflow.models.memory_gate import MemoryGate
 
 
 def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_memory: bool = False) -> GateRun:

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
@@ -26,8 +26,8 @@ from edgeflow.ipc.chat_messages import (
 )
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.observe.chat_metrics import ChatMetrics
-from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.log import Log
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import (

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
@@ -28,7 +28,7 @@ from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.errors import error_body
-from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -23,7 +23,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.host.threads import start_threads
+from edgeflow.service.host.held import start_threads
 from edgeflow.service.observation.chunks import check_chunks
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify import gate_streaming as streaming
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate.files import CHOICES, GateRules, MemoryGate
-from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate
 from edgeflow.scheduler.plan import Before
 from edgeflow_client.errors import Internal
 from edgeflow_client.reasons import Reason

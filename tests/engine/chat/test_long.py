@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.config import load_config
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
+from edgeflow.models import memory_gate
 from edgeflow.models.chat import load_chat_model, read_published
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import files
-from edgeflow.models.memory_gate.base import base_fingerprint
-from edgeflow.models.memory_gate.files import GateRules, MemoryGate, write_gate
+from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, write_gate
 from edgeflow.scheduler.plan import Before, Pass, Segment
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
@@ -144,7 +142,7 @@ def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Pat
 def test_sizes_are_refused_and_memory_is_foretold_without_a_tensor_of_the_gate(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(files, "read_tensors", lambda path: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(memory_gate, "read_tensors", lambda path: pytest.fail("a tensor was read"))
     with pytest.raises(ConfigError, match=r"chat.long.length: 19 is less than the 20 tokens"):
         read(model, long={"length": 19})
     changes = {"device": "cpu", "chat.model": str(model), "chat.long.gate": "gate.json"}

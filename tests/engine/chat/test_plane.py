@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig, LongConfig
+from edgeflow.config.chat import ChatConfig, LongConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.terminal import (
@@ -26,10 +26,10 @@ from edgeflow.engine.chat.terminal import (
 )
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published
-from edgeflow.models.memory_gate.files import write_gate
-from edgeflow.models.memory_gate.plain_base import PlainBase
+from edgeflow.models.memory_gate import write_gate
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_long import gate_for

@@ -11,13 +11,13 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import Eagle
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from edgeflow.models.prompt import Prompt
 from tests.engine.drafts.drafters import Helped, answer, eagle_head, engine_of, taught
 from tests.engine.drafts.talkative import talkative

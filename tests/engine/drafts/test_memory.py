@@ -10,12 +10,12 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from edgeflow.scheduler.plan import Before, DraftForm
 from tests.cases import by_night
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, taught

@@ -20,9 +20,9 @@ from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, rows_of
 from edgeflow.engine.policy import LoadOptions, Placement, PreparedFrame
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.lab.verify.chat_modes import Asked, Ways

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgeflow.lab.training.gate.batching import Epochs
 from edgeflow.lab.training.gate.examples import Example
 from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import ConfigError

@@ -12,9 +12,8 @@ from edgeflow.artifacts.manifest import KVForm, StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.kernels.static.layout import StaticLayout
-from edgeflow.kernels.static.store import StaticKV
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 
 IDS = 8

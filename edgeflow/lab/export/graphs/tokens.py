@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
-from edgeflow.kernels.static.layout import StaticLayout
-from edgeflow.kernels.static.store import StaticKV
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow_client.errors import ConfigError
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.prompt import prompt_text
+from edgeflow.policies.openvla.tokens import prompt_text
 
 TEXT = 64
 """Tokens of a prompt, by default."""

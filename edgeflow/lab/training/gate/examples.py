@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.models.memory_gate.files import GateRules
-from edgeflow.models.memory_gate.whole import Cut
+from edgeflow.lab.training.gate.whole import Cut
+from edgeflow.models.memory_gate import GateRules
 
 
 @dataclass(frozen=True, slots=True)

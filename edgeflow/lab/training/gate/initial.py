@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate.files import GateLayer, GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateLayer, GateRules, MemoryGate
 
 WIDTHS: Final = 4  # h / D
 OPEN: Final = 0.0  # every number of g: memory has a share of a half

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from edgeflow.lab.training.gate.examples import Example, Group, grouped
+from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.whole import run_whole
 from edgeflow.lab.training.learner import Learner
-from edgeflow.models.memory_gate.files import PARTS, GateLayer, MemoryGate
-from edgeflow.models.memory_gate.plain_base import PlainBase
-from edgeflow.models.memory_gate.whole import run_whole
+from edgeflow.models.memory_gate import PARTS, GateLayer, MemoryGate
 from edgeflow_client.errors import ConfigError
 
 Batches = Callable[[int], Sequence[Example]]

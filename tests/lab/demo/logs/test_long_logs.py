@@ -17,7 +17,7 @@ from edgeflow.lab.demo.chat.tokenizer import chat_text
 from edgeflow.lab.training.gate.reading import GateData, ModelText
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
-from edgeflow.models.memory_gate.files import GateRules
+from edgeflow.models.memory_gate import GateRules
 from edgeflow_client.errors import ConfigError
 
 RULES = GateRules(sink=32, window=96, segment=256)

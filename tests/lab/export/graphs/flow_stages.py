@@ -10,9 +10,9 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.static import static_table
 from tests.engine.flow.tiny_flow import INPUTS, PATCHES, SIDE, STATE, Shape, TinyFlowPolicy
 
 TEXT = (4, 8)

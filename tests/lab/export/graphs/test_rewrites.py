@@ -8,10 +8,10 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.kernels.rope_write_kv import RotaryTable, rotated
-from edgeflow.kernels.static.layout import StaticLayout
 from edgeflow.lab.export.graphs.graph_files import Traced, trace
 from edgeflow.lab.export.graphs.rewrites import ATEN, masked, rewritten
 from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.static import StaticLayout
 
 ROWS, HEADS, WIDTH = 5, 3, 8
 CLOSE = 1e-6

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.static.operators import static_table
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow_client.errors import ConfigError

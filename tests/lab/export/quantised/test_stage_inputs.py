@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.kernels.static.operators import static_table
+from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.lab.export.quantised.frames import random_frames, spread
 from edgeflow.lab.export.quantised.stage_inputs import record_stage_inputs
