@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgeflow.engine.slots import SlotState
+from edgeflow.kernels.kv.memory import FoldMemory
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.memory import FoldMemory
 from edgeflow.scheduler.plan import Before
 
 

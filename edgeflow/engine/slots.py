@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
+from edgeflow.kernels.kv.sees import DraftTrees
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.trees import DraftTrees
 
 
 class SlotState:

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.kernels.kv.formats import LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.table.dimensions import only_role
+from edgeflow.kernels.table.dimensions import only_role, stage_of
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.chat import load_chat_model, read_published, read_with_heads

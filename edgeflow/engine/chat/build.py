@@ -43,10 +43,9 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, slot_bytes
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model, read_published

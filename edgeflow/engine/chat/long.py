@@ -10,11 +10,10 @@ import torch
 
 from edgeflow.config_sections import ChatConfig
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.kernels.kv.formats import KVFormat, MemoryRules, configured_format, slot_bytes
+from edgeflow.kernels.kv.formats import KVFormat, KVShape, MemoryRules, configured_format, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.memory import memory_bytes as bytes_of_a_layer
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.chat import read_published, unfit_for_gates
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateHeader, GateRules, MemoryGate, base_fingerprint, gate_header

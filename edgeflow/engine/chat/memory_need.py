@@ -13,8 +13,8 @@ from edgeflow.config_sections import ChatConfig
 from edgeflow.engine.chat.long import SlotSize, pairs_format
 from edgeflow.engine.drafts.sizes import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
+from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateHeader, MemoryGate
 

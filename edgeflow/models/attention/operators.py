@@ -9,12 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.memory import ReadMemory
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.memory import ReadMemory
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
-from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
-from edgeflow.kernels.swiglu import SwiGLU
+from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm, SwiGLU
 from edgeflow.kernels.table.dimensions import KV_FORMATS, OVER_KV
 from edgeflow.kernels.table.operator_table import OperatorKey
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.kernels.linear import Gemm, Linear
-from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
+from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm
 from edgeflow.kernels.table.dimensions import ROLES
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention

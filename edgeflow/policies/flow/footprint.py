@@ -10,7 +10,7 @@ import torch
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.policy import Footprint
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.flow.config import FlowConfig
 

@@ -8,8 +8,7 @@ import torch
 
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE, slot_bytes
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import load_config
