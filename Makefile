@@ -1,10 +1,12 @@
-# make setup   create .venv and install everything a CPU machine needs (2 to 7 minutes)
-# make demo    a robot moves: serial, pipelined and speculative (3 minutes after the setup)
-# make test    the whole test suite (20 minutes on 2 cores)
-# make check   lint, types, stubs
-# make help    this list; PYTHON=/path/to/python3.13 chooses the Python of .venv
-.PHONY: help setup demo test check
+# make setup     create .venv and install everything a CPU machine needs (2 to 7 minutes)
+# make demo      a robot moves: serial, pipelined and speculative (3 minutes after the setup)
+# make test      tests of what serves: SDK, service, policies, kernels
+# make test-all  these, and the tests of the laboratory, the benchmarks and the accelerator
+# make check     lint, types, stubs
+# make help      this list; PYTHON=/path/to/python3.13 chooses the Python of .venv
+.PHONY: help setup demo test test-all check
 PYTHON ?= python3
+NOT_SERVING = tests/lab tests/benchmarks tests/fuzz tests/deploy/kv260
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -18,6 +20,9 @@ demo: setup
 	.venv/bin/edgeflow demo
 
 test: setup
+	scripts/test $(NOT_SERVING:%=--ignore=%)
+
+test-all: setup
 	scripts/test
 
 check: setup

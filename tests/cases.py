@@ -9,7 +9,7 @@ import pytest
 
 
 def by_night(*values: Any, id: str | None = None) -> Any:
-    """A case of `parametrize` that `make test` leaves out and `scripts/nightly` runs."""
+    """A case of `parametrize` that `make test-all` leaves out and `scripts/nightly` runs."""
     return pytest.param(*values, marks=pytest.mark.night, id=id)
 
 

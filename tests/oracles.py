@@ -1,7 +1,8 @@
 """Bundles recorded from the original implementations: where they are, and a last line on what was skipped without them.
 
-Mark a test with `@pytest.mark.oracle("llama-tiny")`: it is skipped where that bundle is missing, and counted at the end
-of the run. The bundles are not part of the repository; docs/testing.md tells how to point at them.
+Mark a test with `@pytest.mark.oracle("llama-tiny")` and read `oracle("llama-tiny")`. One case each of five is in
+`tests/recorded`, and used where the whole bundle is missing. A test of any other is skipped without its bundle, and
+counted at the end of the run; docs/testing.md says how to point at them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,19 @@ from _pytest.terminal import TerminalReporter
 
 VARIABLE = "EDGEFLOW_ORACLES"
 ORACLES = Path(os.environ.get(VARIABLE) or Path(__file__).parents[2] / "shared" / "oracles")
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def oracle(name: str) -> Path:
+    """The folder of a bundle: the whole one, or else its one case in the repository."""
+    whole, one_case = ORACLES / name, RECORDED / name.removesuffix("-tiny")
+    return one_case if one_case.is_dir() and not whole.is_dir() else whole
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose bundle is missing."""
     for mark in item.iter_markers("oracle"):
-        missing = [name for name in mark.args if not (ORACLES / name).is_dir()]
+        missing = [name for name in mark.args if not oracle(name).is_dir()]
         if missing:
             pytest.skip(f"no oracle bundle {', '.join(missing)} in {ORACLES}")
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, name, started_at, wait_for
-from edgeflow.config import schema_json
+from edgeflow.config.service import schema_json
 from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
 

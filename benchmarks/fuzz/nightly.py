@@ -1,4 +1,4 @@
-"""The tests that take too long for `make test`, in parts of at most an hour.
+"""The tests that take too long for `make test-all`, in parts of at most an hour.
 
 scripts/nightly --list
 scripts/nightly --part limits --part stress --out build/nightly

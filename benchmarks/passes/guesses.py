@@ -14,7 +14,7 @@ from rich.progress import track
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import load_profile

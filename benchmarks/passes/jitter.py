@@ -12,7 +12,7 @@ from rich.progress import track
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler

@@ -1,14 +1,14 @@
-"""Directives for a robot, and how a relative action becomes a target pose of its tool."""
+"""Directives for a robot, how a relative action becomes a target pose of its tool, and advice on how to read them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from edgeflow_client.advice import Advice
 from edgeflow_client.aging import OFF, Aging
 from edgeflow_client.displacement import POSITION, ROTATION, displacement, look_ahead_factor
 from edgeflow_client.errors import FailedPrecondition
@@ -19,6 +19,48 @@ from edgeflow_client.trajectory import ChunkReport
 from edgeflow_client.types import ActionSchema, Command, StageTimings
 
 DISPLACEMENTS = "directive.action.values, the displacements that it answers in"
+PATIENCE = 10  # readings of the wrong kind before it is said
+_log = logging.getLogger("edgeflow_client")
+
+
+class Advice:
+    """Notices a loop that cannot move its robot, by what it reads and pushes.
+
+    It logs each kind of advice once, while the robot holds. A loop that reads the right kind at least once, among
+    others, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._wrong = 0
+        self._right = self._told_pose = self._told_flood = False
+
+    def read(self) -> None:
+        """The kind that the policy answers in was read."""
+        self._right = True
+
+    def misread(self, read: str, instead: str) -> None:
+        """A kind was read that this policy does not answer in. instead: what to read."""
+        self._wrong += 1
+        if self._wrong == PATIENCE and not self._right:
+            _log.warning("directive.%s is None for every action of this policy: read %s", read, instead)
+
+    def pose_missing(self) -> None:
+        """A target was read whose frame was pushed without a pose."""
+        if not self._told_pose:
+            self._told_pose = True
+            _log.warning(
+                "directive.tool is None: this policy moves the tool from the pose of its frame, and the frame was "
+                "pushed without one; write client.push(images, pose=...)"
+            )
+
+    def flooded(self) -> None:
+        """The service ended a stream because of far too many frames."""
+        if not self._told_flood:
+            self._told_flood = True
+            _log.warning(
+                "the service ended the stream because frames came far above the declared rate: begin each step of "
+                "the loop with edgeflow_client.rate.RateKeeper(control_period_s).wait()"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

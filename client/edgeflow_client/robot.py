@@ -23,18 +23,15 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blending
 from edgeflow_client.clock import Clock, MonotonicClock
-from edgeflow_client.connection.address import check_address
-from edgeflow_client.connection.credentials import Credentials
-from edgeflow_client.connection.link import Link
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.credentials import Credentials, check_address
+from edgeflow_client.connection.link import Link, Outgoing
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics
-from edgeflow_client.images import Images, encode_images
+from edgeflow_client.observation import Images, State, encode_images, encode_state
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import Session
-from edgeflow_client.state import State, encode_state
 from edgeflow_client.types import CameraSpec, Mode, StateSpec
 from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
 
@@ -46,9 +43,9 @@ _log = logging.getLogger("edgeflow_client")
 class RobotClient:
     """A session with the service, as a context manager; it reconnects by itself until it is closed.
 
-    cameras, state: of every frame; proprio_names, given instead of state, are vectors of one number each.
-    control_period_s: time between pushes. mode: None = the service's default, which is Mode.AUTO unless it is
-    configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with Mode.DEPTH.
+    cameras, state: of every frame. control_period_s: time between pushes. mode: None = the service's default, which is
+    Mode.AUTO unless it is configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with
+    Mode.DEPTH.
     tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
     not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
@@ -80,7 +77,6 @@ class RobotClient:
         max_passes: int = 0,
         max_action_age_s: float | None = None,
         model: str = "",
-        proprio_names: Sequence[str] = (),
         unnorm_key: str = "",
         on_action: Callable[[Directive], None] | None = None,
         open_timeout_s: float = 5.0,
@@ -100,7 +96,6 @@ class RobotClient:
             mode=mode,
             max_action_age_s=max_action_age_s,
             model=model,
-            proprio_names=_listed(proprio_names, "proprio_names"),
             unnorm_key=unnorm_key,
             depth=depth,
             tolerance_bins=tolerance_bins,
@@ -200,7 +195,7 @@ class RobotClient:
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
-        numbers = encode_state(state, proprio, self._settings.vectors)
+        numbers = encode_state(state, proprio, self._settings.state)
         with self._changed:
             seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)
             self._publish()
@@ -241,10 +236,6 @@ class RobotClient:
         with self._changed:
             self._session.stream_opened(message, outgoing)
             self._changed.notify_all()
-
-    def ask_less(self, refusal: EdgeflowError) -> bool:
-        with self._changed:
-            return self._session.ask_less(refusal)
 
     def stream_said(self, message: pb.ServerMessage) -> None:
         with self._changed:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from edgeflow_client.actions import Action, Directive
-from edgeflow_client.advice import Advice
+from edgeflow_client.actions import Action, Advice, Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.link import Outgoing
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
@@ -24,7 +23,6 @@ from edgeflow_client.connection.wire import (
     opened_of,
     report_of,
     rows_of,
-    settings_after,
     timings_of,
 )
 from edgeflow_client.displacement import within_reach
@@ -62,7 +60,6 @@ class Session:
         self.error: EdgeflowError | None = None
         self.refused = self.closed = False
         self._settings = settings
-        self._asked = settings  # of the next stream
         self._instruction = instruction
         self._clock = clock
         self._aging = aging
@@ -73,7 +70,7 @@ class Session:
         self._outgoing: Outgoing | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
         self._published = self._watchdog.directive()
-        self._arrived: pb.Arrived | None = None  # the newest answer of the stream
+        self._arrived: pb.Arrived | None = None  # the newest chunk of the stream
         self._reserved: tuple[Action, TimedChunk] | None = None
         self._warned = False
 
@@ -81,13 +78,7 @@ class Session:
 
     def opening(self) -> pb.Open:
         """The Open message of the next stream."""
-        return open_message(self._asked, self._instruction)
-
-    def ask_less(self, refusal: EdgeflowError) -> bool:
-        """Ask for less in the next stream if that explains the refusal; False if it does not."""
-        settings = settings_after(refusal, self._asked)
-        self._asked = settings or self._asked
-        return settings is not None
+        return open_message(self._settings, self._instruction)
 
     def push(
         self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
@@ -113,7 +104,7 @@ class Session:
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
-            arrived=self._arrived if self.opened is not None and self.opened.arrivals else None,
+            arrived=self._arrived,
         )
         replaced = self._outgoing.offer(frame)
         if replaced:
@@ -155,7 +146,7 @@ class Session:
         opened = opened_of(message)
         self._aging.check(opened.schema)
         self._warn_undecided(opened.schema)
-        check_rtc(self._asked, opened)
+        check_rtc(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
@@ -179,8 +170,6 @@ class Session:
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         """The stream ended. final: the service does not take this session back."""
-        if self._outgoing is not None:
-            self._asked = self._settings  # the next service may be a newer one
         self.error, self.refused, self._outgoing = error, final, None
         if getattr(error, "reason", "").upper() == Reason.RATE_EXCEEDED:
             self._advice.flooded()
@@ -213,7 +202,8 @@ class Session:
             self.flight.ignored += 1
             return False
         opened, now_ns = self.opened, self._clock.now_ns()
-        self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
+        if opened.schema.horizon > 1:
+            self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
         rows = rows_of(message, opened.schema)
         if rows is None or message.stamp_ns != taken.stamp_ns:
             self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.clock import Clock
-from edgeflow_client.connection.incidents import Incidents
+from edgeflow_client.connection.link import Incidents
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.timeline import PlayLog

@@ -40,7 +40,7 @@ def chat(
     ] = None,
 ) -> None:
     """Chat with a model in the terminal; Ctrl-D ends the conversation."""
-    from edgeflow.config import load_config
+    from edgeflow.config.service import load_config
     from edgeflow.engine.chat.terminal import converse, open_conversation, read_text
 
     if system_file is not None:

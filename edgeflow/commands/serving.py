@@ -109,7 +109,7 @@ def serve(
         log = EventLog(MonotonicClock(), output.lines)
         try:
             check_limits()
-            from edgeflow.config import load_config
+            from edgeflow.config.service import load_config
             from edgeflow.service.run import run_service
 
             settings = load_config(config, overrides)
@@ -146,7 +146,7 @@ def health(
     ] = 3.0,
 ) -> None:
     """Check that the service on this machine is ready to serve robots. Exits with code 1 if not."""
-    from edgeflow.config import load_config
+    from edgeflow.config.service import load_config
     from edgeflow.service.host.probe import probe
 
     print(probe(load_config(config, {"health.port": health_port}), timeout_s))

@@ -12,14 +12,14 @@ from edgeflow.commands.options import OptionalFloat, OptionalPath
 
 def config_schema() -> None:
     """Print the JSON schema of the configuration file."""
-    from edgeflow.config import schema_json
+    from edgeflow.config.service import schema_json
 
     print(schema_json())
 
 
 def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:
     """Check a configuration file and what it names on this machine, and print it with all defaults filled in."""
-    from edgeflow.config import load_config
+    from edgeflow.config.service import load_config
     from edgeflow.service.host.preflight import check_configured
 
     config = load_config(path, {})

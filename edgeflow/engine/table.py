@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.device import choose_device, choose_dtype, device_name
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeflow import __version__
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast

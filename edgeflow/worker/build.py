@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name

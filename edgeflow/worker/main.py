@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.contract import PassTimes
 from edgeflow.engine.chat.build import BuiltChat, chat_bytes, load_chat
 from edgeflow.engine.control.offline import program_of

@@ -60,21 +60,14 @@ class Talk:
     def say(self, **kind) -> None:
         self.out.put(pb.ServerMessage(**kind))
 
-    def asked(self) -> pb.Open:
+    def open(self, *, valid_for_ms: int = 100, **schema) -> pb.Open:
         message = self.hear()
         if message is None:
             raise Left
         assert message.HasField("open")
-        return message.open
-
-    def agree(self, *, valid_for_ms: int = 100, **schema) -> None:
         self.valid_for_ms = valid_for_ms
         self.say(opened=opened(valid_for_ms, **schema))
-
-    def open(self, *, valid_for_ms: int = 100, **schema) -> pb.Open:
-        message = self.asked()
-        self.agree(valid_for_ms=valid_for_ms, **schema)
-        return message
+        return message.open
 
     def act(self, frame: pb.Frame, values=VALUES, *, epoch: int | None = None, **fields) -> None:
         self.say(
@@ -125,7 +118,6 @@ def session_settings(**changed) -> SessionSettings:
         "mode": Mode.SERIAL,
         "max_action_age_s": None,
         "model": "",
-        "proprio_names": (),
         "unnorm_key": "",
     }
     return SessionSettings(**(agreed | changed))
@@ -134,19 +126,6 @@ def session_settings(**changed) -> SessionSettings:
 def answer_all(talk: Talk) -> None:
     """A service that answers every frame at once."""
     talk.open()
-    _answer(talk)
-
-
-def before_rtc(talk: Talk) -> None:
-    """The same from before real-time chunking: it refuses a field that it does not know."""
-    if talk.asked().HasField("rtc"):
-        text = "message.open: contains fields unknown to this version"
-        raise Refuse(grpc.StatusCode.INVALID_ARGUMENT, text, edgeflow_reason="UNKNOWN_FIELD")
-    talk.agree()
-    _answer(talk)
-
-
-def _answer(talk: Talk) -> None:
     while (message := talk.hear()) is not None:
         if message.HasField("frame"):
             talk.act(message.frame)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeflow_client.actions import Action, Directive, resolve
-from edgeflow_client.advice import PATIENCE, Advice
+from edgeflow_client.actions import PATIENCE, Action, Advice, Directive, resolve
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.pose import Pose, angle, distance, from_euler_xyz, from_rotvec, identity, rotate
 from edgeflow_client.types import ActionSchema, Command, StageTimings

@@ -22,7 +22,7 @@ from edgeflow_client.blending import (
 )
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.timeline import Timeline
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 STEP_NS = 20_000_000
 BUNDLE = "act-tiny"
@@ -98,9 +98,9 @@ def test_a_blended_number_is_between_those_that_it_is_made_of(blending, horizon,
 @pytest.mark.oracle(BUNDLE)
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_the_temporal_ensemble_plays_the_recorded_actions(name):
-    cases = json.loads((ORACLES / BUNDLE / "cases.json").read_text())["ensemble"]
+    cases = json.loads((oracle(BUNDLE) / "cases.json").read_text())["ensemble"]
     (case,) = [case for case in cases if case["name"] == name]
-    tensors = load_file(ORACLES / BUNDLE / "expected.safetensors")
+    tensors = load_file(oracle(BUNDLE) / "expected.safetensors")
     chunks, actions = tensors[f"ensemble.{name}.in.chunks"], tensors[f"ensemble.{name}.out.actions"]
     assert len(chunks) == case["steps"]
     for robot in range(case["batch_size"]):
@@ -111,7 +111,7 @@ def test_the_temporal_ensemble_plays_the_recorded_actions(name):
 
 @pytest.mark.oracle(BUNDLE)
 def test_no_recorded_ensemble_is_left_out():
-    cases = json.loads((ORACLES / BUNDLE / "cases.json").read_text())["ensemble"]
+    cases = json.loads((oracle(BUNDLE) / "cases.json").read_text())["ensemble"]
     assert sorted(case["name"] for case in cases) == sorted(ENSEMBLES)
 
 

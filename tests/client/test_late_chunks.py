@@ -11,7 +11,7 @@ from edgeflow_client.connection.wire import open_message
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, Limited, LimitKind
 from edgeflow_client.types import Command
-from tests.client.scripted import opened, session_settings
+from tests.client.scripted import session_settings
 from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, Robot
 
 VALID_MS = 60_000
@@ -168,23 +168,23 @@ def test_frames_report_what_is_played_from_the_reserve(robot: Robot):
     assert robot.push(ago_ms=3 * STEP_MS).playing == pb.Playing(seq=1, step=6)
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_frames_report_the_newest_arrival_to_services_that_know_it(known: bool):
+def test_frames_report_the_newest_chunk_that_arrived():
     robot = Robot(max_action_age_s=60.0)
-    message = opened(horizon=HORIZON, step_ms=STEP_MS)
-    message.arrivals = known
-    robot.session.stream_opened(message, robot.stream)
     first = robot.push()
     assert not first.HasField("arrived")
     robot.wait(30)
     robot.act(first)
     second = robot.push()
-    assert second.HasField("arrived") == known
     robot.wait(170)
     assert continued(robot, second, 1)
-    if known:
-        assert second.arrived == pb.Arrived(seq=1, age_ns=30_000_000)
-        assert robot.push().arrived == pb.Arrived(seq=2, age_ns=170_000_000)
+    assert second.arrived == pb.Arrived(seq=1, age_ns=30_000_000)
+    assert robot.push().arrived == pb.Arrived(seq=2, age_ns=170_000_000)
+
+
+def test_the_arrival_of_a_single_action_is_not_reported():
+    robot = Robot(horizon=1, step_ms=0)
+    assert robot.act(robot.push(), np.zeros(DIMS))
+    assert not robot.push().HasField("arrived")
 
 
 def test_an_action_says_how_it_came_about(robot: Robot):
@@ -203,5 +203,5 @@ def test_an_action_says_how_it_came_about(robot: Robot):
 @pytest.mark.parametrize("rtc", [None, False, True])
 def test_a_session_asks_for_continued_chunks_unless_it_is_told_not_to(rtc: bool | None):
     message = open_message(session_settings(rtc=rtc), "grasp")
-    assert message.HasField("rtc") == message.rtc == (rtc is not False)  # services from before do not know the field
+    assert message.HasField("rtc") == message.rtc == (rtc is not False)
     assert not open_message(session_settings(chunks=False), "grasp").HasField("rtc")

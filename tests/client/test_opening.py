@@ -10,18 +10,18 @@ from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import Mode
-from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, before_rtc, opened
+from edgeflow_client.types import Mode, StateSpec
+from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
 
 
 def test_open_says_what_was_agreed(serve, connect):
     server = serve(answer_all)
-    with connect(server, mode=Mode.SERIAL, proprio_names=("a",), max_action_age_s=0.7) as client:
+    with connect(server, mode=Mode.SERIAL, state=(StateSpec(name="a", size=1),), max_action_age_s=0.7) as client:
         assert client.opened.action_tokens == 7
         assert client.opened.schema.frame == "tool"
         opening = server.heard.get(timeout=60).open
     assert (opening.instruction, opening.control_period_ms, opening.max_action_age_ms) == ("grasp", 20, 700)
-    assert (opening.mode, list(opening.proprio_names)) == (pb.MODE_SERIAL, ["a"])
+    assert (opening.mode, [each.name for each in opening.state]) == (pb.MODE_SERIAL, ["a"])
     camera = opening.cameras[0]
     assert (camera.name, camera.width, camera.height, camera.format) == ("wrist", 8, 6, pb.IMAGE_FORMAT_RGB8)
 
@@ -50,18 +50,6 @@ def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
         raise AssertionError("must not be entered")
     assert caught.value.reason == "MODEL_UNKNOWN"
     assert server.streams == 1
-
-
-@pytest.mark.parametrize(("rtc", "streams"), [(None, 2), (False, 1), (True, 1)])
-def test_a_service_from_before_rtc_serves_robots_that_do_not_insist_on_it(serve, connect, rtc, streams: int):
-    server = serve(before_rtc)
-    if rtc:
-        with pytest.raises(InvalidArgument, match="unknown to this version"), connect(server, rtc=rtc):
-            raise AssertionError("must not be entered")
-    else:
-        with connect(server, rtc=rtc) as client:
-            assert not client.opened.rtc
-    assert server.streams == streams
 
 
 def test_a_session_that_insists_on_rtc_is_not_opened_where_the_policy_cannot(serve, connect):
@@ -111,7 +99,7 @@ def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
         connect(serve(answer_all), **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"cameras": CAMERA}, {"cameras": None}, {"state": 6}, {"proprio_names": "arm"}])
+@pytest.mark.parametrize("wrong", [{"cameras": CAMERA}, {"cameras": None}, {"state": 6}])
 def test_what_must_be_a_list_is_told(serve, connect, wrong):
     with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))}: must be a list, got"):
         connect(serve(answer_all), **wrong)

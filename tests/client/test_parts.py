@@ -9,12 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from edgeflow_client.connection.address import check_address
-from edgeflow_client.connection.backoff import LONGEST_S, SHORTEST_S, Backoff
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.credentials import check_address
+from edgeflow_client.connection.link import LONGEST_S, SHORTEST_S, Backoff, Outgoing
 from edgeflow_client.connection.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
-from edgeflow_client.images import encode_images
+from edgeflow_client.observation import encode_images
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.client.scripted import opened, session_settings

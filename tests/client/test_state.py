@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeflow_client.connection.wire import open_message
 from edgeflow_client.errors import InvalidArgument
-from edgeflow_client.state import encode_state
+from edgeflow_client.observation import encode_state
 from edgeflow_client.types import StateSpec
 from tests.client.conftest import IMAGE
 from tests.client.scripted import answer_all, session_settings
@@ -64,14 +64,13 @@ def test_open_declares_the_vectors_and_that_chunks_are_played():
     message = open_message(session_settings(state=SPECS), "grasp")
     assert [(each.name, each.size) for each in message.state] == [("arm", 3), ("gripper", 1)]
     assert (list(message.state[0].elements), list(message.state[0].units)) == (["a", "b", "c"], ["rad"] * 3)
-    assert message.chunks and not message.proprio_names
+    assert message.chunks
     assert not open_message(session_settings(chunks=False), "grasp").chunks
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"state": SPECS, "proprio_names": ("a",)}, "state and proprio_names are both set"),
         ({"state": (GRIPPER, GRIPPER)}, "names a vector twice"),
         ({"state": (StateSpec(name="arm", size=0),)}, "'arm' has a size of 0"),
         ({"state": (StateSpec(name="arm", size=1 << 32),)}, "cannot be sent"),
@@ -93,17 +92,3 @@ def test_a_robot_declares_its_state_and_pushes_it(serve, connect, given):
         opening, frame = server.heard.get(timeout=60).open, server.heard.get(timeout=60).frame
     assert [each.name for each in opening.state] == ["arm", "gripper"]
     assert list(frame.proprio) == [1.0, 2.0, 3.0, 0.5]
-
-
-def test_proprio_names_are_vectors_of_one_number(serve, connect):
-    server = serve(answer_all)
-    with connect(server, proprio_names=("a", "b")) as client:
-        client.push(IMAGE, state={"b": [2.0], "a": [1.0]})
-        opening, frame = server.heard.get(timeout=60).open, server.heard.get(timeout=60).frame
-    assert (list(opening.proprio_names), list(opening.state)) == (["a", "b"], [])
-    assert list(frame.proprio) == [1.0, 2.0]
-
-
-def test_both_kinds_of_declaration_are_refused_at_once(serve, connect):
-    with pytest.raises(InvalidArgument, match="proprio_names"):
-        connect(serve(answer_all), state=SPECS, proprio_names=("a",))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import edgeflow
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from tests.deploy.dockerfile import stages
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.commands import doctor
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from tests.deploy.dockerfile import Stage, stages
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.text import TextTokens
+from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.contract import Contract
 from edgeflow.engine.control.actions import ActionTokens

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edgeflow.config import ServiceConfig
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.chat.footprint import weight_bytes
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import memory_need, weight_bytes
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.memory import (
     FIXED_BYTES,

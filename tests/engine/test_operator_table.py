@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.actions import PolicyEngine

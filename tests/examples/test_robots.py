@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import TwinSize
 from tests.policies.serving import served
@@ -64,7 +64,7 @@ def test_joints_move_an_arm(tmp_path: Path):
 
 @pytest.mark.oracle("act-tiny")
 def test_joints_move_an_arm_as_they_are(tmp_path: Path):
-    with served(tmp_path, str(ORACLES / "act-tiny"), policy={"control_rate_hz": 20.0}) as address:
+    with served(tmp_path, str(oracle("act-tiny")), policy={"control_rate_hz": 20.0}) as address:
         moves, _ = run("joints.py", "--address", address)
     assert moves >= 55
 

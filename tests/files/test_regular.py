@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat.terminal import read_text
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.kernels.table.overlay import read_overlay

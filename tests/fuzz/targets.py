@@ -9,7 +9,7 @@ from random import Random
 
 from pydantic import BaseModel
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES

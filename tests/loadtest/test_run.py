@@ -16,7 +16,6 @@ from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UN
 from edgeflow_client.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow_client.loadtest.run import LoadRun
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
-from tests.client.scripted import Server, before_rtc
 from tests.loadtest.conftest import CAMERA, PLAN
 from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
 from tests.service.harness import eventually, serving
@@ -163,16 +162,6 @@ async def test_a_refusal_of_what_robots_send_names_the_options(checkpoint):
         run, stop = running(plan_for(served))
         with pytest.raises(StartError, match=r"open\.cameras.*--cameras NAME:WxH.*--state NAME:SIZE"):
             await run.measure(stop)
-
-
-async def test_a_service_from_before_rtc_is_asked_again_without_it():
-    server = Server(before_rtc)
-    try:
-        found = await results(replace(PLAN, address=server.address, count=3, robots=2))
-        assert [robot.frames.acted for robot in found.robots] == [3, 3]
-        assert server.streams == 4 and not found.total.losses
-    finally:
-        server.stop()
 
 
 async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint):

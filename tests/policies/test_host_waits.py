@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.offline import sample_observations
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.contract import Observation
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for

@@ -28,7 +28,7 @@ import json, sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.console import JsonPrinter
 from edgeflow.service import app
 from edgeflow.service.run import run_service

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import simplejpeg
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.app import Service
 from edgeflow.service.grpc.codec import Received, parse_client_message
 from edgeflow.service.grpc.server import SERVICE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.launch import LaunchedChild

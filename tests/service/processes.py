@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.worker.process import Launched, WorkerProcess, launch_worker
 
 ENTRY = "tests.service.process_worker"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 from pathlib import Path
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.service.run import run_service
 from tests.service.scripted import Script
 config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, "health.port": 0})

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed, Pace, PassTimes, PolicyInputs, Speculation, StageProgram
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

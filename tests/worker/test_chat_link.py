@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.config_sections import MOST_TOKENS
+from edgeflow.config.chat import MOST_TOKENS
 from edgeflow.contract import Pace
 from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
 from edgeflow.engine.control.denoising import Denoised, FlowAnswers
 from edgeflow.engine.executor import Ticket

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.contract import Pace
 from edgeflow.ipc.channel import BlockingChannel
 from edgeflow.ipc.messages import (

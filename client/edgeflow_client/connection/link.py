@@ -7,6 +7,8 @@ like any other failure: it is logged, the robot holds, and another attempt follo
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from random import Random
@@ -15,10 +17,7 @@ from typing import Any, Protocol
 import grpc
 
 from edgeflow_client.clock import Clock
-from edgeflow_client.connection.backoff import Backoff
 from edgeflow_client.connection.credentials import Credentials, channel
-from edgeflow_client.connection.incidents import Incidents
-from edgeflow_client.connection.outgoing import Outgoing
 from edgeflow_client.connection.wire import error_of
 from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
@@ -29,7 +28,6 @@ OPEN_ANSWER_NS = 5_000_000_000  # how long an Open may stay unanswered
 STALL_NS = 5_000_000_000  # silence, though STALL_FRAMES were pushed, after which the peer counts as gone
 STALL_FRAMES = 10  # a live service reports on some of them
 CLOSE_S = 1.0
-
 _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED"}  # worth another attempt before the first Opened
 _PASSING_LATER = _PASSING | {"RESOURCE_EXHAUSTED", "ALREADY_EXISTS", "ABORTED", "INTERNAL"}
 _CHANNEL_OPTIONS = [
@@ -37,6 +35,110 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 ]
+SHORTEST_S, LONGEST_S = 0.5, 8.0  # back-off: at most two attempts per second
+_log = logging.getLogger("edgeflow_client")
+
+
+class Backoff:
+    """A delay that doubles with every failure, randomised so that robots do not reconnect in step."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._base_s = SHORTEST_S
+
+    def next_delay_s(self) -> float:
+        """The next delay in seconds, SHORTEST_S to LONGEST_S."""
+        delay_s = min(self._base_s * (1.0 + self._random.random()), LONGEST_S)
+        self._base_s = min(2.0 * self._base_s, LONGEST_S / 2.0)
+        return delay_s
+
+    def succeeded(self) -> None:
+        """Start over: the next failure waits the shortest delay."""
+        self._base_s = SHORTEST_S
+
+
+class Incidents:
+    """Logs unexpected exceptions with their traceback; the same one again and again only once."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._last = ""
+
+    def unexpected(self, error: Exception) -> EdgeflowError:
+        """Log the exception, and return the error that stands for it."""
+        name = type(error).__name__
+        with contextlib.suppress(Exception):  # a handler or a text that raises
+            said = f"{name}: {error}"
+            if said != self._last:
+                self._last = said
+                _log.error("unexpected %s in %s", name, self._where, exc_info=error)
+        return EdgeflowError(f"unexpected {name} in {self._where}; the log has its traceback")
+
+
+class Outgoing(Iterator[pb.ClientMessage]):
+    """Messages in the order Open, Reset, frame, Close; gRPC takes the next one once the previous one is written.
+
+    Offering never waits: a frame that was not taken yet is replaced.
+    """
+
+    def __init__(self, opening: pb.Open) -> None:
+        self._changed = threading.Condition()
+        self._open: pb.Open | None = opening
+        self._reset: pb.Reset | None = None
+        self._frame: pb.Frame | None = None
+        self._closing = False
+        self._ended = False
+
+    def offer(self, frame: pb.Frame) -> int:
+        """Replace the waiting frame; returns the number of the replaced one, or 0."""
+        with self._changed:
+            replaced, self._frame = self._frame, frame
+            self._changed.notify()
+            return replaced.seq if replaced is not None else 0
+
+    def reset(self, instruction: str) -> int:
+        """Start a new episode; returns the number of the frame withdrawn for it, or 0."""
+        with self._changed:
+            withdrawn, self._frame = self._frame, None
+            self._reset = pb.Reset(instruction=instruction)
+            self._changed.notify()
+            return withdrawn.seq if withdrawn is not None else 0
+
+    def close(self) -> None:
+        """Send the waiting messages and Close, then end."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def end(self) -> None:
+        """End at once: the stream is gone."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def __next__(self) -> pb.ClientMessage:
+        with self._changed:
+            while not self._ended:
+                message = self._take()
+                if message is not None:
+                    return message
+                self._changed.wait()
+        raise StopIteration
+
+    def _take(self) -> pb.ClientMessage | None:
+        if self._open is not None:
+            opening, self._open = self._open, None
+            return pb.ClientMessage(open=opening)
+        if self._reset is not None:
+            reset, self._reset = self._reset, None
+            return pb.ClientMessage(reset=reset)
+        if self._frame is not None:
+            frame, self._frame = self._frame, None
+            return pb.ClientMessage(frame=frame)
+        if self._closing:
+            self._ended = True
+            return pb.ClientMessage(close=pb.Close())
+        return None
 
 
 class Listener(Protocol):
@@ -45,9 +147,6 @@ class Listener(Protocol):
     def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None: ...
 
     def stream_said(self, message: pb.ServerMessage) -> None: ...
-
-    def ask_less(self, refusal: EdgeflowError) -> bool:
-        """The service refused the session; True if the next Open asks for less, so that another attempt is worth it."""
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         """The stream ended. final: the service refuses for good; no other attempt follows."""
@@ -194,6 +293,4 @@ class Link:
     def _refused_for_good(self, error: EdgeflowError) -> bool:
         if self._opened:
             return False
-        if error.code in (_PASSING_LATER if self._ever_opened else _PASSING):
-            return False
-        return not self._listener.ask_less(error)
+        return error.code not in (_PASSING_LATER if self._ever_opened else _PASSING)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow_client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
-from edgeflow_client.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument, RequestError
+from edgeflow_client.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, ChunkReport, Limited, LimitKind
@@ -54,9 +54,9 @@ class SessionSettings:
 
     max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
     own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
-    types.Speculation. state: the vectors of every frame, instead of proprio_names. chunks: the client plays chunks of
-    several actions; otherwise it gets the one row that is due. rtc: answers continue the chunk being played; None =
-    where service and policy can, True = refuse those that cannot.
+    types.Speculation. state: the vectors of every frame. chunks: the client plays chunks of several actions; otherwise
+    it gets the one row that is due. rtc: answers continue the chunk being played; None = where service and policy can,
+    True = refuse those that cannot.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -64,7 +64,6 @@ class SessionSettings:
     mode: Mode | None
     max_action_age_s: float | None
     model: str
-    proprio_names: tuple[str, ...]
     unnorm_key: str
     depth: int = 0
     tolerance_bins: int = 0
@@ -73,11 +72,6 @@ class SessionSettings:
     chunks: bool = True
     rtc: bool | None = None
 
-    @property
-    def vectors(self) -> tuple[StateSpec, ...]:
-        """The state of every frame; each of proprio_names is a vector of one number."""
-        return self.state or tuple(StateSpec(name=name, size=1) for name in self.proprio_names)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
@@ -85,7 +79,7 @@ class Opened:
 
     depth: pipeline depth, 0 where frames draft their tokens. predicted_fps, predicted_age_s: at the declared control
     period; 0 = unknown. tolerance_bins, max_passes: as served; max_passes is 0 where frames do not draft their tokens.
-    rtc: answers continue the chunk being played. arrivals: frames report when answers arrived.
+    rtc: answers continue the chunk being played.
     """
 
     session: int
@@ -101,7 +95,6 @@ class Opened:
     tolerance_bins: int = 0
     max_passes: int = 0
     rtc: bool = False
-    arrivals: bool = False
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -110,16 +103,6 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         return _open_message(settings, instruction)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
-
-
-def settings_after(refusal: EdgeflowError, settings: SessionSettings) -> SessionSettings | None:
-    """The settings to ask for instead, where a service from before real-time chunking refuses a session that can do
-    without it; None for any other refusal.
-    """
-    unknown = isinstance(refusal, RequestError) and refusal.reason == Reason.UNKNOWN_FIELD
-    if not unknown or settings.rtc is not None:
-        return None
-    return replace(settings, rtc=False)
 
 
 def check_rtc(settings: SessionSettings, opened: Opened) -> None:
@@ -172,7 +155,6 @@ def opened_of(message: pb.Opened) -> Opened:
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
         rtc=message.rtc,
-        arrivals=message.arrivals,
     )
 
 
@@ -265,7 +247,6 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
             pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
             for camera in settings.cameras
         ],
-        proprio_names=settings.proprio_names,
         instruction=instruction,
         control_period_ms=_period_ms(settings.control_period_s),
         max_action_age_ms=_age_ms(settings.max_action_age_s),
@@ -307,8 +288,6 @@ def _check_state(settings: SessionSettings) -> None:
     for index, each in enumerate(settings.state):
         if not isinstance(each, StateSpec):
             raise InvalidArgument(f"must be a StateSpec(name=..., size=...), got {each!r:.80}", field=f"state[{index}]")
-    if settings.state and settings.proprio_names:
-        raise ValueError("state and proprio_names are both set; set one of them")
     names = [each.name for each in settings.state]
     if len(set(names)) < len(names):
         raise ValueError(f"state names a vector twice: {names}")

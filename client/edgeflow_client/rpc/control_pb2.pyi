@@ -221,7 +221,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "arrivals")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -235,7 +235,6 @@ class Opened(_message.Message):
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     RTC_FIELD_NUMBER: _ClassVar[int]
-    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -249,8 +248,7 @@ class Opened(_message.Message):
     tolerance_bins: int
     max_passes: int
     rtc: bool
-    arrivals: bool
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ..., arrivals: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")

@@ -10,29 +10,28 @@ from statistics import median
 import torch
 
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import ServiceConfig
-from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.config.chat import ChatConfig, ChatSlot
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
-from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
-from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.footprint import weight_bytes
+from edgeflow.engine.chat.engine import ChatEngine, recorded_shapes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
-from edgeflow.engine.chat.long import (
+from edgeflow.engine.chat.memory import (
+    MemoryNeed,
     SlotSize,
     folding_of,
     long_header,
+    memory_need,
     read_long,
     remarks,
     store_format,
+    weight_bytes,
 )
-from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
-from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
-from edgeflow.engine.drafts.kinds import DraftKind, sizes_of
+from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.graphs import Record

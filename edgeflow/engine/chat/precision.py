@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.device import choose_dtype
 from edgeflow.engine.table import check_head, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span

@@ -13,18 +13,14 @@ from torch import Tensor
 
 from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import Answer, EngineOptions
-from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.continuing import guidance_of
+from edgeflow.engine.executor import CudaStamp, Stamp, Ticket
 from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.engine.flow.guidance import Previous
-from edgeflow.engine.flow.policy import FlowPolicy
-from edgeflow.engine.flow.program import FlowProgram, Steps
-from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
-from edgeflow.engine.flow.state import FlowState, lines_of
+from edgeflow.engine.flow.guidance import Previous, guidance_of
+from edgeflow.engine.flow.policy import FlowPolicy, PrefixSegment, StepSegment
+from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
 from edgeflow.engine.program import PassOutputs
-from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.kernels.kv.layout import on_device, uploaded
 from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
 from edgeflow_client.errors import InvalidArgument

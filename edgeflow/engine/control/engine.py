@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.contract import StageProgram
-from edgeflow.engine.executor import Ticket
+from edgeflow.engine.executor import Stamp, Ticket
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Policy
 from edgeflow.engine.program import PassOutputs
-from edgeflow.engine.stamps import Stamp
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 from edgeflow.scheduler.ring import Shift

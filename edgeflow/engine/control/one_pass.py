@@ -13,12 +13,11 @@ from torch import Tensor
 
 from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import Answer, EngineOptions
-from edgeflow.engine.executor import Ticket
+from edgeflow.engine.executor import CudaStamp, Stamp, Ticket
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import OnePassPolicy, Policy
 from edgeflow.engine.program import PassOutputs
-from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 
 

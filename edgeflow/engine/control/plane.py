@@ -9,19 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
-from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
-from edgeflow.engine.control.observations import observation_of, state_of
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.control.steady import SteadyTokens
-from edgeflow.engine.control.tracks import Begun, Opened, Track
+from edgeflow.engine.control.tracks import (
+    Begun,
+    Opened,
+    SteadyTokens,
+    Track,
+    departed,
+    dropped,
+    observation_of,
+    state_of,
+)
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
+from edgeflow.engine.executor import Running
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
-from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameResult,

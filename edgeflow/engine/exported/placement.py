@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.policy import Placement
 from edgeflow_client.errors import ConfigError
 

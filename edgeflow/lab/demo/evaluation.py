@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.config import PolicyConfig, ServiceConfig
+from edgeflow.config.sections import PolicyConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName, Pace, PassTimes, Speculation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.engine.flow.stages import StagedNetwork
+from edgeflow.engine.flow.policy import FlowNetwork, StagedNetwork
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights

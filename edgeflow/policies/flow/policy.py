@@ -13,7 +13,7 @@ from torch import Tensor
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
+from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.images import Margin, fitted

@@ -11,7 +11,7 @@ import torch
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
-from edgeflow.engine.flow.stages import StagedNetwork
+from edgeflow.engine.flow.policy import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.flow.checkpoint import FlowCheckpoint

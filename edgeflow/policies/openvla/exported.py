@@ -15,9 +15,8 @@ from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.artifacts.tensors import Array, zeros
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow.engine.exported.loading import load_token_graphs, token_form
 from edgeflow.engine.exported.placement import check_placement
-from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs
+from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape

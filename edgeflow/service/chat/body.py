@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Discriminator, FailFast, Field, Tag, ValidationError, model_validator
 
-from edgeflow.config_sections import ChatMessage
+from edgeflow.config.chat import ChatMessage
 from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
 from edgeflow.service.chat.turns import (
     KIND,

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.chat.desk import ChatDesk

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import ClientDisconnect, Request
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.chat.body import Kind, parse
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
 from edgeflow.service.observe.chat_metrics import ChatMetrics

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.images.exif import orientation
 from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow_client.errors import InvalidArgument

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from edgeflow.config_sections import ChatSlot
+from edgeflow.config.chat import ChatSlot
 from edgeflow.service.chat.body import PREFIXES, PrefixBody
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText

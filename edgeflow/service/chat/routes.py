@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.service.chat import shapes
 from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.config import LimitsConfig
-from edgeflow.config_sections import ChatConfig, ChatSlot
+from edgeflow.config.chat import ChatConfig, ChatSlot
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import Packets, close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked

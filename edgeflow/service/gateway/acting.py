@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import ClientDisconnect, Request
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation

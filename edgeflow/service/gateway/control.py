@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.sealed import Sealed
 from edgeflow.service.children.child import ControlLink

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.children.act_answers import whole
 from edgeflow.service.children.messages import (
     ActDone,

@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from edgeflow.config import ServiceConfig, is_loopback
+from edgeflow.config.sections import is_loopback
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control

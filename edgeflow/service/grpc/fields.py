@@ -8,7 +8,7 @@ from functools import cache
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 

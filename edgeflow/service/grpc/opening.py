@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CHANNELS
 from edgeflow.service.grpc.fields import check_name, check_text
 from edgeflow.service.grpc.state import check_state, check_vectors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest

@@ -10,7 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from edgeflow.config import ServiceConfig, is_loopback
+from edgeflow.config.sections import is_loopback
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
 from edgeflow.service.grpc.ending import CallOver, abort
 from edgeflow.service.grpc.guard import Door, credentials

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.grpc.fields import check_name
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason

@@ -57,7 +57,6 @@ def opened_message(
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
             rtc=rtc,
-            arrivals=schema.horizon > 1,
         )
     )
 

@@ -6,7 +6,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.private_folder import SOCKET, make_private_folder
 from edgeflow.service.host.roles import CHAT, GATEWAY, Role

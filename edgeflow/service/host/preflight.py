@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.config import PolicyConfig, ServiceConfig
+from edgeflow.config.sections import PolicyConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
 from edgeflow.policies.registry import family_of
 from edgeflow.service.host.files import read_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.host.listen import address_text
 from edgeflow_client.errors import ConfigError, Unavailable
 

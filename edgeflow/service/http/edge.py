@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope
 
-from edgeflow.config import is_loopback
+from edgeflow.config.sections import is_loopback
 from edgeflow.service.http.answers import CALLER, Answers
 from edgeflow.service.http.errors import BodyTooLarge, HeadersTooLarge
 from edgeflow.service.http.hosts import Hosts

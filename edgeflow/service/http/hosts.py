@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from edgeflow.config import HttpConfig, is_loopback
+from edgeflow.config.sections import HttpConfig, is_loopback
 from edgeflow_client.errors import PermissionDenied
 from edgeflow_client.reasons import Reason
 

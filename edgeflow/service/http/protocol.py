@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.http.connection import Connection
 from edgeflow.service.http.goodbye import GOODBYE_S, Refusals, last_answer
 from edgeflow.service.observe.process_metrics import ProcessMetrics

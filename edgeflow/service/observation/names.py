@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.observation.describe import list_text
 from edgeflow_client.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from edgeflow.config import TlsConfig
+from edgeflow.config.sections import TlsConfig
 from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.log import EventLog
 from edgeflow_client.errors import ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.cost import CostModel, PassSample

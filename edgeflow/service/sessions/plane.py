@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.messages import (
     CloseSession,

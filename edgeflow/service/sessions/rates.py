@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.sessions.decoding import DecodeBudget
 from edgeflow.service.sessions.events import End
 from edgeflow.service.sessions.ordering import REFUSAL_WINDOW_NS, RollingCount

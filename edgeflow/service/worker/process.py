@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.host.realtime import settle

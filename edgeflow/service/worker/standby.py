@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from typing import Any, Protocol
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error

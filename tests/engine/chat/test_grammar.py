@@ -21,7 +21,7 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat import grammar as grammar_module
 from edgeflow.engine.chat.build import build_chat
 from edgeflow.engine.chat.engine import ChatEngine

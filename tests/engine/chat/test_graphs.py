@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.config import load_config
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models import memory_gate
 from edgeflow.models.chat import load_chat_model, read_published

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import build_chat
-from edgeflow.engine.chat.drafting import draft_sizes
-from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
-from edgeflow.engine.drafts.kinds import Eagle, Lookup
+from edgeflow.engine.chat.memory import MemoryNeed, memory_need
+from edgeflow.engine.drafts.kinds import Eagle, Lookup, draft_sizes
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8, KVShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config import load_config
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
-from edgeflow.engine.chat.long import SlotSize
+from edgeflow.engine.chat.memory import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.kernels.kv.formats import CONFIGURED, KVShape, slot_bytes
 from edgeflow.kernels.table.built_in import BUILT_IN

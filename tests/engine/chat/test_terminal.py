@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config_sections import ChatConfig, LongConfig
+from edgeflow.config.chat import ChatConfig, LongConfig
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.terminal import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat.build import load_chat
 from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.kernels.kv.layout import PackedLayout, Span

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous

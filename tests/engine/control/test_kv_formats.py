@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.config import ServiceConfig, load_config
+from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.config import ImageConfig

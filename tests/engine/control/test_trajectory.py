@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.config_sections import TrajectoryConfig
+from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import Plan
 from edgeflow.engine.control.trajectory import Trajectory

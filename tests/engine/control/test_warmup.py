@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import torch
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes

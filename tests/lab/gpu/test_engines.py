@@ -7,7 +7,7 @@ from time import monotonic
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.policy import Footprint
 from edgeflow.lab.gpu.order import Order
 from edgeflow.lab.gpu.setting import Setting

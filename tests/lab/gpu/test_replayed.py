@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine import executor
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.executor import Executor

@@ -18,7 +18,7 @@ from edgeflow.lab.kv260.linear import ACCELERATED, BACKENDS, EXACT, Accelerated,
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_weight
 from tests.lab.kv260.checkpoint import write_awq_checkpoint
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 AWQ_BUNDLES = ("awq-tiny", "awq-chat-g64", "awq-stories-g64")
 
@@ -32,8 +32,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", [ACCELERATED, EXACT])
 def test_tokens_are_those_that_autoawq_recorded(bundle: str, backend: str):
     """The recorded logits are of weights rounded to float16; no margin is as small as what that changes."""
-    decoder = load_hybrid(ORACLES / bundle, backend=backend).decoder
-    for case in json.loads((ORACLES / bundle / "cases.json").read_text())["cases"]:
+    decoder = load_hybrid(oracle(bundle), backend=backend).decoder
+    for case in json.loads((oracle(bundle) / "cases.json").read_text())["cases"]:
         expected = case.get("greedy_ids") or case["generated_ids"]
         assert greedy(decoder, case["input_ids"], len(expected)) == expected
 

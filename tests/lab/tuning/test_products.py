@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat import precision
 from edgeflow.engine.chat.build import load_chat
 from edgeflow.engine.policy import LoadOptions, Placement

@@ -17,6 +17,7 @@ from edgeflow.cli import app
 from edgeflow.contract import KVName
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.lab.verify.chat import check_best, verify_chat, verify_kv
+from edgeflow.lab.verify.chat_bundle import read_chat_bundle
 from edgeflow.lab.verify.chat_modes import Ways
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.recorded.comparison import exact_float32
@@ -25,7 +26,7 @@ from edgeflow_client.types import Mode
 from tests.cases import some_by_day
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 BUNDLES = ["llama-tiny", "qwen2-tiny", "qwen25vl-tiny", "stories260K-hf"]
 MODES = ["alone", "chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"]
@@ -38,10 +39,13 @@ QUANTITIES = {
     "stories260K-hf": {"input ids", "greedy tokens", "text", "largest ids", "largest logits"},
 }  # fmt: skip
 
-KV_CASES = some_by_day(
-    product(("llama-tiny", "qwen2-tiny"), ("int8", "fp8", "int4")),
-    [("llama-tiny", "int8"), ("qwen2-tiny", "fp8"), ("llama-tiny", "int4")],
-)
+KV_CASES = [
+    pytest.param(*case.values, marks=[*case.marks, pytest.mark.oracle(case.values[0])], id=case.id)
+    for case in some_by_day(
+        product(("llama-tiny", "qwen2-tiny"), ("int8", "fp8", "int4")),
+        [("llama-tiny", "int8"), ("qwen2-tiny", "fp8"), ("llama-tiny", "int4")],
+    )
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,22 +67,21 @@ def test_the_best_ids_are_the_largest_but_for_near_ties(ids: list[list[int]], ok
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.oracle(name)) for name in BUNDLES])
 def test_the_original_implementation_agrees(name: str):
-    results = verify_chat(ORACLES / name)
+    results = verify_chat(oracle(name))
     assert [each for each in results if not each[1].ok] == []
     assert {result.quantity for _, result in results} == QUANTITIES.get(name, QUANTITIES["llama-tiny"])
     tokens = [(mode, result.case) for mode, result in results if result.quantity == "greedy tokens"]
-    cases = {case for _, case in tokens}
-    assert len(cases) >= 4 and sorted(tokens) == sorted((mode, case) for mode in MODES for case in cases)
+    cases = {case.name for case in read_chat_bundle(oracle(name)) if case.name != "chat"}
+    assert sorted(tokens) == sorted((mode, case) for mode in MODES for case in cases)
 
 
-@pytest.mark.oracle("llama-tiny", "qwen2-tiny")
 @pytest.mark.parametrize(("name", "kv"), KV_CASES)
 def test_kv_of_fewer_bits_is_within_its_bounds_and_one_answer_in_every_mode(name: str, kv: KVName):
-    results = verify_kv(ORACLES / name, CONFIGURED[kv])
+    results = verify_kv(oracle(name), CONFIGURED[kv])
     assert [each for each in results if not each[1].ok] == []
     answers = {(mode, result.case) for mode, result in results if result.quantity == "tokens, against alone"}
-    cases = {case for _, case in answers}
-    assert len(cases) >= 4 and answers == {(mode, case) for mode in MODES for case in cases}
+    cases = {case.name for case in read_chat_bundle(oracle(name)) if case.name != "chat"}
+    assert answers == {(mode, case) for mode in MODES for case in cases}
     told = {result.quantity: result.deviation for mode, result in results if mode == f"{kv} KV"}
     assert 0 < told["mean logit error"] < told["largest logit error"]
 

@@ -25,7 +25,7 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 from tests.lab.verify.eagle_bundle import write_bundle
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 BUNDLE = "eagle3-tiny"
 CPU = torch.device("cpu")
@@ -77,10 +77,10 @@ def off(folder: Path) -> set[tuple[str, str]]:
 @pytest.mark.oracle(BUNDLE)
 def test_the_recorded_bundle_agrees():
     """By trees all cases, in each other way one of them."""
-    bundle, ways = prepare(ORACLES / BUNDLE)
+    bundle, ways = prepare(oracle(BUNDLE))
     checks = {**ways.recorded(), **ways.tokens()}
     results = [result for case in bundle.cases for result in checks["trees"](case)]
-    stored = {key.split(".", 1)[0] for key in load_file(ORACLES / BUNDLE / "expected.safetensors")}
+    stored = {key.split(".", 1)[0] for key in load_file(oracle(BUNDLE) / "expected.safetensors")}
     assert {case.name for case in bundle.cases} == stored == {result.case for result in results}
     for quantity in ("draft inputs", "mask"):
         assert sum(result.quantity.endswith(quantity) for result in results) == 3 * len(bundle.cases)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.checkpoint import verify_checkpoint

@@ -20,7 +20,7 @@ from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.llama import LlamaDecoder, Taps
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 CPU = torch.device("cpu")
 BUNDLE = "eagle3-tiny"
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.oracle(BUNDLE)
 
 
 def cases() -> list[dict[str, Any]]:
-    path = ORACLES / BUNDLE / "cases.json"
+    path = oracle(BUNDLE) / "cases.json"
     return json.loads(path.read_text())["cases"] if path.is_file() else [{}]
 
 
@@ -39,23 +39,23 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def base() -> LlamaDecoder:
-    path = ORACLES / BUNDLE / "base"
+    path = oracle(BUNDLE) / "base"
     weights = Weights(path, torch.float32, CPU)
     return LlamaDecoder(read_published(path).text, weights, stem=stem_of(weights))
 
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Tensor]:
-    return load_file(ORACLES / BUNDLE / "expected.safetensors")
+    return load_file(oracle(BUNDLE) / "expected.safetensors")
 
 
 def read_head(base: LlamaDecoder, **options: Any) -> Eagle3Head:
-    path = ORACLES / BUNDLE / "draft"
+    path = oracle(BUNDLE) / "draft"
     return Eagle3Head.read(path, read_eagle3(path, base.config), base, torch.float32, CPU, **options)
 
 
 def sizes() -> TreeSizes:
-    stated = json.loads((ORACLES / BUNDLE / "cases.json").read_text())["params"]
+    stated = json.loads((oracle(BUNDLE) / "cases.json").read_text())["params"]
     return TreeSizes(rows=stated["total_token"], depth=stated["depth"], width=stated["top_k"])
 
 
@@ -142,7 +142,7 @@ def mask_of(parents: list[int]) -> Tensor:
 
 
 def test_the_recorded_head_fits_its_base(base: LlamaDecoder):
-    config = read_eagle3(ORACLES / BUNDLE / "draft", base.config)
+    config = read_eagle3(oracle(BUNDLE) / "draft", base.config)
     assert (config.taps, config.draft_vocabulary, config.target_hidden) == ((2, 4, 5), 256, 64)
     assert not config.own_embedding and not config.norm_before_residual
     assert read_head(base)._embedding is base.embedding

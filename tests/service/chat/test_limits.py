@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import ChatBody, CompletionBody, parse
 from edgeflow.service.chat.pictures import read_picture
 from edgeflow.service.gateway import pace

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.config import LimitsConfig
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
 from edgeflow.service.chat.turns import AskingTurn
 from edgeflow.text import encoding, tokenizer

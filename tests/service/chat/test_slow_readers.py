@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
 from edgeflow.service.chat import desk
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.front import ChatProcess

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from edgeflow.config import LimitsConfig
-from edgeflow.config_sections import ChatConfig
+from edgeflow.config.chat import ChatConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import ChatBody
 from edgeflow.service.chat.text import ChatText
 from tests.chat_checkpoint import write_chat_checkpoint

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import torch
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
-from edgeflow.engine.chat.long import read_long
+from edgeflow.engine.chat.memory import read_long
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
 from edgeflow.service.grpc.receiving import receive

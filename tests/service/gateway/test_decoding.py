@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
 from edgeflow.service.gateway import decoding
 from edgeflow.service.gateway.control import Control, Observation

@@ -8,7 +8,7 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame, parse_act_request, parse_client_message
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields

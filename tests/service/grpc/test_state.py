@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.config import LimitsConfig
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.grpc.codec import check_frame
 from edgeflow.service.grpc.opening import check_open, check_request
 from edgeflow.service.grpc.state import MAX_NUMBER, check_numbers

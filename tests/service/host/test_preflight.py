@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.service.host import preflight
 from edgeflow.service.host.preflight import check_configured

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.private_folder import SOCKET, make_private_folder
 from edgeflow_client.errors import AddressError

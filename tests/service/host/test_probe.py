@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.service.host.probe import probe
 from edgeflow.service.observe.health import State
 from edgeflow_client.errors import ConfigError, Unavailable

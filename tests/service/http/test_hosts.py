@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from edgeflow.config import HttpConfig
+from edgeflow.config.sections import HttpConfig
 from edgeflow.service.http.hosts import Hosts
 from edgeflow_client.errors import PermissionDenied
 from tests.service.harness import serving

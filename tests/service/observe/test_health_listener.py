@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.service.host.listen import bind
 from edgeflow.service.host.probe import probe
 from edgeflow.service.observe.health import Health, State

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from edgeflow.config import TlsConfig, load_config
+from edgeflow.config.sections import TlsConfig
+from edgeflow.config.service import load_config
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.tls import Tls
 from edgeflow_client.clock import MonotonicClock

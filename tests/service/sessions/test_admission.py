@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed, PassTimes, PolicyInputs, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.observation.requests import OpenRequest

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong
 from edgeflow.scheduler.settling import LEAST_SAMPLES

@@ -48,10 +48,10 @@ class Playing:
             self._played = None
             self._plays.end(now_ns)
             return Seamed()
-        age_ns = max(now_ns - action.stamp_ns, 0)
-        self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
         if action.horizon <= 1:
             return Seamed()
+        age_ns = max(now_ns - action.stamp_ns, 0)
+        self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
         played = self._played if self._played is not None and now_ns < self._played.until_ns else None
         report = ChunkReport(continues=action.continues, conditioned_steps=action.conditioned_steps)
         apart = played is None or report.continues != played.seq
@@ -69,12 +69,12 @@ class Playing:
         self._played = _Played(action.seq, begun, rows_until_ns, until_ns)
         self._plays.begin(action.seq, timeline, now_ns, until_ns)
 
-    def report(self, frame: pb.Frame, *, arrivals: bool) -> None:
-        """Fill in what a frame says of it. arrivals: the service takes Frame.arrived."""
+    def report(self, frame: pb.Frame) -> None:
+        """Fill in what a frame says of it."""
         played = self._plays.at(frame.stamp_ns)
         if played is not None:
             frame.playing.CopyFrom(pb.Playing(seq=played[0], step=played[1]))
-        if arrivals and self._arrived is not None:
+        if self._arrived is not None:
             frame.arrived.CopyFrom(self._arrived)
 
 

@@ -11,16 +11,8 @@ from typing import Any, Protocol
 import grpc
 
 from edgeflow_client.clock import Clock
-from edgeflow_client.connection.backoff import Backoff
-from edgeflow_client.connection.link import STREAM
-from edgeflow_client.connection.wire import (
-    Opened,
-    SessionSettings,
-    error_of,
-    open_message,
-    opened_of,
-    settings_after,
-)
+from edgeflow_client.connection.link import STREAM, Backoff
+from edgeflow_client.connection.wire import Opened, SessionSettings, error_of, open_message, opened_of
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.loadtest.robots.hearing import hear
 from edgeflow_client.loadtest.robots.ledger import Ledger
@@ -74,7 +66,6 @@ class LoadRobot:
         self._clock = clock
         self._backoff = Backoff(random)
         self._playing = Playing()
-        self._arrivals = False  # the service takes Frame.arrived
         self._call: Any = None  # while a stream is open
         self._first = 0  # frames offered before the present stream
         self._changed = asyncio.Event()
@@ -86,9 +77,6 @@ class LoadRobot:
         """Open one stream after another until `stop`, or a refusal that is final or precedes the first Opened."""
         while True:
             error = await self._one_stream()
-            if (settings := settings_after(error, self._settings)) is not None:
-                self._settings = settings
-                continue
             self.ledger.lose()
             final = self.admitted is None or error.code not in PASSING
             if final and not self._stopping:
@@ -175,7 +163,7 @@ class LoadRobot:
             images=[pb.Image(data=data) for data in next(self._frames)],
             proprio=self._posture.at(scheduled_ns),
         )
-        self._playing.report(frame, arrivals=self._arrivals)
+        self._playing.report(frame)
         try:
             await call.write(pb.ClientMessage(frame=frame))
         except (grpc.RpcError, asyncio.InvalidStateError):
@@ -215,7 +203,7 @@ class LoadRobot:
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
         self.chunk = (message.opened.schema.horizon or 1, message.opened.schema.step_ms)
-        self._playing, self._arrivals = Playing(), message.opened.arrivals
+        self._playing = Playing()
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
         self.ledger.happen(self._clock.now_ns(), "opened", "", f"session {self.admitted.session}")
@@ -231,7 +219,6 @@ def _settings_of(session: Session) -> SessionSettings:
         mode=session.mode,
         max_action_age_s=session.max_action_age_s,
         model=session.model,
-        proprio_names=(),
         unnorm_key=session.unnorm_key,
         depth=session.depth,
         tolerance_bins=session.tolerance_bins,

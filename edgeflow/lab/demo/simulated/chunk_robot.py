@@ -11,7 +11,7 @@ from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
 from edgeflow.lab.demo.world.proprioception import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
-from edgeflow_client.connection.outgoing import Outgoing
+from edgeflow_client.connection.link import Outgoing
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -158,7 +158,6 @@ def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:
         mode=None,
         max_action_age_s=None,
         model="",
-        proprio_names=(),
         unnorm_key="",
         state=state,
     )
@@ -184,7 +183,6 @@ def _opened(schema: ActionSchema) -> pb.Opened:
         ),
         mode=pb.MODE_SERIAL,
         valid_for_ms=VALID_MS,
-        arrivals=True,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgeflow.config import ServiceConfig
+from edgeflow.config.service import ServiceConfig
 from edgeflow.console import Report
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
+from edgeflow.engine.control.tracks import observation_of
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from edgeflow.config import load_config
+from edgeflow.config.service import load_config
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format, read_long
+from edgeflow.engine.chat.memory import folding_of, memory_format, read_long
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS
 from edgeflow.lab.demo.chat.logs.held_out import LogQuestion, Place, draw_question

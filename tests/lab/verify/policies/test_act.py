@@ -15,7 +15,7 @@ from edgeflow.lab.verify.policies.act import verify as verify_act
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow_client.errors import CheckpointError, ConfigError
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 from tests.policies.act.checkpoint import change_tensors, write_bundle, write_json
 from tests.policies.act.twin import TwinSize
 
@@ -45,7 +45,7 @@ def wrong(results: list[CheckResult]) -> list[str]:
 
 @pytest.mark.oracle("act-tiny")
 def test_the_original_implementation_agrees():
-    bundle = ORACLES / "act-tiny"
+    bundle = oracle("act-tiny")
     results = verify(bundle)
     assert wrong(results) == []
     stored = load_file(bundle / "expected.safetensors")

@@ -14,8 +14,7 @@ from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowPolicy
-from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
+from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.plan import FrameRef

@@ -18,7 +18,7 @@ from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
-from tests.oracles import ORACLES
+from tests.oracles import oracle
 
 EXPECTED, RTC = "expected.safetensors", "expected_rtc.safetensors"
 
@@ -36,11 +36,11 @@ def verify(directory: Path, **asked: Any) -> list[tuple[str, CheckResult]]:
 )
 def test_the_original_implementation_agrees(name: str):
     """Every stored value is compared, those of steps at every pace that auto may choose, and nothing is off."""
-    results = verify(ORACLES / name, modes=[Mode.AUTO])
+    results = verify(oracle(name), modes=[Mode.AUTO])
     assert [(mode, result) for mode, result in results if not result.ok] == []
     compared = {(result.case, result.quantity) for _, result in results}
     for file in (EXPECTED, RTC):
-        for stored in load_file(ORACLES / name / file):
+        for stored in load_file(oracle(name) / file):
             case, group, quantity = stored.split(".", 2)
             assert group == "in" or (case, quantity.replace("_", " ")) in compared
     for mode in ("serial", "depth 2", "pipelined"):
@@ -54,7 +54,7 @@ def test_the_original_implementation_agrees(name: str):
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One case of π0.5, and one that is trained to continue a chunk."""
     directory = tmp_path_factory.mktemp("bundle") / "pi05"
-    shutil.copytree(ORACLES / "pi05-tiny", directory, copy_function=shutil.copyfile)
+    shutil.copytree(oracle("pi05-tiny"), directory, copy_function=shutil.copyfile)
     for file, kept in (("cases", ("case0",)), ("cases_rtc", ("trained_delay3", "linear"))):
         content = json.loads((directory / f"{file}.json").read_text())
         content["cases"] = [case for case in content["cases"] if case["name"] in kept]
