@@ -30,8 +30,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.weights import FLOAT, Weight
 from edgeflow.models.attention.heads import GroupedHeads
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
-from edgeflow.models.attention.layer import AttentionForm, BindLinear, LayerAttention
-from edgeflow.models.attention.operators import Operators, PassOperators
+from edgeflow.models.attention.operators import AttentionForm, BindLinear, LayerAttention, Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.rope import PLAIN, Rope
 from edgeflow.models.vocabulary import Embedding, read_vocabulary

@@ -47,10 +47,11 @@ from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.prompt import Prompt
+from edgeflow.models.published import read_published
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import ConfigError, RequestError
