@@ -14,7 +14,7 @@ from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.engine.flow.policy import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.quantization import quantised_bytes
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings

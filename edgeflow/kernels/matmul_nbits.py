@@ -28,16 +28,12 @@ class MatMulNBits:
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         self._bias = bias
-        self._bytes = weight.nbytes
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         (found,) = self._session.run(None, {"x": x.float().contiguous().numpy()})
         out: Tensor = torch.from_numpy(found).to(x.dtype)
         return out if self._bias is None else out.add_(self._bias)
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes
 
 
 def _model(weight: AwqWeight) -> onnx.ModelProto:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.qwen2_5_vl.config import VisionConfig
-from edgeflow.models.qwen2_5_vl.preprocess import Patches
-from edgeflow.models.qwen2_5_vl.vision import MOST_GRIDS, VisionTower
+from edgeflow.models.qwen2_5_vl import MOST_GRIDS, Patches, Qwen2_5VisionTower, VisionConfig
 from tests.chat_checkpoint import VISION
 from tests.engine.on_the_device import OnTheDevice
 
@@ -38,12 +36,12 @@ def shapes() -> dict[str, tuple[int, ...]]:
     )
 
 
-def tower(device: str) -> VisionTower:
+def tower(device: str) -> Qwen2_5VisionTower:
     generator = torch.Generator().manual_seed(3)
     weights: Mapping[str, Tensor] = {
         name: torch.randn(shape, generator=generator) / shape[-1] ** 0.5 for name, shape in shapes().items()
     }
-    return VisionTower(Weights.of(weights, torch.float32, torch.device(device)), CONFIG)
+    return Qwen2_5VisionTower(Weights.of(weights, torch.float32, torch.device(device)), CONFIG)
 
 
 def image(device: str, grid: tuple[int, int]) -> Patches:

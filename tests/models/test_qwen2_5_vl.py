@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
-from edgeflow.models.qwen2_5_vl.positions import mrope_positions
-from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor, resized_size
-from edgeflow.models.qwen2_5_vl.vision import VisionTower
+from edgeflow.models.prompt import mrope_positions
+from edgeflow.models.qwen2_5_vl import ImagePreprocessor, ImageRules, Qwen2_5VisionTower, VisionConfig, resized_size
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import PROCESSOR, VISION
 
@@ -98,7 +96,7 @@ def their_tower(config: VisionConfig, full_blocks: list[int]):
         for parameter in tower.parameters():
             wide = parameter.dim() > 1
             parameter.normal_(0 if wide else 0.5, 1.5 * parameter[0].numel() ** -0.5 if wide else 0.3)
-    ours = VisionTower(
+    ours = Qwen2_5VisionTower(
         Weights.of(tower.state_dict(), torch.float32, torch.device("cpu")),
         replace(config, full_blocks=tuple(full_blocks)),
     )
