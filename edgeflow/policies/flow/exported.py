@@ -34,7 +34,8 @@ from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, Texts, TokenizedTexts
-from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, WeightNumbers, footprint, policy_of
+from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, policy_of
+from edgeflow.policies.tensors import WeightNumbers
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.reasons import Reason
@@ -148,16 +149,16 @@ def open_flow(folder: Path, architecture: FlowArchitecture[Any]) -> OpenedFlow:
     described = Fields(f"{MANIFEST}.preprocessing", manifest.preprocessing)
     steps = described.object("denoising").size("steps")
     sizes = replace(architecture.sizes, steps=steps, candidates=1)
-    flow, stacks = architecture.flow, architecture.stacks
+    flow, heads = architecture.flow, architecture.stacks.heads
     form = FlowForm(
         sizes=sizes,
         cameras=len(flow.cameras),
         side=flow.side,
         state=flow.state_dims,
         image_rows=architecture.vision.rows,
-        layers=stacks.layers,
-        kv_heads=stacks.kv_heads,
-        head_dim=stacks.head_dim,
+        layers=len(heads.kinds),
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
     )
     buckets = form.buckets(manifest)
     return OpenedFlow(manifest=manifest, sizes=sizes, buckets=buckets, vocabulary=described.count("vocabulary"))
@@ -202,12 +203,9 @@ class StaticFlow:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
-        architecture = self._architecture
         stored = loaded_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
-        found = footprint(
-            weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype
-        )
+        found = self._architecture.footprint(weights, self._sizes, dtype)
         return replace(found, capacity=self._opened.manifest.kv.positions)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
