@@ -21,8 +21,7 @@ from edgeflow.service.chat.pictures import read_picture
 from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool, ToolCall
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.marks import Marks
-from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 
