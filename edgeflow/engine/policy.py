@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
+from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -67,10 +68,12 @@ class PreparedFrame:
 class Policy(Protocol):
     """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning.
 
-    fixed_rows: rows of a prompt besides those of its text.
+    fixed_rows: rows of a prompt besides those of its text. unusual_states: frames so far whose state was outside its
+    statistics; 0 where these are not counted.
     """
 
     fixed_rows: int
+    unusual_states: int
 
     @property
     def inputs(self) -> PolicyInputs:
@@ -79,6 +82,11 @@ class Policy(Protocol):
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]: ...
+
+    @property
+    def rtc(self) -> RTCSettings | None:
+        """How answers continue the chunk being played; None where they cannot."""
+        ...
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """The stages of an answer."""
@@ -96,13 +104,6 @@ class Policy(Protocol):
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of an action's numbers, the horizon of a chunk and its step."""
         ...
-
-
-@runtime_checkable
-class CountsStates(Protocol):
-    """A policy that counts the frames whose state is outside its statistics."""
-
-    unusual_states: int
 
 
 class TokenPolicy(Policy, Protocol):

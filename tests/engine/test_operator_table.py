@@ -15,7 +15,7 @@ from edgeflow.cli import app
 from edgeflow.config.service import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.table import operators_line
 from edgeflow.kernels import linear, row_operators, weights

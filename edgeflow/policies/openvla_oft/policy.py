@@ -58,6 +58,9 @@ class OpenVLAOFTPolicy:
     prompt_ids: instruction → token ids of the prompt, BOS first.
     """
 
+    rtc = None
+    unusual_states = 0
+
     def __init__(
         self,
         config: OpenVLAConfig,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.engine import table as engine_table
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.engine.policy import LoadOptions
