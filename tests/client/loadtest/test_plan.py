@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice, pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,25 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.pacing import SECOND_NS, instants
 from edgeflow_client.loadtest.robots.plan import (
+    SECOND_NS,
     Bursts,
     Closed,
     Fixed,
     LoadPlan,
     Ramp,
+    instants,
     parse_cameras,
     parse_duration,
     parse_size,
     parse_state,
-    pattern_of,
     period_s_of,
+    plan_keys,
+    read_plan,
 )
-from edgeflow_client.loadtest.robots.posture import Posture
-from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
-from tests.loadtest.conftest import CAMERA, SESSION
+from edgeflow_client.loadtest.robots.robot import Posture
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from tests.client.loadtest.conftest import CAMERA
 
 
 @given(st.floats(0.1, 10_000), st.integers(0, 3_000))
@@ -67,19 +71,98 @@ def test_a_duration_needs_its_unit(text):
         parse_duration(text)
 
 
-def test_one_pattern_at_a_time():
-    assert pattern_of(window=3) == Closed(3)
-    assert pattern_of(rate_hz=20.0) == Fixed(20.0)
-    assert pattern_of(burst=5, burst_period_s=0.5) == Bursts(5, 0.5)
-    assert pattern_of(ramp="5:60", ramp_step_s=2.0) == Ramp(5.0, 60.0, 2.0)
-    for asked in ({"window": 2, "rate_hz": 20.0}, {"rate_hz": 20.0, "burst": 5}, {"burst": 5, "ramp": "5:60"}):
-        with pytest.raises(ConfigError, match="cannot be combined with another pattern"):
-            pattern_of(**asked)
-    for ramp in ("5", "60:5", "a:b", "0:5", "1:2:3", "nan:5"):
-        with pytest.raises(ConfigError, match="FIRST:LAST"):
-            pattern_of(ramp=ramp)
-    with pytest.raises(ConfigError, match="burst-period"):
-        pattern_of(burst=5, burst_period_s=0.0)
+def plan_of(**sections: dict[str, object]) -> LoadPlan:
+    return read_plan({"": sections.pop("own", {}), **sections}, "localhost:1", (CAMERA,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({}, Closed(1)),
+        ({"window": "3"}, Closed(3)),
+        ({"rate_hz": 20.0}, Fixed(20.0)),
+        ({"frames": "5"}, Bursts(5, 1.0)),
+        ({"frames": "5", "period_s": "500ms"}, Bursts(5, 0.5)),
+        ({"first_hz": "5", "last_hz": "60", "step_s": "2"}, Ramp(5.0, 60.0, 2.0)),
+    ],
+)
+def test_the_settings_of_a_pattern_say_which_it_is(settings, pattern):
+    assert plan_of(pattern=settings).pattern == pattern
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"window": "2", "rate_hz": 20.0}, "window, rate_hz are not of one pattern; known: window | rate_hz | frames"),
+        ({"burst": "5"}, "burst are not of one pattern"),
+        ({"window": "0"}, r"pattern\.window: 0 is outside 1 to 1e\+09"),
+        ({"rate_hz": 1e5}, r"pattern\.rate_hz: 100000 is outside 0\.1 to 10000"),
+        ({"rate_hz": "nan"}, r"pattern\.rate_hz: nan is outside"),
+        ({"rate_hz": "fast"}, r"pattern\.rate_hz: 'fast' is not a number"),
+        ({"first_hz": "5"}, r"pattern\.last_hz: is missing"),
+        ({"step_s": "5"}, r"pattern\.first_hz: is missing"),
+        ({"first_hz": "60", "last_hz": "5"}, r"pattern\.last_hz: 5 is below first_hz, 60"),
+        ({"first_hz": "5", "last_hz": "6", "factor": "1"}, r"pattern\.factor: 1 is outside"),
+        ({"frames": "5", "period_s": "0s"}, r"pattern\.period_s: 0 is outside"),
+    ],
+)
+def test_a_wrong_pattern_is_an_error_that_names_the_key(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(pattern=settings)
+
+
+def test_settings_are_read_by_the_type_of_their_field():
+    own = {"robots": 4, "warm_up_s": "500ms", "grace_s": "3", "count": "25", "frames": "pictures", "seed": "7"}
+    session = {"mode": "depth", "depth": "3", "max_action_age_s": "80ms", "model": "demo", "rtc": "false"}
+    plan = plan_of(own=own, session=session, pattern={"rate_hz": 25.0})
+    assert (plan.robots, plan.connections, plan.warm_up_s, plan.grace_s, plan.count) == (4, 4, 0.5, 3.0, 25)
+    assert (plan.frames, plan.seed, plan.instructions) == (Path("pictures"), 7, ("grasp the red handle",))
+    agreed = SessionSettings(
+        cameras=(CAMERA,),
+        control_period_s=0.04,
+        mode=Mode.DEPTH,
+        depth=3,
+        max_action_age_s=0.08,
+        model="demo",
+        rtc=False,
+    )
+    assert plan.session == agreed
+    assert plan_of(own={"instructions": "lift it"}).instructions == ("lift it",)
+    assert plan_of(own={"instructions": '["a", "b"]'}).instructions == ("a", "b")
+    assert plan_of(own={"robots": "3", "connections": "2", "count": "null"}).connections == 2
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "words"),
+    [
+        ("own", {"robot": "4"}, "robot: unknown key; known: .*robots, connections"),
+        ("own", {"address": "elsewhere:1"}, "address: unknown key"),
+        ("own", {"robots": "999"}, "robots: 999 is outside 1 to 256"),
+        ("own", {"robots": "two"}, "robots: 'two' is not a whole number"),
+        ("own", {"robots": "2", "connections": "3"}, "connections: 3 is more than there are robots, 2"),
+        ("own", {"duration_s": "0s"}, "duration_s: 0 is outside"),
+        ("own", {"warm_up_s": "1 day"}, "warm_up_s: '1 day' is not a time such as 80ms or 2s"),
+        ("own", {"instructions": "[]"}, "instructions: '\\[\\]' is not a text, or a list of texts in JSON"),
+        ("own", {"instructions": "[1]"}, "instructions: "),
+        ("session", {"cameras": "top:1x1"}, r"session\.cameras: unknown key"),
+        (
+            "session",
+            {"mode": "fast"},
+            r"session\.mode: 'fast' is not one of serial, pipelined, depth, speculative, auto",
+        ),
+        ("session", {"rtc": "yes"}, r"session\.rtc: 'yes' is not true or false"),
+        ("session", {"depth": "-1"}, r"session\.depth: -1 is outside 0 to"),
+    ],
+)
+def test_a_wrong_setting_is_an_error_that_names_the_key(section, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(**{section: settings})
+
+
+def test_the_keys_of_a_plan_are_those_that_it_reads():
+    keys = plan_keys()
+    assert {"seed", "robots", "session.tolerance_bins", "pattern.window", "pattern.first_hz"} <= set(keys)
+    assert not {"address", "session", "pattern", "session.cameras"} & set(keys) and len(keys) == len(set(keys))
 
 
 def test_the_declared_period_is_that_of_the_rate():
@@ -88,14 +171,11 @@ def test_the_declared_period_is_that_of_the_rate():
     ]
 
 
-def test_sizes_and_counts_are_checked():
+def test_sizes_are_checked():
     assert parse_size("640x480") == (640, 480)
     for text in ("640", "0x3", "640x480x3", "-1x4", "axb"):
         with pytest.raises(ConfigError, match="camera"):
             parse_size(text)
-    for changes in ({"robots": 0}, {"robots": 999}, {"robots": 2, "connections": 3}, {"duration_s": 0.0}):
-        with pytest.raises(ConfigError):
-            LoadPlan(address="localhost:1", session=SESSION, pattern=Closed(), **changes)
 
 
 def test_synthetic_frames_differ_and_repeat_with_their_seed():

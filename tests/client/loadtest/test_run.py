@@ -16,7 +16,7 @@ from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UN
 from edgeflow_client.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow_client.loadtest.run import LoadRun
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
-from tests.loadtest.conftest import CAMERA, PLAN
+from tests.client.loadtest.conftest import CAMERA, PLAN
 from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script

@@ -19,16 +19,15 @@ from edgeflow_client.errors import InvalidArgument, StartError
 from edgeflow_client.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary, default_address
 from edgeflow_client.loadtest.chat_clients import Asked
 from edgeflow_client.loadtest.command import measured
-from edgeflow_client.loadtest.results import results_json, results_of
+from edgeflow_client.loadtest.results import RATIO, results_json, results_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Fixed
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.loadtest.tables import print_results
-from edgeflow_client.loadtest.verdict import RATIO
 from edgeflow_client.types import Disposition, StageTimings
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.loadtest.conftest import MS, PLAN, disposed
-from tests.loadtest.conftest import measured as by_hand
+from tests.client.loadtest.conftest import MS, PLAN, disposed
+from tests.client.loadtest.conftest import measured as by_hand
 from tests.service.chat.workers import chatting, load
 from tests.service.harness import serving
 from tests.tiny_checkpoint import write_checkpoint
@@ -140,8 +139,8 @@ def test_where_nothing_answers_it_is_told_before_the_run():
 
 
 def test_a_ratio_without_chat_is_a_wrong_option():
-    told = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", "--max-jitter-ratio", "1.2"])
-    assert "needs --with-chat" in str(told.exception)
+    told = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", "--set", "limits.max_jitter_ratio=1.2"])
+    assert str(told.exception) == "limits.max_jitter_ratio: needs chat: --set chat.clients=N"
 
 
 async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):
@@ -154,10 +153,9 @@ async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):
 async def test_robots_and_chat_are_measured_side_by_side(tmp_path: Path):
     write_chat_checkpoint(tmp_path / "chat", "qwen2")
     loaded = load(write_checkpoint(tmp_path / "policy"), tmp_path / "chat")
-    session = replace(PLAN.session, instructions=("go",))
     async with chatting(loaded, limits__rate_hz=1000.0) as (_, served):
         address = served.service.status.grpc_address
-        plan = replace(PLAN, address=address, session=session, pattern=Fixed(20.0), duration_s=2.0)
+        plan = replace(PLAN, address=address, instructions=("go",), pattern=Fixed(20.0), duration_s=2.0)
         chat = ChatPlan(served.http, clients=2, max_tokens=4)
         quiet = Console(quiet=True)
         _, results = await asyncio.to_thread(measured, plan, {}, Credentials(), quiet, chat)

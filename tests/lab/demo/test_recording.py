@@ -1,5 +1,6 @@
-"""The measuring kit against numpy, on random data."""
+"""The demonstration's recordings against numpy, on random data: rate, age, jitter and intervals of shares; its report."""
 
+import json
 import math
 
 import numpy as np
@@ -7,24 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow_client.loadtest.intervals import mean, wilson
-from edgeflow_client.loadtest.measure import RunRecorder, distribution
+from edgeflow.lab.demo.recording import ModeResult, RunRecorder, RunSummary, Snapshot, wilson
+from edgeflow.lab.demo.report import plot_ages, plot_series, plot_strip, write_report
+from edgeflow_client.loadtest.measure import distribution
 
 SECOND = 1_000_000_000
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_percentiles_are_those_of_the_data(seed):
-    data = np.random.default_rng(seed).gamma(2.0, 30.0, 3000)
-    of = distribution(data)
-    assert (of.count, of.max) == (3000, data.max())
-    np.testing.assert_allclose([of.mean, of.deviation], [data.mean(), data.std()])
-    np.testing.assert_allclose([of.p50, of.p90, of.p99, of.p999], np.quantile(data, [0.5, 0.9, 0.99, 0.999]))
-
-
-def test_no_data_is_not_zero():
-    of = distribution([])
-    assert of.count == 0 and math.isnan(of.p50) and math.isnan(of.max)
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3_000), max_size=40), st.integers(1, 3_000)), min_size=1, max_size=4))
@@ -99,17 +88,40 @@ def test_without_trials_nothing_is_known():
         wilson(3, 2)
 
 
-@pytest.mark.parametrize("count", [2, 5, 30, 31, 60])
-def test_the_interval_of_a_mean_covers_it_95_times_in_100(count):
-    """4000 samples: the covered share has a standard error of 0.35 %, so 5 of them is a false alarm in 10^6."""
-    rng = np.random.default_rng(count)
-    covered = 0
-    for _ in range(4000):
-        of = mean(rng.normal(3.0, 2.0, count).tolist())
-        covered += of.low <= 3.0 <= of.high
-    assert abs(covered / 4000 - 0.95) < 5 * 0.0035
+def result(mode: str, fps: float, age_ms: float, successes: int, episodes: int) -> ModeResult:
+    actions = round(fps * 10)
+    ages = distribution([age_ms] * actions)
+    intervals = distribution([1000 / fps] * actions) if fps else distribution([])
+    return ModeResult(mode, RunSummary(10.0, actions, fps, ages, intervals), episodes, successes)
 
 
-def test_one_repetition_says_nothing_about_spread():
-    of = mean([4.0])
-    assert (of.value, of.low, of.high) == (4.0, -math.inf, math.inf)
+SERIAL = result("serial", 5.0, 100.0, 18, 20)
+
+
+def test_the_report_is_json_without_nan(tmp_path):
+    path = tmp_path / "report.json"
+    write_report(path, {"seed": 3}, [SERIAL, result("idle", 0.0, 0.0, 0, 0)], "a sentence.")
+    content = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+    assert content["conditions"] == {"seed": 3}
+    assert content["verdict"] == "a sentence."
+    serial, idle = content["modes"]
+    assert serial["summary"]["age_ms"]["p50"] == 100.0
+    assert serial["success"]["value"] == 0.9
+    assert idle["summary"]["age_ms"]["p50"] is None
+
+
+def test_every_plot_is_a_png(tmp_path):
+    rng = np.random.default_rng(0)
+    recorder = RunRecorder()
+    recorder.start(0)
+    for index in range(200):
+        recorder.record(index * 50_000_000, int(rng.integers(50_000_000, 90_000_000)))
+    recorder.stop(10_000_000_000)
+    snapshot = Snapshot(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8), (0.05, -0.02), "grasp the red handle")
+    plot_series(tmp_path / "series.png", {"serial": recorder.series(1.0), "pipelined": recorder.series(1.0)})
+    plot_ages(tmp_path / "ages.png", {"serial": recorder.ages_ms, "pipelined": np.zeros(0)})
+    plot_strip(tmp_path / "strip.png", [snapshot] * 3)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(PNG)
+        assert path.stat().st_size > 3000
+    assert len(list(tmp_path.iterdir())) == 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow_client.loadtest.robots.hearing import hear
 from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
 from edgeflow_client.loadtest.robots.playing import Playing
+from edgeflow_client.loadtest.robots.robot import hear
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Disposition
-from tests.loadtest.conftest import MS, acted, disposed, measured
+from tests.client.loadtest.conftest import MS, acted, disposed, measured
 
 TOLD = {
     Disposition.ACTED: pb.DISPOSITION_ACTED,

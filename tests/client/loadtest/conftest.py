@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.robots.ledger import Ledger
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.types import CameraSpec, Disposition, ImageFormat, StageTimings
 from tests.service.conftest import no_collecting, write_fake_checkpoint
@@ -17,7 +18,7 @@ __all__ = ["no_collecting"]  # a fixture here too
 
 MS = 1_000_000
 CAMERA = CameraSpec("camera", 32, 24, ImageFormat.JPEG)
-SESSION = Session(cameras=(CAMERA,), instructions=("grasp the red handle",), control_period_s=0.05)
+SESSION = SessionSettings(cameras=(CAMERA,), control_period_s=0.05)
 PLAN = LoadPlan(
     address="127.0.0.1:0", session=SESSION, pattern=Closed(), warm_up_s=0.1, duration_s=0.5, ramp_up_s=0.05, grace_s=5.0
 )
