@@ -17,7 +17,7 @@ from edgeflow.service.chat.prefixes import PREFIXES
 from edgeflow.service.http.middleware import Hosts, PublicMiddleware
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Guard
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import PermissionDenied
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS, TEXT, alone, chat_prompt, text_of
