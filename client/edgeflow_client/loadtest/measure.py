@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeflow_client.loadtest.robots.ledger import Fate, Ledger
 from edgeflow_client.loadtest.robots.plan import Ramp
@@ -28,7 +29,7 @@ class Distribution:
     max: float
 
 
-def distribution(values: Sequence[float]) -> Distribution:
+def distribution(values: Sequence[float] | NDArray[np.float64]) -> Distribution:
     """The distribution of some values: percentiles by linear interpolation, population standard deviation."""
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:

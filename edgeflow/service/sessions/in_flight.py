@@ -1,39 +1,89 @@
-"""The frames of a session in flight: at most one per stage, except those with the worker."""
+"""The frames of a session in flight, their turns at the decoder, and the robot's pending events.
+
+- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
+  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
+  next frame's: waiting alone never makes a robot hold.
+- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
+  RESOURCE_EXHAUSTED instead of superseded. Only very many such frames end the stream (rates.py).
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.events import StatusEvent
-from edgeflow.service.sessions.frames.outbox import Outbox
-from edgeflow.service.sessions.frames.tracks import Ready, Track
+from edgeflow.service.sessions.answers import AgeLimit
+from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import Ready, Track
+from edgeflow.service.sessions.rates import Rates
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
 
+MOST_NOTES = 256
 
-class UnderWay:
+
+class Outbox:
+    """Statuses and notices in order, and at most one HOLD or STOP."""
+
+    def __init__(self) -> None:
+        self._notes: list[Event] = []
+        self.safe: ActionEvent | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._notes) or self.safe is not None
+
+    @property
+    def overflowing(self) -> bool:
+        """True if more notes wait than a robot that reads its answers lets wait: its session ends."""
+        return len(self._notes) > MOST_NOTES
+
+    def note(self, event: StatusEvent | NoticeEvent) -> None:
+        """Add an event; consecutive frames superseded for the same reason share one status with a range."""
+        last = self._notes[-1] if self._notes else None
+        if isinstance(last, StatusEvent) and isinstance(event, StatusEvent) and _joins(last, event):
+            self._notes[-1] = replace(last, last_seq=event.seq)
+        else:
+            self._notes.append(event)
+
+    def take(self) -> list[Event]:
+        """Remove and return everything, the command last."""
+        events = self._notes
+        if self.safe is not None:
+            events.append(self.safe)
+        self._notes, self.safe = [], None
+        return events
+
+
+def _joins(last: StatusEvent, event: StatusEvent) -> bool:
+    return (
+        last.disposition is Disposition.SUPERSEDED
+        and (event.disposition, event.reason, event.text) == (last.disposition, last.reason, last.text)
+        and last.seq + last.frames == event.seq
+    )
+
+
+class FramesInFlight:
     """Frames on their way arrived → decoding → decoded → sent → ready; each outcome goes to the outbox, once.
 
     excess: frames rejected because they came above the permitted rate, since `take_excess`.
+    ready: the action that waits for the stream.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, rates: Rates, age_limit: AgeLimit) -> None:
         self.excess = 0
+        self.ready: Ready | None = None
         self._outbox = outbox
+        self._rates = rates
+        self._age_limit = age_limit
         self._arrived: Track | None = None
         self._decoding: Track | None = None
         self._decoder_busy = False  # also while it decodes a frame that was dropped
         self._decoded: Track | None = None
         self._sent: dict[int, Track] = {}
-        self._ready: Ready | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._arrived or self._decoding or self._decoded or self._sent or self._ready)
-
-    @property
-    def ready(self) -> Ready | None:
-        """The action waiting for the stream."""
-        return self._ready
+        return bool(self._arrived or self._decoding or self._decoded or self._sent or self.ready)
 
     @property
     def with_worker(self) -> bool:
@@ -45,35 +95,29 @@ class UnderWay:
         self.supersede(self._arrived)
         self._arrived = track
 
-    @property
-    def may_decode(self) -> bool:
-        """True if a frame waits for the decoder and it is free."""
-        return self._arrived is not None and not self._decoder_busy
+    def turn_ns(self, now_ns: int) -> int | None:
+        """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
+        return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
 
-    def wait_for_turn(self) -> None:
-        """The frame before the decoder waits because its turn is yet to come."""
-        if self._arrived is not None:
-            self._arrived.waited_for_turn = True
+    def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
+        """The next frame to decode, if its turn has come or the session is alone. One that waited too long is refused.
 
-    def waits_longer_than(self, most_ns: int, now_ns: int) -> bool:
-        """True if the frame before the decoder waited so long for its turn."""
-        track = self._arrived
-        return track is not None and track.waited_for_turn and now_ns - track.received_ns > most_ns
-
-    def turn_too_late(self) -> None:
-        """Refuse the frame before the decoder; its turn is the next frame's."""
-        track, self._arrived = self._arrived, None
-        if track is not None:
+        It may wait for half of what its age limit leaves; the other half is for jitter.
+        """
+        turn_ns, track = self.turn_ns(now_ns), self._arrived
+        if turn_ns is None or track is None:
+            return None
+        if turn_ns > now_ns and not alone:
+            track.waited_for_turn = True
+            return None
+        self._arrived = None
+        if track.waited_for_turn and now_ns - track.received_ns > max(self._age_limit.spare_ns, 0) // 2:
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
-
-    def start_decoding(self) -> CheckedFrame | None:
-        """The next frame to decode, if one waits and this session's decoder is free."""
-        if self._decoder_busy or self._arrived is None:
             return None
-        self._decoding, self._arrived = self._arrived, None
-        self._decoder_busy = True
-        return self._decoding.frame
+        self._rates.take_turn(now_ns)
+        self._decoding, self._decoder_busy = track, True
+        return track.frame
 
     def finish_decoding(self) -> Track | None:
         """The frame leaving the decoder; None if it was dropped meanwhile."""
@@ -104,12 +148,12 @@ class UnderWay:
 
     def act(self, ready: Ready) -> None:
         """Put an action before the stream, superseding one that waits there."""
-        self.supersede(self._ready.track if self._ready else None)
-        self._ready = ready
+        self.supersede(self.ready.track if self.ready else None)
+        self.ready = ready
 
     def take_ready(self) -> Ready | None:
         """Remove and return the waiting action."""
-        ready, self._ready = self._ready, None
+        ready, self.ready = self.ready, None
         return ready
 
     def leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:

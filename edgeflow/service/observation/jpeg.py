@@ -1,19 +1,26 @@
 """The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding.
 
 Only a small part of the format is supported: Huffman-coded sequential or progressive, 8 bits per sample, one or three
-components, one frame. The rest is refused here, before it reaches a decoder.
+components, one frame. The rest is refused here, before it reaches a decoder. The orientation that a camera writes
+beside the pixels is read too (EXIF 3.0, a TIFF header and its first directory).
 """
 
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 
 from edgeflow.ipc.framing import Payload
-from edgeflow.service.images.exif import PREFIX, UPRIGHT, orientation
 from edgeflow_client.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 
+UPRIGHT = 1
+TURNED = range(2, 9)  # mirrored or rotated
+PREFIX = b"Exif\0\0"
+_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+_ORIENTATION, _SHORT, _LONG = 0x0112, 3, 4
+_ENTRY_BYTES = 12
 MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all coefficients
 MAX_SEGMENTS = 256
 _END, _SCAN, _EXIF = 0xD9, 0xDA, 0xE1
@@ -29,6 +36,25 @@ _ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length; none belongs be
 _FILL = re.compile(rb"\xff+")
 _AFTER_SCAN = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # a marker that is neither stuffing nor a restart
 _PADDING = re.compile(rb"\x00*|\xff*")
+
+
+def orientation(exif: bytes) -> int:
+    """The orientation in a block of metadata; UPRIGHT where it says nothing that can be read. Never fails."""
+    tiff = exif.removeprefix(PREFIX)
+    order = _ORDERS.get(tiff[:4])
+    if order is None or len(tiff) < 8:
+        return UPRIGHT
+    (start,) = struct.unpack_from(f"{order}I", tiff, 4)
+    if start + 2 > len(tiff):
+        return UPRIGHT
+    (count,) = struct.unpack_from(f"{order}H", tiff, start)
+    entries = tiff[start + 2 : start + 2 + count * _ENTRY_BYTES]
+    for at in range(0, len(entries) - _ENTRY_BYTES + 1, _ENTRY_BYTES):
+        tag, kind = struct.unpack_from(f"{order}HH", entries, at)
+        if tag == _ORIENTATION and kind in (_SHORT, _LONG):
+            (value,) = struct.unpack_from(f"{order}{'H' if kind == _SHORT else 'I'}", entries, at + 8)
+            return int(value) if value in TURNED else UPRIGHT
+    return UPRIGHT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
-"""The middleware of strangers' requests: host, token, and size limits."""
+"""The middleware of the gateway and of the chat front: the host, token and size of a request, and its caller."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
 from starlette.types import ASGIApp, Message, Receive, Scope
 
-from edgeflow.config.sections import is_loopback
-from edgeflow.service.http.answers import CALLER, Answers
-from edgeflow.service.http.errors import BodyTooLarge, HeadersTooLarge
-from edgeflow.service.http.hosts import Hosts
+from edgeflow.config.sections import HttpConfig, is_loopback
+from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
@@ -16,10 +17,18 @@ from edgeflow_client.reasons import Reason
 
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 << 10
-ANY_HOST = Hosts()
 OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
 ADMIN_PATH = "/admin/"
+PREFIXES = f"{ADMIN_PATH}v1/prefixes"
 MODELS = "/v1/models"
+MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+DOCS, OPENAPI = "/docs", "/openapi.json"
+PAGE_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+"""Script, style and icon of the page at DOCS, with their media types."""
 ROLES: dict[str, frozenset[Role]] = {
     "/v1/act": CONTROL,
     MODELS: ANY,
@@ -27,21 +36,55 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
-    "/docs": OBSERVE,
-    "/docs/swagger-ui-bundle.js": OBSERVE,
-    "/docs/swagger-ui.css": OBSERVE,
-    "/docs/favicon.png": OBSERVE,
-    "/openapi.json": OBSERVE,
+    **dict.fromkeys((OPENAPI, DOCS, *(f"{DOCS}/{name}" for name in PAGE_PARTS)), OBSERVE),
 }
+PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
 
 
-class Edge(Answers):
-    """The middleware.
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are."""
+
+    checked: bool = False
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, http: HttpConfig) -> Hosts:
+        """The hosts of an HTTP address. On loopback they are checked always, elsewhere if names are configured."""
+        names = frozenset(name.lower() for name in (*http.names, http.host))
+        return cls(is_loopback(http.host) or bool(http.names), names)
+
+    def check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raise PermissionDenied unless every Host and Origin header names this service."""
+        if not self.checked:
+            return
+        for name, value in headers:
+            if name == b"host" and not self._known(b"//" + value):
+                raise PermissionDenied(
+                    "is not a name of this service: add it to http.names", field="host", reason=Reason.HOST_NOT_ALLOWED
+                )
+            if name == b"origin" and not self._known(value):
+                raise PermissionDenied(
+                    "web pages of other hosts may not call this service: see http.names",
+                    field="origin",
+                    reason=Reason.ORIGIN_NOT_ALLOWED,
+                )
+
+    def _known(self, address: bytes) -> bool:
+        try:
+            host = urlsplit(address.decode("ascii")).hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host) or host in self.names
+
+
+class PublicMiddleware(Middleware):
+    """The middleware of strangers' requests.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
-    reader_s: as of Answers.
+    reader_s: as of Middleware.
     """
 
     def __init__(
@@ -52,8 +95,8 @@ class Edge(Answers):
         metrics: ProcessMetrics,
         log: Log,
         *,
-        hosts: Hosts = ANY_HOST,
-        reader_s: float = 30.0,
+        hosts: Hosts,
+        reader_s: float,
     ) -> None:
         super().__init__(app, log, reader_s)
         self._hosts = hosts
@@ -122,3 +165,12 @@ def listed(path: str) -> str:
     """The path in ROLES that a path belongs to; "unknown" for another."""
     known = MODELS if path.startswith(f"{MODELS}/") else path
     return known if known in ROLES else "unknown"
+
+
+class InternalMiddleware(Middleware):
+    """The middleware of requests from the gateway, which has checked them: the caller is who it says it is."""
+
+    def admit(self, scope: Scope, receive: Receive) -> Receive:
+        headers = dict(scope["headers"])
+        scope[CALLER] = Caller(*(headers.get(name, b"").decode("latin-1") for name in (PEER, PRINCIPAL, TOKEN)))
+        return receive

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgeflow.service.images.exif import orientation
-from edgeflow.service.images.images import check_image, decode_jpeg
-from edgeflow.service.images.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, read_jpeg
+from edgeflow.service.observation.jpeg import MAX_SCANS, MAX_SEGMENTS, JpegHeader, orientation, read_jpeg
+from edgeflow.service.observation.pixels import check_image, decode_jpeg
 from edgeflow_client.errors import RequestError
 from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.harness import HEIGHT, JPEG, WIDTH
