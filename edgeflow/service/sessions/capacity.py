@@ -1,4 +1,4 @@
-"""What sessions share: places, and the decoder threads as a part of the device. Integers; callers pass the time."""
+"""Shared by all sessions: places, and the decoder threads as a part of the device. Integers; callers pass the time."""
 
 from __future__ import annotations
 
