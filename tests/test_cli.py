@@ -23,7 +23,7 @@ from edgeflow.commands import doctor
 from edgeflow.commands.doctor import Verdict
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import StageProgram
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

@@ -20,7 +20,7 @@ import torch
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.contract import KVName
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.lab.demo.chat.evaluate import QUESTIONS, evaluate_chat
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate, load_policy

@@ -1,4 +1,4 @@
-"""The demonstration's recordings, on random data: rate, age, jitter and intervals of shares; its report."""
+"""The demonstration's recordings against numpy, on random data: rate, age, jitter, intervals of shares; its report."""
 
 import json
 import math
