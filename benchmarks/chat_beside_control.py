@@ -21,7 +21,7 @@ from benchmarks.serving import serving
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.errors import StartError
-from edgeflow_client.loadtest.chat import ChatPlan
+from edgeflow_client.loadtest.chat_clients import ChatPlan
 from edgeflow_client.loadtest.command import measured
 from edgeflow_client.loadtest.results import RATIO, results_json
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, parse_size

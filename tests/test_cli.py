@@ -29,7 +29,7 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import paces_of
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.loadtest.chat import ChatPlan
+from edgeflow_client.loadtest.chat_clients import ChatPlan
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.tiny_checkpoint import write_checkpoint
 

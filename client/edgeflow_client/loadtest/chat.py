@@ -14,23 +14,14 @@ from itertools import pairwise
 from typing import IO, cast
 
 from edgeflow_client.connection.credentials import Credentials
-from edgeflow_client.connection.http import HTTP_PORT
+from edgeflow_client.connection.http import HTTP_PORT, HttpService
 from edgeflow_client.errors import RequestError, StartError
-from edgeflow_client.loadtest.chat_clients import Asked, Job
+from edgeflow_client.loadtest.chat_clients import Asked, ChatPlan, job_line
 from edgeflow_client.loadtest.measure import Distribution, distribution
 from edgeflow_client.loadtest.summary import Summary
 
 CHECK_S = 10.0
 END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """The chat load. address: the service's HTTP address. max_tokens: per answer."""
-
-    address: str
-    clients: int = 1
-    max_tokens: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,49 +54,33 @@ class Beside:
         return total.start_jitter_ms.p99 / without if without > 0 else math.nan
 
 
-class ChatClients:
-    """The chat clients of a plan; call `check` first, which raises StartError where no chat is served."""
+def check_chat(plan: ChatPlan, credentials: Credentials) -> None:
+    """Raise StartError unless a chat model is served at the address."""
+    try:
+        models = HttpService.of(plan.address, credentials).call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
+    except (RequestError, TypeError, KeyError) as error:
+        text = error.text if isinstance(error, RequestError) else "not an edgeflow service"
+        raise StartError(f"chat.address: {plan.address}: {text}") from None
+    if not any("max_model_len" in model for model in models):
+        raise StartError(f"chat.address: {plan.address} serves no chat model; see chat.model")
 
-    def __init__(self, plan: ChatPlan, credentials: Credentials, seed: int) -> None:
-        self._job = Job(
-            address=plan.address,
-            clients=plan.clients,
-            max_tokens=plan.max_tokens,
-            seed=seed,
-            token=credentials.token,
-            ca=str(credentials.ca or ""),
-            cert=str(credentials.cert or ""),
-            key=str(credentials.key or ""),
-        )
 
-    def check(self) -> None:
-        """Raise StartError unless a chat model is served at the address."""
-        try:
-            models = self._job.service().call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
-        except (RequestError, TypeError, KeyError) as error:
-            text = error.text if isinstance(error, RequestError) else "not an edgeflow service"
-            raise StartError(f"chat-address: {self._job.address}: {text}") from None
-        if not any("max_model_len" in model for model in models):
-            raise StartError(f"chat-address: {self._job.address} serves no chat model; see chat.model")
-
-    @contextlib.contextmanager
-    def chatting(self) -> Iterator[list[Asked]]:
-        """Let the clients chat until the context ends; the list is filled with all requests at the end."""
-        code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow_client.loadtest.chat_clients import main; main()"
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, start_new_session=True
-        )
-        stdin = cast("IO[str]", process.stdin)
-        stdin.write(self._job.text() + "\n")
-        stdin.flush()
-        asked: list[Asked] = []
-        try:
-            yield asked
-            asked += [Asked(**each) for each in json.loads(process.communicate(timeout=END_S)[0])]
-        finally:
-            process.kill()
-            process.communicate()
+@contextlib.contextmanager
+def chatting(plan: ChatPlan, credentials: Credentials, seed: int) -> Iterator[list[Asked]]:
+    """Let clients chat until the context ends; the list is filled with all requests at the end."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow_client.loadtest.chat_clients import main; main()"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    stdin = cast("IO[str]", process.stdin)
+    stdin.write(job_line(plan, credentials, seed))
+    stdin.flush()
+    asked: list[Asked] = []
+    try:
+        yield asked
+        asked += [Asked(**each) for each in json.loads(process.communicate(timeout=END_S)[0])]
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: int) -> ChatSummary:

@@ -1,7 +1,7 @@
 """Chat clients of a load test, in a separate process so that reading answers does not delay the robots' frames.
 
-The parent writes one line of JSON (a Job), and closes standard input to end the test; then every request is printed as
-JSON, with instants in nanoseconds on the monotonic clock, which all processes of a machine share.
+The parent writes one line of JSON (`job_line`), and closes standard input to end the test; then every request is
+printed as JSON, with instants in nanoseconds on the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -28,26 +28,13 @@ SUBJECTS = ("the arm", "the gripper", "the red cup", "the table", "the camera", 
 ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near the edge?", "How far away is {}?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The clients' work. ca, cert, key: paths, or "" for none."""
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """The chat load. address: the service's HTTP address. max_tokens: per answer."""
 
     address: str
-    clients: int
-    max_tokens: int
-    seed: int
-    token: str = field(repr=False)
-    ca: str
-    cert: str
-    key: str
-
-    def text(self) -> str:
-        """The job as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    def service(self) -> HttpService:
-        ca, cert, key = (Path(name) if name else None for name in (self.ca, self.cert, self.key))
-        return HttpService.of(self.address, Credentials(ca, cert, key, self.token))
+    clients: int = 1
+    max_tokens: int = 64
 
 
 @dataclass(slots=True)
@@ -64,11 +51,11 @@ class Asked:
 class Client:
     """Sends the next request as soon as one is answered, until `stop`."""
 
-    def __init__(self, job: Job, number: int) -> None:
+    def __init__(self, service: HttpService, max_tokens: int, random: Random) -> None:
         self.asked: list[Asked] = []
-        self._job = job
-        self._service = job.service()
-        self._random = Random(f"{job.seed} {number}")
+        self._max_tokens = max_tokens
+        self._service = service
+        self._random = random
         self._stopping = threading.Event()
         self._connection: Connection | None = None
 
@@ -122,7 +109,7 @@ class Client:
         question = self._random.choice(ASKED).format(self._random.choice(SUBJECTS))
         messages = [{"role": "user", "content": f"{question} ({self._random.randrange(10**6)})"}]
         options = {"include_usage": True}
-        return {"messages": messages, "max_tokens": self._job.max_tokens, "stream": True, "stream_options": options}
+        return {"messages": messages, "max_tokens": self._max_tokens, "stream": True, "stream_options": options}
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -130,11 +117,21 @@ class Client:
             connection.close()
 
 
+def job_line(plan: ChatPlan, credentials: Credentials, seed: int) -> str:
+    """The work of the clients, for the process that runs them."""
+    named = {"ca": credentials.ca, "cert": credentials.cert, "key": credentials.key}
+    files = {name: str(path) for name, path in named.items() if path is not None}
+    return json.dumps({"plan": asdict(plan), "files": files, "token": credentials.token, "seed": seed}) + "\n"
+
+
 def main() -> None:
     """Run until standard input ends."""
     os.nice(NICENESS)
-    job = Job(**json.loads(sys.stdin.readline()))
-    clients = [Client(job, number) for number in range(job.clients)]
+    job = json.loads(sys.stdin.readline())
+    plan, files = ChatPlan(**job["plan"]), {name: Path(path) for name, path in job["files"].items()}
+    service = HttpService.of(plan.address, Credentials(token=job["token"], **files))
+    randoms = (Random(f"{job['seed']} {number}") for number in range(plan.clients))
+    clients = [Client(service, plan.max_tokens, random) for random in randoms]
     threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
     for thread in threads:
         thread.start()

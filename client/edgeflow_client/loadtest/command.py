@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import ConfigError, InvalidArgument
-from edgeflow_client.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary
+from edgeflow_client.loadtest.chat import Beside, chat_summary, chatting, check_chat
+from edgeflow_client.loadtest.chat_clients import ChatPlan
 from edgeflow_client.loadtest.results import Results, results_json, results_of, write_csv
 from edgeflow_client.loadtest.robots.frames import frames_for
 from edgeflow_client.loadtest.robots.ledger import Fate, Ledger
@@ -114,15 +115,14 @@ def measured(
     """Run with progress on a terminal. With chat there are two runs, and the second one is returned."""
     with terminal.status("encoding frames"):
         frames = frames_for(plan.session.cameras, plan.frames, plan.distinct, plan.seed)
-    clients = ChatClients(chat, credentials, plan.seed) if chat else None
-    if clients is not None:
-        clients.check()
+    if chat is not None:
+        check_chat(chat, credentials)
     with LiveView(plan, terminal) as view:
         run = run_plan(plan, frames, credentials, view)
-    if chat is None or clients is None or run.interrupted:
+    if chat is None or run.interrupted:
         return run, results_of(run, limits)
     alone = summarise(run, run.ledgers)
-    with clients.chatting() as asked, LiveView(plan, terminal) as view:
+    with chatting(chat, credentials, plan.seed) as asked, LiveView(plan, terminal) as view:
         run = run_plan(plan, frames, credentials, view)
     beside = chat_summary(chat.clients, asked, run.begin_ns, run.end_ns)
     return run, results_of(run, limits, Beside(alone, beside))

@@ -80,7 +80,8 @@ def loadtest(
 
     Exit code 0: every threshold met; 1: a threshold missed, or a robot refused; 2: the test could not run.
     """
-    from edgeflow_client.loadtest.chat import ChatPlan, default_address
+    from edgeflow_client.loadtest.chat import default_address
+    from edgeflow_client.loadtest.chat_clients import ChatPlan
     from edgeflow_client.loadtest.command import credentials_of, loadtest_command
     from edgeflow_client.loadtest.results import RATIO, read_limits
     from edgeflow_client.loadtest.robots.plan import filled, parse_cameras, parse_size, parse_state, read_plan
@@ -113,7 +114,7 @@ def _keys() -> list[str]:
     """The keys of `--set`."""
     from dataclasses import fields
 
-    from edgeflow_client.loadtest.chat import ChatPlan
+    from edgeflow_client.loadtest.chat_clients import ChatPlan
     from edgeflow_client.loadtest.results import FIGURES
     from edgeflow_client.loadtest.robots.plan import plan_keys
 

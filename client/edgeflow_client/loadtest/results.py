@@ -147,8 +147,9 @@ def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | N
     """Compute all figures of a run. limits: see judge."""
     total = summarise(run, run.ledgers)
     robots = [summarise(run, [ledger]) for ledger in run.ledgers]
-    predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
+    predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.opened, robots, strict=True)]
     refused = sum(map(bool, run.refusals))
+    schemas = [each.schema for each in run.opened if each is not None]
     return Results(
         plan=run.plan,
         seconds=(run.end_ns - run.begin_ns) / 1e9,
@@ -160,8 +161,8 @@ def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | N
         generator=generator_of(run),
         steps=_steps(run),
         checks=judge(limits, total, robots, refused, beside),
-        horizon=run.horizon,
-        step_ms=run.step_ms,
+        horizon=max((each.horizon for each in schemas), default=1),
+        step_ms=max((each.step_ms for each in schemas), default=0.0),
         beside=beside,
     )
 

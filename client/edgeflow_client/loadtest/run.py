@@ -11,6 +11,7 @@ from typing import Any
 
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
+from edgeflow_client.connection.wire import Opened
 from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError, StartError
 from edgeflow_client.loadtest.measure import follows, step_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
@@ -31,22 +32,11 @@ CHANNEL_OPTIONS = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The forecast in the service's Opened; 0 = none."""
-
-    mode: str
-    depth: int
-    fps: float
-    age_ms: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Measurement:
     """The raw record of a run. begin_ns, end_ns: frames due and actions received between them count.
 
-    lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. forecasts, refusals: one entry per robot.
-    horizon, step_ms: of the service's answers.
+    lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. opened, refusals: one entry per robot.
     """
 
     plan: LoadPlan
@@ -55,10 +45,8 @@ class Measurement:
     end_ns: int = 0
     interrupted: bool = False
     lags_ns: list[int] = field(default_factory=list)
-    forecasts: list[Forecast | None] = field(default_factory=list)
+    opened: list[Opened | None] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    horizon: int = 1
-    step_ms: float = 0.0
 
 
 Tick = Callable[[Measurement, int], None]
@@ -148,7 +136,9 @@ class LoadRun:
             await asyncio.gather(probe, return_exceptions=True)
         run.end_ns = max(self._clock.now_ns(), run.begin_ns + 1)
         run.interrupted = stop.is_set()
-        self._describe(run)
+        run.opened = [robot.admitted for robot in self._robots]
+        refused = [robot.refused for robot in self._robots]
+        run.refusals = [f"{error.code}: {error.text}" if error else "" for error in refused]
         await self._halt()
         settled = asyncio.gather(*(robot.settled() for robot in self._robots))
         await _bounded(settled, self._plan.grace_s)
@@ -195,17 +185,6 @@ class LoadRun:
             now_ns = self._clock.now_ns()
             if now_ns >= run.begin_ns:
                 run.lags_ns.append(max(now_ns - due_ns, 0))
-
-    def _describe(self, run: Measurement) -> None:
-        for robot in self._robots:
-            opened = robot.admitted
-            run.horizon, run.step_ms = max(run.horizon, robot.chunk[0]), max(run.step_ms, robot.chunk[1])
-            run.forecasts.append(
-                Forecast(opened.mode.value, opened.depth, opened.predicted_fps, opened.predicted_age_s * 1000)
-                if opened
-                else None
-            )
-            run.refusals.append(f"{robot.refused.code}: {robot.refused.text}" if robot.refused else "")
 
     async def _halt(self) -> None:
         for robot in self._robots:

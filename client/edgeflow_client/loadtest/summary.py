@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from edgeflow_client.connection.wire import Opened
 from edgeflow_client.loadtest.measure import Distribution, distribution
 from edgeflow_client.loadtest.robots.ledger import Fate, FrameRecord, Ledger
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
-from edgeflow_client.loadtest.run import Forecast, Measurement
+from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.reasons import Reason
 
 LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
@@ -180,17 +181,17 @@ def generator_of(run: Measurement) -> Generator:
     return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
 
 
-def prediction_of(plan: LoadPlan, forecast: Forecast | None, summary: Summary) -> Prediction | None:
+def prediction_of(plan: LoadPlan, opened: Opened | None, summary: Summary) -> Prediction | None:
     """The prediction for one robot; None when the service gave no forecast or no action."""
-    if forecast is None or not (forecast.fps > 0 and forecast.age_ms > 0 and summary.frames.acted):
+    if opened is None or not (opened.predicted_fps > 0 and opened.predicted_age_s > 0 and summary.frames.acted):
         return None
     kept = isinstance(plan.pattern, Fixed) and abs(plan.pattern.rate_hz * plan.session.control_period_s - 1) < 0.03
     return Prediction(
-        mode=forecast.mode,
-        depth=forecast.depth,
-        fps=forecast.fps,
+        mode=opened.mode.value,
+        depth=opened.depth,
+        fps=opened.predicted_fps,
         measured_fps=summary.fps,
-        age_ms=forecast.age_ms,
+        age_ms=opened.predicted_age_s * 1000,
         measured_age_ms=summary.service_ms.mean,
         kept=kept,
     )

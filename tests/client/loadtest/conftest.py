@@ -64,5 +64,5 @@ def measured(ledgers: list[Ledger], end_ms: float = 1000, **changes) -> Measurem
     """A run whose measured time is 0 to end_ms."""
     plan = replace(PLAN, robots=len(ledgers), connections=1, **changes)
     run = Measurement(plan=plan, ledgers=ledgers, begin_ns=0, end_ns=round(end_ms * MS))
-    run.forecasts, run.refusals = [None] * len(ledgers), [""] * len(ledgers)
+    run.opened, run.refusals = [None] * len(ledgers), [""] * len(ledgers)
     return run

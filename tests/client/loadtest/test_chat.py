@@ -16,8 +16,8 @@ from edgeflow.cli import app
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.http import HttpService
 from edgeflow_client.errors import InvalidArgument, StartError
-from edgeflow_client.loadtest.chat import Beside, ChatClients, ChatPlan, chat_summary, default_address
-from edgeflow_client.loadtest.chat_clients import Asked
+from edgeflow_client.loadtest.chat import Beside, chat_summary, check_chat, default_address
+from edgeflow_client.loadtest.chat_clients import Asked, ChatPlan
 from edgeflow_client.loadtest.command import measured
 from edgeflow_client.loadtest.results import RATIO, results_json, results_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
@@ -134,8 +134,8 @@ def test_what_is_no_address_is_told(text: str):
 
 
 def test_where_nothing_answers_it_is_told_before_the_run():
-    with pytest.raises(StartError, match=r"chat-address: http://127.0.0.1:1: .*refused"):
-        ChatClients(ChatPlan("http://127.0.0.1:1"), Credentials(), 0).check()
+    with pytest.raises(StartError, match=r"chat\.address: http://127.0.0.1:1: .*refused"):
+        check_chat(ChatPlan("http://127.0.0.1:1"), Credentials())
 
 
 def test_a_ratio_without_chat_is_a_wrong_option():
@@ -145,9 +145,8 @@ def test_a_ratio_without_chat_is_a_wrong_option():
 
 async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):
     async with serving(checkpoint) as served:
-        clients = ChatClients(ChatPlan(served.http), Credentials(), 0)
         with pytest.raises(StartError, match="serves no chat model"):
-            await asyncio.to_thread(clients.check)
+            await asyncio.to_thread(check_chat, ChatPlan(served.http), Credentials())
 
 
 async def test_robots_and_chat_are_measured_side_by_side(tmp_path: Path):

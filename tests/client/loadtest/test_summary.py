@@ -12,17 +12,19 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.command import recent, write_folder
 from edgeflow_client.loadtest.results import FIGURES, RATIO, read_limits, results_json, results_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Fixed, Ramp
-from edgeflow_client.loadtest.run import Forecast
 from edgeflow_client.loadtest.summary import generator_of, summarise
 from edgeflow_client.loadtest.tables import print_results
-from edgeflow_client.types import Disposition
+from edgeflow_client.types import Disposition, Mode
 from tests.client.loadtest.conftest import MS, acted, disposed, measured
+from tests.client.scripted import opened
 
+FORETOLD = replace(opened_of(opened()), mode=Mode.PIPELINED, depth=7, predicted_fps=25.0, predicted_age_s=0.016)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -153,13 +155,13 @@ def test_forecasts_are_judged_when_their_period_was_kept():
     for index in range(20):
         acted(ledger, index * 50, 40)
     run = measured([ledger], pattern=Fixed(20.0))
-    run.forecasts = [Forecast("pipelined", 7, 25.0, 16.0)]
+    run.opened = [FORETOLD]
     (prediction,) = results_of(run, {}).predictions
     assert prediction is not None
     assert (prediction.fps_deviation, prediction.age_deviation) == (pytest.approx(-20), pytest.approx(25))
     assert "-20 %" in shown(results_of(run, {}))
     run = measured([ledger])
-    run.forecasts = [Forecast("pipelined", 7, 25.0, 16.0)]
+    run.opened = [FORETOLD]
     (prediction,) = results_of(run, {}).predictions
     assert prediction is not None and math.isnan(prediction.fps_deviation)
 

@@ -51,7 +51,7 @@ class LoadRobot:
     """`run` keeps a stream, `pace` sends frames over it.
 
     frames: the encoded images of each frame, sent in turn. connection: a grpc.aio.Channel. admitted: the latest Opened
-    from the service, None before the first. chunk: horizon and step_ms of its answers. refused: why the robot stopped
+    from the service, None before the first. refused: why the robot stopped
     opening streams. opened: set at the first Opened or at the refusal.
     """
 
@@ -67,7 +67,6 @@ class LoadRobot:
     ) -> None:
         self.ledger = Ledger(number)
         self.admitted: Opened | None = None
-        self.chunk = (1, 0.0)
         self.refused: EdgeflowError | None = None
         self.opened = asyncio.Event()
         self._settings = plan.session
@@ -215,7 +214,6 @@ class LoadRobot:
         if message.WhichOneof("kind") != "opened":
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
-        self.chunk = (message.opened.schema.horizon or 1, message.opened.schema.step_ms)
         self._playing = Playing()
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
