@@ -17,7 +17,7 @@ from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.table import operators_line
+from edgeflow.engine.placement import operators_line
 from edgeflow.kernels import fp8, rms_norm
 from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN

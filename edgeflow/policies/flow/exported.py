@@ -27,9 +27,9 @@ from edgeflow.artifacts.manifest import (
 )
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
 from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
-from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.frames import FlowSizes
+from edgeflow.engine.placement import check_placement
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
