@@ -14,6 +14,7 @@ from edgeflow.artifacts.manifest import (
     INT,
     MANIFEST,
     Graph,
+    KVForm,
     Manifest,
     StageName,
     TensorSpec,
@@ -36,11 +37,13 @@ ITEM_BYTES = {"float32": 4, "int64": 8, "bool": 1}
 AGAIN = "export the model again"
 
 
-def open_artifact(folder: Path) -> Manifest:
+def open_artifact(folder: Path, family: str = "") -> Manifest:
     """The manifest of a folder whose files are there in the sizes that it states; CheckpointError names the first that
-    is not. Their contents are compared by `check_contents`.
+    is not. Their contents are compared by `check_contents`. family: of config.json; "" = any.
     """
     manifest = read_manifest(folder)
+    if manifest.family != (family or manifest.family):
+        raise CheckpointError(f"{MANIFEST}.family is {manifest.family}, and config.json is of {family}: copy it again")
     _check_limits(manifest)
     for graph in manifest.graphs:
         size = _size(folder, graph.file)
@@ -116,6 +119,15 @@ def expect_tensors(graph: Graph, inputs: list[TensorSpec], outputs: list[TensorS
         compare_tensors(f"{MANIFEST}: {graph.file}", kind, found, wanted)
 
 
+def expect_kv(kv: KVForm, layers: int, kv_heads: int, head_dim: int) -> None:
+    """CheckpointError for keys and values of other sizes than config.json gives."""
+    found, wanted = [kv.layers, kv.kv_heads, kv.head_dim], [layers, kv_heads, head_dim]
+    if found != wanted:
+        raise CheckpointError(
+            f"{MANIFEST}.kv has layers, KV heads and head width {found}, and config.json {wanted}: {AGAIN}"
+        )
+
+
 def compare_tensors(
     where: str, kind: str, found: tuple[TensorSpec, ...] | list[TensorSpec], wanted: list[TensorSpec]
 ) -> None:
@@ -181,12 +193,7 @@ class TokenForm:
         """Rows of a prompt besides those of its text; CheckpointError for graphs of other shapes than these sizes give,
         or than the manifest's."""
         kv, towers, prefills = manifest.kv, manifest.of(StageName.TOWERS), manifest.of(StageName.PREFILL)
-        found, wanted = (kv.layers, kv.kv_heads, kv.head_dim), (self.layers, self.kv_heads, self.head_dim)
-        if found != wanted:
-            raise CheckpointError(
-                f"{MANIFEST}.kv has layers, KV heads and head width {list(found)}, and config.json {list(wanted)}: "
-                f"{AGAIN}"
-            )
+        expect_kv(kv, self.layers, self.kv_heads, self.head_dim)
         rows = [graph.rows for graph in towers]
         fixed = rows[-1] - manifest.text
         if rows != [graph.rows for graph in prefills] or len(set(rows)) < len(rows) or not 0 <= fixed < rows[0]:
@@ -205,16 +212,17 @@ class TokenForm:
                 raise CheckpointError(
                     f"{MANIFEST}: {prefill.file} has a past of {prefill.past} positions; expected {past}: {AGAIN}"
                 )
-            inputs = [hidden, *_places(1, tower.rows, past + tower.rows), spec("sampled", 1, dtype=INT)]
+            inputs = [hidden, *place_specs(1, tower.rows, past + tower.rows), spec("sampled", 1, dtype=INT)]
             inputs += kv_specs(kv, 1, past) if past else ()
             expect_tensors(prefill, inputs, [spec("logits", 1, self.vocabulary), *kv_specs(kv, 1, tower.rows, "_rows")])
         for step in manifest.of(StageName.STEP):
-            inputs = [spec("ids", step.batch, 1, dtype=INT), *_places(step.batch, 1, kv.positions + 1)]
+            inputs = [spec("ids", step.batch, 1, dtype=INT), *place_specs(step.batch, 1, kv.positions + 1)]
             inputs += kv_specs(kv, step.batch, kv.positions)
             logits = spec("logits", step.batch, self.vocabulary)
             expect_tensors(step, inputs, [logits, *kv_specs(kv, step.batch, 1, "_rows")])
         return fixed
 
 
-def _places(batch: int, rows: int, seen: int) -> Sequence[TensorSpec]:
+def place_specs(batch: int, rows: int, seen: int) -> Sequence[TensorSpec]:
+    """The positions of rows, and the rows that each sees."""
     return [spec("position", batch, rows, dtype=INT), spec("seen", batch, rows, seen, dtype=BOOL)]

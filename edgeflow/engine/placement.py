@@ -8,7 +8,7 @@ import torch
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.policy import Placement
+from edgeflow.engine.policy import INSTRUCTION, Placement, Policy
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -16,7 +16,8 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
-from edgeflow_client.errors import ConfigError
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.reasons import Reason
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -164,3 +165,21 @@ def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:
             f"{section}dtype: {dtype}; an exported artifact takes and gives float32: use auto or float32; the "
             "precision of its graphs is chosen when it is exported"
         )
+
+
+def check_prompt(tokens: int, most: int) -> None:
+    """InvalidArgument for a prompt that no bucket of exported graphs holds."""
+    if tokens > most:
+        raise InvalidArgument(
+            f"has {tokens} prompt tokens; the model was exported for {most}",
+            field="instruction",
+            reason=Reason.INSTRUCTION_TOO_LONG,
+        )
+
+
+def check_text(policy: Policy) -> None:
+    """CheckpointError for a policy whose buckets do not hold an ordinary instruction."""
+    try:
+        policy.text_rows(INSTRUCTION)
+    except InvalidArgument as error:
+        raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None

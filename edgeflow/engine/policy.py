@@ -14,10 +14,9 @@ from torch import Tensor
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import widened_bytes, written_bytes
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.llama import Taps
 from edgeflow.scheduler.scheduler import row_budget_of

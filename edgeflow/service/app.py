@@ -32,8 +32,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
-from edgeflow.service.sessions.metrics import Metrics
-from edgeflow.service.sessions.observers import SessionObserver
+from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers

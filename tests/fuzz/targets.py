@@ -13,13 +13,12 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.prefixes import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
+from edgeflow.service.grpc.checks import check_open, refuse_unknown_fields
 from edgeflow.service.grpc.codec import Unparsable, check_frame, parse_client_message
-from edgeflow.service.grpc.fields import refuse_unknown_fields
-from edgeflow.service.grpc.opening import check_open
 from edgeflow.service.http.act import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.images.images import check_image, decode_jpeg
-from edgeflow.service.images.jpeg import read_jpeg
+from edgeflow.service.observation.jpeg import read_jpeg
+from edgeflow.service.observation.pixels import check_image, decode_jpeg
 from edgeflow_client.errors import RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat

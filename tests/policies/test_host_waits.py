@@ -29,7 +29,7 @@ from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 
 DEVICE = torch.device("meta")
 TABLE = built_in_table().forcing(packed_attention="masked", linear="gemm")
-USES = ("kernels.kv.layout", "policies.inputs", "policies.act.policy")
+USES = ("kernels.kv.layout", "policies.tensors", "policies.act.policy")
 
 
 class Moves(TorchDispatchMode):

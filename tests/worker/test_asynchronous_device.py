@@ -18,7 +18,7 @@ from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimate
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
-from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.capacity import Decoders
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, ResourceExhausted

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.files import TokenForm, check_contents
-from edgeflow.artifacts.manifest import Array, KVForm, Manifest, StageName, kv_arrays, spec, zeros
-from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, check_providers
+from edgeflow.artifacts.files import TokenForm
+from edgeflow.artifacts.manifest import Array, KVForm, Manifest, kv_arrays, spec, zeros
+from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, load_sessions
 from edgeflow.engine.exported.batches import BatchedStep, StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -272,15 +272,5 @@ def token_form(config: LlamaConfig, images: tuple[int, ...] | None) -> TokenForm
 
 def load_token_graphs(folder: Path, manifest: Manifest, form: TokenForm, runtime: Runtime) -> TokenGraphs:
     """Compare the files with the manifest and load the graphs; CheckpointError or ConfigError says what is wrong."""
-    check_providers(runtime.providers)
-    check_contents(folder, manifest)
-    sessions = {stage: tuple(GraphSession(folder, each, runtime) for each in manifest.of(stage)) for stage in StageName}
-    return TokenGraphs(
-        kv=manifest.kv,
-        width=form.width,
-        vocabulary=form.vocabulary,
-        embeds=form.chunks,
-        towers=sessions[StageName.TOWERS],
-        prefills=sessions[StageName.PREFILL],
-        steps=sessions[StageName.STEP],
-    )
+    sessions = load_sessions(folder, manifest, runtime)
+    return TokenGraphs(kv=manifest.kv, width=form.width, vocabulary=form.vocabulary, embeds=form.chunks, **sessions)

@@ -19,8 +19,8 @@ from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.inputs import placed, unit_range
 from edgeflow.policies.lerobot import ACTION, STATE, Affine, Camera, Normalisation
+from edgeflow.policies.tensors import placed, unit_range
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +11,62 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, loaded_bytes, open_artifact
+from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_bytes, open_artifact, place_specs
 from edgeflow.artifacts.manifest import (
     BOOL,
     INT,
     MANIFEST,
     Graph,
-    KVForm,
-    Manifest,
     StageName,
     TensorSpec,
     is_artifact,
     kv_specs,
     spec,
 )
-from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
+from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
 from edgeflow.engine.flow.buckets import Bucket
-from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.engine.placement import check_placement
-from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement, Published
+from edgeflow.engine.placement import check_placement, check_prompt, check_text
+from edgeflow.engine.policy import Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
 from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, Texts, TokenizedTexts
-from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, WeightNumbers, footprint, policy_of
+from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, policy_of
+from edgeflow.policies.tensors import WeightNumbers
 from edgeflow.text.checkpoint_json import Fields
-from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
-from edgeflow_client.reasons import Reason
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowForm:
-    """The sizes of a checkpoint's graphs. cameras: C; side: of their images; state: S; image_rows: of each camera."""
+class OpenedFlow:
+    """An artifact whose manifest fits its checkpoint; CheckpointError for one that is damaged, or of other sizes.
 
-    sizes: FlowSizes
-    cameras: int
-    side: int
-    state: int
-    image_rows: int
-    layers: int
-    kv_heads: int
-    head_dim: int
+    sizes: of answers with the exported number of steps. buckets: of prompts. vocabulary: tokens that its towers embed.
+    """
 
-    def buckets(self, manifest: Manifest) -> tuple[Bucket, ...]:
-        """The buckets of a manifest; CheckpointError for graphs of other shapes than these sizes give."""
-        self._check_kv(manifest)
-        fixed = self.cameras * self.image_rows + self.sizes.closing
+    def __init__(self, folder: Path, architecture: FlowArchitecture[Any]) -> None:
+        self._folder = folder
+        self._architecture = architecture
+        self.manifest = open_artifact(folder, architecture.family)
+        described = Fields(f"{MANIFEST}.preprocessing", self.manifest.preprocessing)
+        self.steps = described.object("denoising").size("steps")
+        self.sizes = replace(architecture.sizes, steps=self.steps, candidates=1)
+        self.buckets = tuple(self._buckets())
+        self.vocabulary = described.count("vocabulary")
+
+    def load(self, runtime: Runtime) -> FlowGraphs:
+        """Compare the files with the manifest and load the graphs."""
+        sessions = load_sessions(self._folder, self.manifest, runtime)
+        return FlowGraphs(kv=self.manifest.kv, buckets=self.buckets, **sessions)
+
+    def _buckets(self) -> Iterator[Bucket]:
+        """The buckets of the manifest; CheckpointError for graphs of other shapes than the checkpoint gives."""
+        manifest, heads = self.manifest, self._architecture.stacks.heads
+        kv, closing = manifest.kv, self.sizes.closing
+        expect_kv(kv, len(heads.kinds), heads.kv_heads, heads.head_dim)
+        if len(kv.kinds) != kv.layers or not set(kv.kinds) <= {JOINT, CROSS}:
+            raise CheckpointError(f"{MANIFEST}.kv.kinds: expected {JOINT} or {CROSS} for each of {kv.layers} layers")
+        cameras, image_rows = len(self._architecture.flow.cameras), self._architecture.vision.rows
+        fixed = cameras * image_rows + closing
         towers, prefills = manifest.of(StageName.TOWERS), manifest.of(StageName.PREFILL)
         rows = [graph.rows for graph in towers]
         if rows != [graph.rows for graph in prefills] or len(set(rows)) < len(rows) or rows[0] <= fixed:
@@ -64,118 +74,45 @@ class FlowForm:
                 f"{MANIFEST} has towers of {rows} rows and prefills of {[graph.rows for graph in prefills]}; expected "
                 f"both in the same sizes, above {fixed}: {AGAIN}"
             )
-        if manifest.kv.positions != rows[-1] or manifest.text != rows[-1] - fixed:
+        if kv.positions != rows[-1] or manifest.text != rows[-1] - fixed:
             raise CheckpointError(
-                f"{MANIFEST} has {manifest.kv.positions} positions and texts of {manifest.text} tokens; its prefills "
+                f"{MANIFEST} has {kv.positions} positions and texts of {manifest.text} tokens; its prefills "
                 f"have {rows[-1]} rows: {AGAIN}"
             )
         for tower, prefill in zip(towers, prefills, strict=True):
-            self._check_prefix(tower, prefill, manifest.kv)
+            self._check_prefix(tower, prefill, tower.rows - fixed)
         for step in manifest.of(StageName.STEP):
-            expect_tensors(step, list(self._step_inputs(step.batch, manifest.kv)), [self._velocity(step.batch)])
-        return tuple(
-            Bucket(cameras=self.cameras, image_rows=self.image_rows, text=each - fixed, closing=self.sizes.closing)
-            for each in rows
-        )
+            expect_tensors(step, list(self._step_inputs(step.batch)), [self._velocity(step.batch)])
+        for each in rows:
+            yield Bucket(cameras=cameras, image_rows=image_rows, text=each - fixed, closing=closing)
 
-    def _check_kv(self, manifest: Manifest) -> None:
-        kv = manifest.kv
-        found, wanted = (kv.layers, kv.kv_heads, kv.head_dim), (self.layers, self.kv_heads, self.head_dim)
-        if found != wanted:
-            raise CheckpointError(
-                f"{MANIFEST}.kv has layers, KV heads and head width {list(found)}, and config.json {list(wanted)}: "
-                f"{AGAIN}"
-            )
-        if len(kv.kinds) != kv.layers or not set(kv.kinds) <= {JOINT, CROSS}:
-            raise CheckpointError(f"{MANIFEST}.kv.kinds: expected {JOINT} or {CROSS} for each of {kv.layers} layers")
-
-    def _check_prefix(self, tower: Graph, prefill: Graph, kv: KVForm) -> None:
-        rows = tower.rows
-        given = {each.name: each for each in tower.inputs}
-        text = rows - self.cameras * self.image_rows - self.sizes.closing
+    def _check_prefix(self, tower: Graph, prefill: Graph, text: int) -> None:
+        rows, flow = tower.rows, self._architecture.flow
         width = next((each.shape[-1] for each in tower.outputs if each.shape), 0)
         hidden = spec("hidden", 1, rows, width)
         inputs = [
-            spec("pixel_values", self.cameras, 3, self.side, self.side),
+            spec("pixel_values", len(flow.cameras), 3, flow.side, flow.side),
             spec("prompt_ids", text, dtype=INT),
-            *([spec("state", 1, self.state)] if "state" in given else []),
+            *([spec("state", 1, flow.state_dims)] if any(each.name == "state" for each in tower.inputs) else []),
         ]
         expect_tensors(tower, inputs, [hidden])
-        places = [spec("position", 1, rows, dtype=INT), spec("seen", 1, rows, rows, dtype=BOOL)]
-        expect_tensors(prefill, [hidden, *places], list(kv_specs(kv, 1, rows, "_rows")))
+        kv_rows = list(kv_specs(self.manifest.kv, 1, rows, "_rows"))
+        expect_tensors(prefill, [hidden, *place_specs(1, rows, rows)], kv_rows)
 
-    def _step_inputs(self, batch: int, kv: KVForm) -> Iterator[TensorSpec]:
-        sizes, past = self.sizes, kv.positions
+    def _step_inputs(self, batch: int) -> Iterator[TensorSpec]:
+        sizes, kv = self.sizes, self.manifest.kv
         yield self._velocity(batch, "x")
         yield spec("times", batch, sizes.horizon, dtype=INT)
         if sizes.state:
             yield spec("state", batch, sizes.state)
-        yield spec("position", batch, sizes.rows, dtype=INT)
-        yield spec("seen", batch, sizes.rows, past + sizes.rows, dtype=BOOL)
+        yield from place_specs(batch, sizes.rows, kv.positions + sizes.rows)
         if CROSS in kv.kinds:
             yield spec("crossing", batch, sizes.rows, dtype=INT)
-            yield spec("crossed", batch, sizes.rows, past, dtype=BOOL)
-        yield from kv_specs(kv, batch, past)
+            yield spec("crossed", batch, sizes.rows, kv.positions, dtype=BOOL)
+        yield from kv_specs(kv, batch, kv.positions)
 
     def _velocity(self, batch: int, name: str = "velocity") -> TensorSpec:
         return spec(name, batch, self.sizes.horizon, self.sizes.dims)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedFlow:
-    """An artifact whose manifest fits its checkpoint. sizes: of answers with the exported number of steps. vocabulary:
-    tokens that its towers embed.
-    """
-
-    manifest: Manifest
-    sizes: FlowSizes
-    buckets: tuple[Bucket, ...]
-    vocabulary: int
-
-    @property
-    def steps(self) -> int:
-        """N"""
-        return self.sizes.steps
-
-
-def open_flow(folder: Path, architecture: FlowArchitecture[Any]) -> OpenedFlow:
-    """Read and check the manifest; CheckpointError for one that is damaged, or of another checkpoint's sizes."""
-    manifest = open_artifact(folder)
-    if manifest.family != architecture.family:
-        raise CheckpointError(
-            f"{MANIFEST}.family is {manifest.family}, and config.json is of {architecture.family}: copy it again"
-        )
-    described = Fields(f"{MANIFEST}.preprocessing", manifest.preprocessing)
-    steps = described.object("denoising").size("steps")
-    sizes = replace(architecture.sizes, steps=steps, candidates=1)
-    flow, stacks = architecture.flow, architecture.stacks
-    form = FlowForm(
-        sizes=sizes,
-        cameras=len(flow.cameras),
-        side=flow.side,
-        state=flow.state_dims,
-        image_rows=architecture.vision.rows,
-        layers=stacks.layers,
-        kv_heads=stacks.kv_heads,
-        head_dim=stacks.head_dim,
-    )
-    buckets = form.buckets(manifest)
-    return OpenedFlow(manifest=manifest, sizes=sizes, buckets=buckets, vocabulary=described.count("vocabulary"))
-
-
-def load_graphs(folder: Path, opened: OpenedFlow, runtime: Runtime) -> FlowGraphs:
-    """Compare the files with the manifest and load the graphs."""
-    manifest = opened.manifest
-    check_providers(runtime.providers)
-    check_contents(folder, manifest)
-    sessions = {stage: tuple(GraphSession(folder, each, runtime) for each in manifest.of(stage)) for stage in StageName}
-    return FlowGraphs(
-        kv=manifest.kv,
-        buckets=opened.buckets,
-        towers=sessions[StageName.TOWERS],
-        prefills=sessions[StageName.PREFILL],
-        steps=sessions[StageName.STEP],
-    )
 
 
 class StaticFlow:
@@ -187,7 +124,7 @@ class StaticFlow:
         self._directory = directory
         self._checkpoint = checkpoint
         self._architecture = architecture
-        self._opened = opened = open_flow(directory, architecture)
+        self._opened = opened = OpenedFlow(directory, architecture)
         settings = checkpoint.settings
         if settings.steps not in (None, opened.steps):
             raise ConfigError(
@@ -202,19 +139,16 @@ class StaticFlow:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
-        architecture = self._architecture
         stored = loaded_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
-        found = footprint(
-            weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype
-        )
+        found = self._architecture.footprint(weights, self._sizes, dtype)
         return replace(found, capacity=self._opened.manifest.kv.positions)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
         check_placement(placement)
         processors = self._checkpoint.processors
-        graphs = load_graphs(self._directory, self._opened, placement.runtime)
+        graphs = self._opened.load(placement.runtime)
         tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)
         texts = BucketTexts(self._architecture.texts(tokenized), self._opened.manifest.text)
         policy = policy_of(
@@ -225,10 +159,7 @@ class StaticFlow:
             texts=texts,
             placement=placement,
         )
-        try:
-            policy.text_rows(INSTRUCTION)
-        except InvalidArgument as error:
-            raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
+        check_text(policy)
         return policy
 
 
@@ -242,22 +173,14 @@ class BucketTexts:
     def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
         """The prompt of a frame; InvalidArgument for one that no bucket holds."""
         ids = self._texts.ids(task, state)
-        self._check(len(ids))
+        check_prompt(len(ids), self._most)
         return ids
 
     def most_rows(self, task: str) -> int:
         """The most tokens of a task's prompt with any state."""
         rows = self._texts.most_rows(task)
-        self._check(rows)
+        check_prompt(rows, self._most)
         return rows
-
-    def _check(self, tokens: int) -> None:
-        if tokens > self._most:
-            raise InvalidArgument(
-                f"has {tokens} prompt tokens; the model was exported for {self._most}",
-                field="instruction",
-                reason=Reason.INSTRUCTION_TOO_LONG,
-            )
 
 
 def published_flow(directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> Published:

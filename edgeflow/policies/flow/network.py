@@ -1,22 +1,31 @@
-"""The embeddings that flow-matching networks share: flow times, rows of a step, and the rows of a prefix."""
+"""The parts that flow-matching networks share: embeddings of times, steps and prefixes; a decoder of two stacks."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.policy import FlowNetwork, StagedNetwork
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
+from edgeflow.engine.flow.packed import PackedNetwork
+from edgeflow.engine.policy import Placement
 from edgeflow.kernels.linear import Linear
+from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.grouped import GroupedDecoder, HeadSizes
+from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import projection
+from edgeflow.models.stack_norms import Condition
+
+PREFIX = "model."
+"""The prefix of tensor names in all files that LeRobot saves; published base files have none."""
 
 
 class TimeEmbedding:
@@ -94,8 +103,58 @@ class PrefixEmbedding:
         return [torch.cat(part) for part in parts]
 
 
-class PrefixedNetwork(FlowNetwork, StagedNetwork, Protocol):
+class PrefixedNetwork(PackedNetwork, ABC):
     """The networks of a family; its texts are read from the table of the prefix."""
 
-    @property
-    def prefix(self) -> PrefixEmbedding: ...
+    prefix: PrefixEmbedding
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
+
+    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+        """As in FlowNetwork."""
+        return self.prefix(pixel_values, prompt_ids, state)
+
+    @abstractmethod
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+        """As in FlowNetwork."""
+
+    @abstractmethod
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """As in FlowNetwork."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStacks:
+    """The stacks of a decoder that prefixes and steps read."""
+
+    name: str
+    """The decoder's model_name in the operator table."""
+    heads: HeadSizes
+    prefix: NamedStack
+    steps: NamedStack
+
+    def decoder(self, weights: Weights, table: OperatorTable) -> GroupedDecoder:
+        """The decoder; CheckpointError names the tensor at fault."""
+        prefix, steps = ((each.sizes, weights.under(each.stem)) for each in (self.prefix, self.steps))
+        return GroupedDecoder(self.heads, prefix, steps, name=self.name, table=table)
+
+    def shape(self, directory: Path, sizes: FlowSizes, rows: int) -> ModelShape:
+        """The sizes and products of both stacks. rows: of a prefix."""
+        return grouped_shape(
+            directory,
+            self.heads,
+            self.prefix,
+            self.steps,
+            name=self.name,
+            rows=rows,
+            count=sizes.steps,
+            step_rows=sizes.step_rows,
+        )
+
+
+def lerobot_weights(directory: Path, placement: Placement) -> Weights:
+    """The weights of a checkpoint by their published names, without the prefix of LeRobot."""
+    weights = Weights(directory, placement.dtype, placement.device)
+    return weights.under(PREFIX) if any(name.startswith(PREFIX) for name in weights) else weights

@@ -20,8 +20,8 @@ from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
 from edgeflow.policies.flow.config import FlowConfig, FlowSettings
-from edgeflow.policies.inputs import unit_range
 from edgeflow.policies.lerobot import ACTION, STATE, Normalisation
+from edgeflow.policies.tensors import unit_range
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec

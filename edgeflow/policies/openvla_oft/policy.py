@@ -15,15 +15,13 @@ from torch import Tensor
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement, Vectors
-from edgeflow.kernels.kv.formats import DENSE, slot_bytes
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.policies.inputs import pixels, placed
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import Vision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
-from edgeflow.policies.openvla.published import count_tensors
+from edgeflow.policies.openvla.published import count_weights
 from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers
 from edgeflow.policies.openvla_oft.config import STATE, Bounds, OFTCheckpoint, OFTSettings, Statistics
 from edgeflow.policies.openvla_oft.network import (
@@ -34,6 +32,7 @@ from edgeflow.policies.openvla_oft.network import (
     proprio_numbers,
     read_weights,
 )
+from edgeflow.policies.tensors import pixels, placed
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import ActionSchema, StateSpec
 
@@ -214,17 +213,17 @@ class PublishedOpenVLAOFT:
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Rows with their keys and values, which live as long as a pass: no session keeps slots."""
         text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
-        found = count_tensors(self._directory, self._config)
+        weights, image_tokens = count_weights(self._directory, self._config)
         layers, heads = text.num_hidden_layers, text.num_key_value_heads
         position = KVShape(layers=layers, capacity=1, kv_heads=heads, head_dim=text.head_dim, dtype=dtype)
         extra = head_numbers(settings.dims, text.hidden_size) if files.head else 0
         extra += proprio_numbers(settings.proprio, text.hidden_size) if files.proprio else 0
         return Footprint(
-            decoder=found.decoder,
-            other=found.vision + extra,
-            quantised=found.quantised,
+            decoder=weights.decoder,
+            other=weights.others + extra,
+            quantised=weights.quantised,
             slots=0,
-            positions=fixed_rows(settings, found.image_tokens),
+            positions=fixed_rows(settings, image_tokens),
             row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, position),
         )
 

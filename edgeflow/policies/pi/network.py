@@ -6,7 +6,6 @@ projector, all norms and the projections of actions, state and time stay in floa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,28 +15,24 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.packed import PackedNetwork
+from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
-from edgeflow.models.shape import NamedStack, grouped_shape
+from edgeflow.models.grouped import JOINT, HeadSizes
+from edgeflow.models.shape import NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.network import PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts
-from edgeflow.policies.flow.published import FlowArchitecture, Shapes, StackNumbers, VisionNumbers, WeightNumbers
+from edgeflow.policies.flow.published import FlowArchitecture, VisionNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
+from edgeflow.policies.tensors import Shapes, WeightNumbers
 
-PREFIX = "model."
-"""The prefix of tensor names in all files that LeRobot saves; the published base files have none."""
 BOTH = "paligemma_with_expert."
 OLDER_TOWER = "vision_model."
 """Where the tower's tensors lie below `vision_tower.` in files of transformers before it dropped this name."""
 EPS = 1e-6
-NAME = "gemma"
-"""Its model_name in the operator table."""
 EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
 BINS = range(-1, len(EDGES))
 DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
@@ -45,14 +40,14 @@ FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "st
 EMBEDDING, HEADS = "language_model.embed_tokens.weight", ("gemma_expert.lm_head", "paligemma.lm_head")
 
 
-class PiNetwork(PackedNetwork):
+class PiNetwork(PrefixedNetwork):
     """weights: by their published names, without the prefix of LeRobot."""
 
     def __init__(self, config: PiConfig, weights: Weights, placement: Placement) -> None:
         self._config = config
         expert, dims = config.expert, config.flow.dims
         floats = weights.to(torch.float32)
-        self.decoder = read_decoder(config, weights.under(BOTH), placement)
+        self.decoder = stacks_of(config).decoder(weights.under(BOTH), placement.table)
         self.prefix = read_prefix(config, weights.under(BOTH + "paligemma."), placement)
         self._out = projection(floats, "action_out_proj", dims, expert.width, table=placement.table)
         if config.adaptive:
@@ -66,14 +61,6 @@ class PiNetwork(PackedNetwork):
         else:
             self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods, table=placement.table)
             self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
-
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
-        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
-
-    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-        """As of FlowNetwork."""
-        return self.prefix(pixel_values, prompt_ids, state)
 
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
         """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
@@ -102,49 +89,19 @@ class PiNetwork(PackedNetwork):
         return self._config.flow.chunk + (not self._config.adaptive)
 
 
-def read_network(config: PiConfig, directory: Path, placement: Placement) -> PiNetwork:
-    """The network of a checkpoint; CheckpointError names the tensor at fault."""
-    weights = Weights(directory, placement.dtype, placement.device)
-    prefixed = any(name.startswith(PREFIX) for name in weights)
-    return PiNetwork(config, weights.under(PREFIX) if prefixed else weights, placement)
-
-
-def read_decoder(config: PiConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
-    """Both stacks. weights: names below `paligemma_with_expert.`"""
-    text, expert = _stacks(config)
-    return GroupedDecoder(
-        _heads(config),
-        (text.sizes, weights.under(text.stem)),
-        (expert.sizes, weights.under(expert.stem)),
-        name=NAME,
-        table=placement.table,
-    )
-
-
 def shape_of(config: PiConfig, directory: Path, rows: int) -> ModelShape:
     """The sizes and products of both stacks. rows: of a prefix."""
-    sizes = sizes_of(config)
-    return grouped_shape(
-        directory,
-        _heads(config),
-        *_stacks(config),
-        name=NAME,
-        rows=rows,
-        count=sizes.steps,
-        step_rows=sizes.step_rows,
-    )
+    return stacks_of(config).shape(directory, sizes_of(config), rows)
 
 
-def _heads(config: PiConfig) -> HeadSizes:
+def stacks_of(config: PiConfig) -> FlowStacks:
+    """The stacks of prefix and steps. stems: below `paligemma_with_expert.`"""
     text = config.text
-    return HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth)
-
-
-def _stacks(config: PiConfig) -> tuple[NamedStack, NamedStack]:
-    """The stacks of prefix and steps."""
-    return (
-        NamedStack(sizes=_stack(config.text), stem="paligemma.model.language_model."),
-        NamedStack(sizes=_stack(config.expert, adaptive=config.adaptive), stem="gemma_expert.model."),
+    return FlowStacks(
+        name="gemma",
+        heads=HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth),
+        prefix=NamedStack(sizes=_stack(text), stem="paligemma.model.language_model."),
+        steps=NamedStack(sizes=_stack(config.expert, adaptive=config.adaptive), stem="gemma_expert.model."),
     )
 
 
@@ -236,25 +193,18 @@ def prompt_text(task: str, numbers: tuple[int, ...]) -> str:
 
 def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
     """The architecture of a configuration. In π0.5 the prompt holds the state, within its range."""
-    text, expert, vision, patches = config.text, config.expert, config.vision, image_rows(config)
+    vision, patches = config.vision, image_rows(config)
     return FlowArchitecture(
         family=config.kind,
         flow=config.flow,
         sizes=sizes_of(config),
-        stacks=StackNumbers(
-            layers=text.depth,
-            width=max(text.width, expert.width),
-            inner=max(text.inner, expert.inner),
-            heads=text.heads,
-            kv_heads=text.kv_heads,
-            head_dim=text.head_dim,
-        ),
+        stacks=stacks_of(config),
         vision=VisionNumbers(patches=patches, width=vision.width, inner=vision.inner, rows=patches),
         weights=_weights,
         margin=Margin.AROUND,
         bounded=config.adaptive,
         texts=partial(StateTexts, dims=config.flow.state) if config.adaptive else TaskTexts,
-        network=partial(read_network, config),
+        network=partial(PiNetwork, config),
     )
 
 

@@ -33,7 +33,6 @@ MAX_FIELD = 100  # characters of a name that an answer repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
 MAX_PROMPTS = 16
-PREFIXES = "/admin/v1/prefixes"
 MAX_STOP = 64
 Probability = Annotated[float, Field(ge=0, le=1)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP)]

@@ -7,7 +7,6 @@ import gc
 import socket
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,14 +21,13 @@ from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
-from edgeflow.service.http.errors import framework_error
-from edgeflow.service.http.inner import InnerEdge
+from edgeflow.service.http.answers import METRICS_TYPE, application
+from edgeflow.service.http.middleware import InternalMiddleware
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import WorkerError
 
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_KEPT_BYTES = 1 << 20
 CHECK_S = 1.0
 
@@ -51,7 +49,7 @@ class ChatProcess(ServingChild):
         self._port.listen(self.desk)
         self.front = ChatFront(config, self.desk, clock, self.metrics, self._keep)
         app = build_chat_app(self.front, self.metrics)
-        app.add_middleware(InnerEdge, log=self._log, reader_s=config.chat.request_s)
+        app.add_middleware(InternalMiddleware, log=self._log, reader_s=config.chat.request_s)
         self._http = HttpServer(app, start.listener)
 
     async def _load(self) -> None:
@@ -119,7 +117,4 @@ def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> Starlette:
         return JSONResponse(front.models)
 
     internal = [Route("/internal/metrics", show_metrics), Route("/internal/models", models)]
-    routes = [*chat_routes(front), *prefix_routes(front), *internal]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: framework_error})
-    app.router.redirect_slashes = False
-    return app
+    return application([*chat_routes(front), *prefix_routes(front), *internal])

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.service.images.exif import orientation
-from edgeflow.service.images.jpeg import read_jpeg
+from edgeflow.service.observation.jpeg import orientation, read_jpeg
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 

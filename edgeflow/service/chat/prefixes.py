@@ -10,9 +10,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from edgeflow.config.chat import ChatSlot
-from edgeflow.service.chat.body import PREFIXES, PrefixBody
+from edgeflow.service.chat.body import PrefixBody
 from edgeflow.service.chat.routes import ChatFront
 from edgeflow.service.chat.text import ChatText
+from edgeflow.service.http.middleware import PREFIXES
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 

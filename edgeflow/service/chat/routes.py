@@ -1,4 +1,4 @@
-"""OpenAI-compatible routes: chat completions, completions, tokenize. http/inner.py writes their errors."""
+"""OpenAI-compatible routes: chat completions, completions, tokenize. http/answers.py writes their errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -26,8 +26,7 @@ from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.outgoing import MAX_UNREAD_BYTES, Outgoing
 from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.text import ChatText
-from edgeflow.service.http.answers import CALLER, REQUEST_ID
-from edgeflow.service.http.errors import error_body
+from edgeflow.service.http.answers import CALLER, REQUEST_ID, error_body, unless_gone
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import Clock
@@ -35,7 +34,6 @@ from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 
 Keep: TypeAlias = Callable[[str, bytes], None]
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +172,11 @@ async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | Comp
     async with front.intake.body(kind, request) as body:
         asked = await front.ask(body, request.scope[REQUEST_ID], request.scope[CALLER])
     if not body.stream:
-        return JSONResponse(await _unless_gone(request, _collect(front, asked)))
+        return JSONResponse(await unless_gone(request, _collect(front, asked)))
     outgoing = Outgoing(front.unread_bytes)
     outgoing.begin(_stream(front, asked, outgoing))
     try:
-        await _unless_gone(request, outgoing.first())  # a refusal becomes a status, not an event
+        await unless_gone(request, outgoing.first())  # a refusal becomes a status, not an event
     except BaseException:
         await outgoing.close()
         raise
@@ -197,21 +195,6 @@ class _Streamed(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._outgoing.close()
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
-    """The result of `work`, which is cancelled with ClientDisconnect as soon as the client disconnects."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
@@ -261,11 +244,6 @@ async def _sent(outgoing: Outgoing) -> AsyncIterator[bytes]:
             yield chunk
     except EdgeflowError as error:
         yield _event(error_body(error.code, error.text, getattr(error, "field", ""))).encode()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _event(value: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import Sealed, seal, unseal
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, no_room
-from edgeflow.service.grpc.opening import check_request
-from edgeflow.service.grpc.state import check_numbers
+from edgeflow.service.grpc.checks import check_numbers, check_request
 from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import Log

@@ -19,10 +19,8 @@ from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
 from edgeflow.service.grpc.codec import check_act
 from edgeflow.service.http.act import act_request, parse_body
-from edgeflow.service.http.answers import CALLER
-from edgeflow.service.http.errors import BodyLate, BodyTooLarge
-from edgeflow.service.observation.matching import matched
-from edgeflow.service.observation.names import Names
+from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge
+from edgeflow.service.observation.matching import Names, matched
 from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow_client.reasons import Reason
 

@@ -29,10 +29,9 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.gateway.control import Control, whole
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.gateway.routes import build_app
-from edgeflow.service.http.edge import Edge
-from edgeflow.service.http.hosts import Hosts
+from edgeflow.service.http.middleware import Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
-from edgeflow.service.http.server import HttpServer, Tls
+from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import WorkerError
 
@@ -84,7 +83,7 @@ class Gateway(ServingChild):
     def _serve(self) -> None:
         timing = self._config.timing
         bounds = Bounds.of(self._config, self.metrics)
-        tls = Tls(self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
+        tls = (self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls)
         self._http.start()
         if self._chat is not None:
@@ -94,7 +93,7 @@ class Gateway(ServingChild):
         config = self._config
         app = build_app(config, self._control, self._chat, self)
         app.add_middleware(
-            Edge,
+            PublicMiddleware,
             guard=self._guard,
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
+from edgeflow.service.http.middleware import PEER, PRINCIPAL, TOKEN
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
@@ -275,8 +276,8 @@ def _headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
     yield b"host", b"chat"
     yield b"connection", b"close"
     yield b"x-request-id", scope[REQUEST_ID].encode()
-    for name, value in (("peer", caller.peer), ("principal", caller.principal), ("token", caller.token)):
-        yield OWN + name.encode(), value.encode("ascii", "replace")
+    for name, value in ((PEER, caller.peer), (PRINCIPAL, caller.principal), (TOKEN, caller.token)):
+        yield name, value.encode("ascii", "replace")
     for name, value in scope["headers"]:
         if name not in _DROPPED and not name.startswith(OWN):
             yield name, value

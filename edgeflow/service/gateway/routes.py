@@ -3,50 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
 from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
-from edgeflow.service.http.answers import CALLER
+from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
-from edgeflow.service.http.errors import framework_error
+from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
-TITLE = "edgeflow"
-DOCS, OPENAPI = "/docs", "/openapi.json"
-PAGE_PARTS = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon.png": "image/png",
-}
-"""Script, style and icon of the page at DOCS, with their media types."""
-MODEL = "/v1/models/{name:path}"  # names have slashes
-PREFIXES = "/admin/v1/prefixes"
 MAX_NAME = 100  # characters of a name that an answer repeats
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A route. The handler's name and text are those of the OpenAPI document."""
-
-    method: str
-    path: str
-    handler: Callable[[Request], Awaitable[Response]]
 
 
 class Snapshots(Protocol):
@@ -61,28 +37,24 @@ class Snapshots(Protocol):
 
 def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Snapshots) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
-    endpoints = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    documents = _documents(endpoints) if is_loopback(config.http.host) else []
-    routes = [Route(each.path, each.handler, methods=[each.method]) for each in (*endpoints, *documents)]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: framework_error})
-    app.router.redirect_slashes = False  # a redirect would repeat the Host header
-    return app
+    routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
+    return application([*routes, *(_documents(routes) if is_loopback(config.http.host) else [])])
 
 
-def _act(observations: Observations, control: Control, shown: Snapshots) -> list[Endpoint]:
+def _act(observations: Observations, control: Control, shown: Snapshots) -> list[Route]:
     async def act(request: Request) -> Response:
         """Return the action for one observation."""
         _check_open(shown)
         seen = await observations.read(request, control.needs())
-        answer = act_answer(await _unless_gone(request, control.act(seen, request.scope[CALLER])))
+        answer = act_answer(await unless_gone(request, control.act(seen, request.scope[CALLER])))
         if request.headers.get("content-type", "").startswith(MSGPACK_TYPES):
             return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
         return JSONResponse(answer)
 
-    return [Endpoint("POST", "/v1/act", act)]
+    return [Route("/v1/act", act, methods=["POST"])]
 
 
-def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
+def _state(control: Control, shown: Snapshots) -> list[Route]:
     async def healthz(_: Request) -> Response:
         """Liveness: 503 means that the process should be restarted."""
         state = control.state
@@ -112,14 +84,14 @@ def _state(control: Control, shown: Snapshots) -> list[Endpoint]:
 
     checks = {"/live": healthz, "/healthz": healthz, "/ready": readyz, "/readyz": readyz}
     return [
-        *(Endpoint("GET", path, handler) for path, handler in checks.items()),
-        Endpoint("GET", "/metrics", show_metrics),
-        Endpoint("GET", "/v1/models", models),
-        Endpoint("GET", MODEL, model),
+        *(Route(path, handler, methods=["GET"]) for path, handler in checks.items()),
+        Route("/metrics", show_metrics, methods=["GET"]),
+        Route(MODELS, models, methods=["GET"]),
+        Route(MODEL, model, methods=["GET"]),
     ]
 
 
-def _chat(chat: ChatSide | None, shown: Snapshots) -> list[Endpoint]:
+def _chat(chat: ChatSide | None, shown: Snapshots) -> list[Route]:
     pace = Pace()
 
     def passed() -> Response:
@@ -153,29 +125,29 @@ def _chat(chat: ChatSide | None, shown: Snapshots) -> list[Endpoint]:
         return passed()
 
     return [
-        Endpoint("POST", "/v1/chat/completions", chat_completions),
-        Endpoint("POST", "/v1/completions", completions),
-        Endpoint("POST", "/tokenize", tokenize),
-        Endpoint("GET", PREFIXES, prefixes),
-        Endpoint("PUT", f"{PREFIXES}/{{slot}}", set_prefix),
-        Endpoint("DELETE", f"{PREFIXES}/{{slot}}", clear_prefix),
+        Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route(PREFIXES, prefixes, methods=["GET"]),
+        Route(f"{PREFIXES}/{{slot}}", set_prefix, methods=["PUT"]),
+        Route(f"{PREFIXES}/{{slot}}", clear_prefix, methods=["DELETE"]),
     ]
 
 
-def _documents(endpoints: list[Endpoint]) -> list[Endpoint]:
+def _documents(routes: list[Route]) -> list[Route]:
     """The routes of the OpenAPI document, which a thread makes at the first request."""
 
     def made() -> dict[str, Any]:
-        from edgeflow.service.gateway import documents  # a second of work that serving does not need
+        from edgeflow.service.gateway import openapi  # a second of work that serving does not need
 
-        return documents.document(endpoints)
+        return openapi.document(routes)
 
     def shown() -> bytes:
-        from edgeflow.service.gateway import documents
+        from edgeflow.service.gateway import openapi
 
-        return documents.page()
+        return openapi.page()
 
-    async def openapi(_: Request) -> Response:
+    async def document(_: Request) -> Response:
         """Return the OpenAPI document."""
         return JSONResponse(await asyncio.to_thread(made))
 
@@ -185,32 +157,13 @@ def _documents(endpoints: list[Endpoint]) -> list[Endpoint]:
 
     async def part(request: Request) -> Response:
         """Send a file that the page loads."""
-        from edgeflow.service.gateway import documents
+        from edgeflow.service.gateway import openapi
 
         name = request.url.path.rpartition("/")[2]
-        return Response(await asyncio.to_thread(documents.page_part, name), media_type=PAGE_PARTS[name])
+        return Response(await asyncio.to_thread(openapi.page_part, name), media_type=PAGE_PARTS[name])
 
-    parts = [Endpoint("GET", f"{DOCS}/{name}", part) for name in PAGE_PARTS]
-    return [Endpoint("GET", OPENAPI, openapi), Endpoint("GET", DOCS, docs), *parts]
-
-
-async def _unless_gone(request: Request, answering: Coroutine[Any, Any, ActDone]) -> ActDone:
-    """The answer to a request whose body was read; cancelled once its client leaves."""
-    answer, gone = asyncio.create_task(answering), asyncio.create_task(_gone(request))
-    try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            raise ClientDisconnect
-        return answer.result()
-    finally:
-        for task in (answer, gone):
-            task.cancel()
-        await asyncio.gather(answer, gone, return_exceptions=True)
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    parts = [Route(f"{DOCS}/{name}", part, methods=["GET"]) for name in PAGE_PARTS]
+    return [Route(OPENAPI, document, methods=["GET"]), Route(DOCS, docs, methods=["GET"]), *parts]
 
 
 def _check_open(shown: Snapshots) -> None:

@@ -1,9 +1,9 @@
-"""The gRPC server: the control service, health v1, and reflection on loopback."""
+"""The gRPC server: the control service, authentication, health v1, and reflection on loopback."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -13,22 +13,27 @@ from grpc_reflection.v1alpha import reflection
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.ending import CallOver, abort
-from edgeflow.service.grpc.guard import Door, credentials
 from edgeflow.service.grpc.stream import Context, StreamCall
 from edgeflow.service.grpc.wire import action_message, schema_message
 from edgeflow.service.host.listen import address_text, refuse_busy
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.security.auth import CONTROL, Caller, Guard
+from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Caller, Guard, Role
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.act import act_once
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
-from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument
+from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 
+CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
+MOST_BYTES = 4096  # of the text as it is encoded; clients may drop a status whose trailers exceed 8 KiB
+AUTHORIZATION = "authorization"
+_OPEN = f"/{health.SERVICE_NAME}/"
+_ROLES = {"/edgeflow.v1.Control/": CONTROL, f"/{reflection.SERVICE_NAME}/": ANY}
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 SERVICE = "edgeflow.v1.Control"
 METADATA_BYTES = 8192
 KEEPALIVE_MS = 10_000
@@ -36,6 +41,79 @@ IDENTITY_ONLY = 1  # bit set of compression algorithms: none, so that sizes are 
 STOP_GRACE_S = 1.0
 
 Call = Callable[[Any, Context], Awaitable[Any]]
+
+
+async def abort(context: Any, error: EdgeflowError) -> None:
+    """End a call (grpc.aio.ServicerContext) with an error; raises."""
+    try:
+        await context.abort(grpc.StatusCode[error.code], status_text(error.text), _trailers(error))
+    except CallOver:
+        raise asyncio.CancelledError from None
+
+
+def status_text(text: str) -> str:
+    """A text as it travels in a trailer, where all but plain ASCII is percent-encoded: cut where it is too long."""
+    left = MOST_BYTES
+    for place, character in enumerate(text):
+        left -= _encoded_bytes(character)
+        if left < 0:
+            return f"{text[:place]} …"
+    return text
+
+
+def _encoded_bytes(character: str) -> int:
+    plain = " " <= character <= "~" and character != "%"
+    return 1 if plain else 3 * len(character.encode("utf-8", "replace"))
+
+
+def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
+    """The reason, the field at fault, and when to try again."""
+    if not isinstance(error, RequestError):
+        return ()
+    trailers = [("edgeflow-reason", error.reason), ("edgeflow-field", error.field)]
+    if error.retry_after_ms is not None:
+        trailers.append(("retry-after-ms", str(error.retry_after_ms)))
+    return tuple((key, value) for key, value in trailers if value)
+
+
+class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """An interceptor that refuses before anything of a call is read, including calls to unknown methods."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
+        """The call's own handler, or one that refuses it."""
+        handler = await continuation(details)
+        if not self._guard.asks or details.method.startswith(_OPEN):
+            return handler
+        try:
+            self._guard.check(credentials(details.invocation_metadata), _roles(details.method), "")
+        except RequestError as error:
+            return self._refusal(handler, details.method if handler else "unknown", error)
+        return handler
+
+    def _refusal(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
+        async def refuse(_: Any, context: Context) -> None:
+            self._guard.refused(method, context.peer(), error)
+            await abort(context, error)
+
+        if handler is None or (handler.request_streaming and handler.response_streaming):
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        if handler.request_streaming:
+            return grpc.stream_unary_rpc_method_handler(refuse)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def credentials(metadata: Sequence[tuple[str, str | bytes]] | None) -> list[str]:
+    """The authorization values of a call."""
+    return [value for key, value in metadata or () if key == AUTHORIZATION and isinstance(value, str)]
+
+
+def _roles(method: str) -> frozenset[Role]:
+    return next((roles for service, roles in _ROLES.items() if method.startswith(service)), ADMIN)
 
 
 class ControlService:
@@ -107,7 +185,7 @@ class GrpcServer:
     ) -> None:
         self._config = config
         self._tls = tls
-        self._server = grpc.aio.server(interceptors=[Door(guard)], options=_options(config))
+        self._server = grpc.aio.server(interceptors=[AuthInterceptor(guard)], options=_options(config))
         self._server.add_generic_rpc_handlers((service.handler(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -9,20 +9,26 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.grpc.codec import Received, Unparsable
-from edgeflow.service.grpc.fields import refuse_unknown_fields
-from edgeflow.service.grpc.opening import check_open
-from edgeflow.service.grpc.receiving import receive, unparsable
+from edgeflow.service.grpc.checks import check_open, check_text, refuse_unknown_fields
+from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.grpc.wire import opened_message, server_message
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.events import End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.metrics import Metrics
-from edgeflow.service.sessions.ordering import RollingCount
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.errors import Aborted, DeadlineExceeded, FailedPrecondition
+from edgeflow_client.errors import (
+    Aborted,
+    AlreadyExists,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    RequestError,
+)
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 
@@ -147,3 +153,49 @@ def _refused_before_open(received: Received[pb.ClientMessage] | Unparsable) -> E
     if received.message.WhichOneof("kind") == "frame":
         return StatusEvent.refused(received.message.frame.seq, early)
     return NoticeEvent("rejected", 0, early.code, early.text)
+
+
+def unparsable() -> InvalidArgument:
+    """The error for bytes that are not a message."""
+    return InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+
+
+def receive(received: Received[pb.ClientMessage] | Unparsable, runner: SessionRunner, limits: LimitsConfig) -> None:
+    """Handle one message; the stream continues whatever it contains."""
+    if runner.session.ended is not None:
+        return
+    if isinstance(received, Unparsable):
+        runner.reject(0, unparsable())
+        return
+    match received.message.WhichOneof("kind"):
+        case "frame":
+            frame, request = received.message.frame, runner.session.request
+            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: _contents(received, request, limits))
+        case "reset":
+            _reset(received.message.reset, runner, limits)
+        case "close":
+            runner.end(End("OK", Reason.CLIENT_CLOSED))
+        case "open":
+            runner.reject_message(
+                AlreadyExists("this stream already has a session", field="open", reason=Reason.SESSION_OPEN)
+            )
+        case _:
+            runner.reject(
+                0,
+                InvalidArgument("is empty: send a frame, reset or close", field="message", reason=Reason.MESSAGE_EMPTY),
+            )
+
+
+def _contents(received: Received[pb.ClientMessage], request: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
+    refuse_unknown_fields(received.message, "message")
+    return check_frame(received, request, limits)
+
+
+def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> None:
+    try:
+        refuse_unknown_fields(message, "reset")
+        text = check_text(message.instruction, "reset.instruction", limits) if message.instruction else ""
+    except RequestError as error:
+        runner.reject_message(error)
+    else:
+        runner.reset(text)

@@ -6,22 +6,121 @@ import asyncio
 import json
 import re
 import uuid
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgeflow.service.http.errors import UnsupportedEncoding, error_body
 from edgeflow.service.observe.log import Log
 from edgeflow_client.errors import EdgeflowError, RequestError, Unauthenticated
 from edgeflow_client.reasons import Reason
 
+_TYPES = {
+    "INVALID_ARGUMENT": "invalid_request_error",
+    "FAILED_PRECONDITION": "invalid_request_error",
+    "NOT_FOUND": "invalid_request_error",
+    "UNIMPLEMENTED": "invalid_request_error",
+    "UNAUTHENTICATED": "authentication_error",
+    "PERMISSION_DENIED": "permission_error",
+    "RESOURCE_EXHAUSTED": "rate_limit_error",
+}
+_CODES = {
+    400: "INVALID_ARGUMENT",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
+    413: "RESOURCE_EXHAUSTED",
+    429: "RESOURCE_EXHAUSTED",
+    431: "RESOURCE_EXHAUSTED",
+    501: "UNIMPLEMENTED",
+    505: "UNIMPLEMENTED",
+}
 CALLER = "edgeflow.caller"  # key in the ASGI scope
 ABORT = "edgeflow.abort"  # key in the state of a request: ends its connection
 REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+Value = TypeVar("Value")
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-class Answers:
+class BodyTooLarge(RequestError):
+    """The request body is too large."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 413
+
+
+class BodyLate(RequestError):
+    """The request body arrived too slowly."""
+
+    code = "DEADLINE_EXCEEDED"
+    http_status = 408
+
+
+class UnsupportedEncoding(RequestError):
+    """The request body is compressed."""
+
+    http_status = 415
+
+
+class HeadersTooLarge(RequestError):
+    """The headers are too many or too long."""
+
+    code = "RESOURCE_EXHAUSTED"
+    http_status = 431
+
+
+def error_body(code: str, message: str, field: str = "") -> dict[str, Any]:
+    """The body of every error; type and param are for clients of OpenAI's API."""
+    kind = _TYPES.get(code, "server_error")
+    return {"error": {"message": message, "type": kind, "param": field or None, "code": code, "field": field}}
+
+
+def error_of_status(status: int, message: str) -> dict[str, Any]:
+    """The body of an error raised by the web framework."""
+    return error_body(_CODES.get(status, "INTERNAL" if status >= 500 else "INVALID_ARGUMENT"), message)
+
+
+async def _framework_error(_: Request, error: Exception) -> Response:
+    """The answer to what the framework itself refuses: an unknown path or method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(error_of_status(status, detail), status, headers)
+
+
+def application(routes: Sequence[Route]) -> Starlette:
+    """The application of a process."""
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
+    app.router.redirect_slashes = False  # a redirect would repeat the Host header
+    return app
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+    """The result of work for a request whose body was read; ClientDisconnect, and its end, once the client leaves."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Middleware:
     """An ASGI middleware that answers whatever `admit` and the routes raise.
 
     reader_s: how long a reader may take nothing before its connection is ended.

@@ -1,23 +1,31 @@
-"""An HTTP protocol with limits that uvicorn lacks: time for headers and bodies, connections, chunks; and stricter."""
+"""HTTP connections with limits that uvicorn lacks: time for headers and bodies, connections, chunks; and stricter.
+
+A connection ends by itself once nobody reads its last answer, which is written so that the client can read it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.http.connection import Connection
-from edgeflow.service.http.goodbye import GOODBYE_S, Refusals, last_answer
+from edgeflow.service.http.answers import ABORT, error_of_status
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 
+GOODBYE_S = 1.0  # for a client to read its last answer
+MAX_REFUSED = 256  # connections that are being refused at once; further ones are reset
+LINGER_S = 30.0  # for a client to read an answer that is complete, once the connection is closed
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
 BODY_BYTES_PER_S = 1024
@@ -29,6 +37,106 @@ _WORDS = {
     501: "this transfer encoding is not supported",
     505: "only HTTP/1.0 and HTTP/1.1 are served",
 }
+
+
+def last_answer(status: int, message: str, *headers: str) -> bytes:
+    """An answer in the form of every error, after which the connection is closed."""
+    body = json.dumps(error_of_status(status, message)).encode()
+    first = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"
+    lines = [first, "connection: close", "content-type: application/json", f"content-length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+TOO_MANY = last_answer(429, "too many connections: close some, or try again later", "retry-after: 1")
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Connections beyond a limit. most_bytes: what is read of one of them."""
+
+    most_bytes: int
+    open: set[asyncio.Transport] = field(default_factory=set)
+
+    def refuse(self, transport: asyncio.Transport) -> None:
+        """Answer 429, or reset the connection where too many are being refused already."""
+        if len(self.open) >= MAX_REFUSED:
+            transport.abort()
+            return
+        self.open.add(transport)
+        transport.set_protocol(_Refused(self, transport))
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that gets 429 with its first bytes, and is read until the client has closed it.
+
+    Closing with unread bytes would reset the connection, and the client might lose the answer.
+    """
+
+    def __init__(self, refusals: Refusals, transport: asyncio.Transport) -> None:
+        self._refusals = refusals
+        self._transport = transport
+        self._left = refusals.most_bytes
+        self._answered = False
+        self._timer = asyncio.get_running_loop().call_later(GOODBYE_S, self._end)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer()
+        self._left -= len(data)
+        if self._left < 0:
+            self._transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._timer.cancel()
+        self._refusals.open.discard(self._transport)
+
+    def _answer(self) -> None:
+        if not self._answered:
+            self._answered = True
+            self._transport.write(TOO_MANY)
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+
+    def _end(self) -> None:
+        """Give up on a client that neither speaks nor closes."""
+        self._answer()
+        self._transport.close()
+        self._timer = asyncio.get_running_loop().call_later(GOODBYE_S, self._transport.abort)
+
+
+class Connection(H11Protocol):
+    """The library's connection with an end; requests find it under ABORT."""
+
+    _linger: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """True until the answer has left this process."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return not answered or bool(self.transport.get_write_buffer_size())
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state = {ABORT: transport.abort}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """A connection that was closed ends, whether or not its last answer was read."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._end_soon()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, whether or not its last answer was read."""
+        super().timeout_keep_alive_handler()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        if self._linger is None:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 @dataclass(slots=True, kw_only=True)

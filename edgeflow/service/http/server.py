@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from edgeflow.service.http.connection import Connection
-from edgeflow.service.http.settings import quiet_settings
+from edgeflow.service.http.protocol import Connection
 
 FLUSH_S = 1.0  # for answers to leave at the end
 FLUSH_CHECK_S = 0.01
+ServerTls: TypeAlias = tuple[ssl.SSLContext, float]  # and how many seconds a handshake may take
 Connect: TypeAlias = Callable[[uvicorn.Config, ServerState], Connection]
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS of a server, and how long a handshake may take."""
-
-    context: ssl.SSLContext
-    handshake_s: float
+def quiet_settings(app: ASGIApp) -> uvicorn.Config:
+    """Settings without logs, which would repeat what clients send, and without trust in a proxy's headers."""
+    logging.getLogger("uvicorn").addHandler(logging.NullHandler())
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+    )
 
 
 def plain(config: uvicorn.Config, state: ServerState) -> Connection:
@@ -38,10 +46,10 @@ def plain(config: uvicorn.Config, state: ServerState) -> Connection:
 class _Server(uvicorn.Server):
     """A uvicorn server that leaves signals to others, on a bound socket of any family."""
 
-    def __init__(self, settings: uvicorn.Config, connect: Connect, tls: Tls | None) -> None:
+    def __init__(self, settings: uvicorn.Config, connect: Connect, tls: ServerTls | None) -> None:
         super().__init__(settings)
         self._connect = connect
-        self._tls = {"ssl": tls.context, "ssl_handshake_timeout": tls.handshake_s} if tls else {}
+        self._tls = dict(zip(("ssl", "ssl_handshake_timeout"), tls or (), strict=False))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -65,7 +73,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves an application between `start` and `stop`. sock: bound. connect: makes its connections."""
 
-    def __init__(self, app: ASGIApp, sock: socket.socket, connect: Connect = plain, tls: Tls | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, sock: socket.socket, connect: Connect = plain, tls: ServerTls | None = None
+    ) -> None:
         self._server = _Server(quiet_settings(app), connect, tls)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None

@@ -1,33 +1,109 @@
 """Matches what a robot sends with what the policy needs: cameras and state vectors, by name. Pure.
 
-The configuration's names win; then equal names (names.py). A camera that the checkpoint does not name is the robot's
-first. What the policy does not need is ignored.
+The configuration's names win; then equal names. A camera that the checkpoint does not name is the robot's first. What
+the policy does not need is ignored. The field's keys stand for their last part: `observation.images.top` is `top`,
+`observation.state` is `state`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import TypeVar
 
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, CameraNeed, PolicyInputs
 from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
-from edgeflow.service.observation.describe import (
-    MOST_CHARACTERS,
-    camera_text,
-    joined,
-    list_text,
-    need_text,
-    state_text,
-)
-from edgeflow.service.observation.names import Names, place_of
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.errors import ConfigError, FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import CameraSpec, StateSpec
+from edgeflow_client.types import ActionSchema, CameraSpec, StateSpec
 
+MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
+PREFIXES = ("observation.images.", "observation.")
+Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
+
+
+def list_text(names: Iterable[str]) -> str:
+    """Names in quotes, separated by commas; "none" if there are none."""
+    return joined(repr(name) for name in names)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Parts separated by commas, cut where they become too long; "none" if there are none."""
+    text = ", ".join(parts) or "none"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"
+
+
+def need_text(need: CameraNeed) -> str:
+    """A camera that a policy needs: its name and size."""
+    size = f"{need.width or 'any'}x{need.height or 'any'}" if need.width or need.height else "of any size"
+    return f"{need.name!r} {size}"
+
+
+def camera_text(camera: CameraSpec) -> str:
+    """A camera that a robot sends: its name and size."""
+    return f"{camera.name!r} {camera.width}x{camera.height}"
+
+
+def state_text(state: StateSpec) -> str:
+    """A state vector: its name and size, and its elements with their units where they are stated."""
+    names = state.elements or ("",) * state.size
+    units = state.units or ("",) * state.size
+    parts = [" ".join(filter(None, pair)) for pair in zip(names, units, strict=True)]
+    listed = f" ({joined(parts)})" if any(parts) else ""
+    return f"{state.name!r} of {state.size} number{'s' * (state.size != 1)}{listed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join."""
+
+    cameras: Mapping[str, str]
+    state: Mapping[str, str | list[str]]
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> Names:
+        return cls(cameras=config.cameras, state=config.state)
+
+    def of_policy(self, inputs: PolicyInputs) -> Names:
+        """The mapping with the policy's own names as keys; ConfigError for what it does not have, or has twice."""
+        cameras = _resolved("cameras", self.cameras, [need.name for need in inputs.cameras])
+        for name, camera in cameras.items():
+            twice = [other for other, mapped in cameras.items() if mapped == camera and other != name]
+            if twice:
+                raise ConfigError(
+                    f"cameras: {camera!r} is mapped to {name!r} and {twice[0]!r}; give each its own camera"
+                )
+        return Names(cameras=cameras, state=_resolved("state", self.state, [need.name for need in inputs.state]))
+
+
+def short(name: str) -> str:
+    """A name without the prefix of the field's keys: `top` of `observation.images.top`."""
+    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+
+
+def place_of(name: str, names: Sequence[str]) -> int | None:
+    """The place of this name, the first of equal ones; else of the only one whose last part is the same."""
+    if name in names:
+        return names.index(name)
+    alike = [place for place, each in enumerate(names) if short(each) == short(name)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str]) -> dict[str, Mapped]:
+    found: dict[str, Mapped] = {}
+    for name, mapped in configured.items():
+        place = place_of(name, needed)
+        if place is None:
+            raise ConfigError(f"{key}: the policy has no {name!r}; its names are {list_text(needed)}")
+        if needed[place] in found:
+            raise ConfigError(f"{key}: {needed[place]!r} is mapped twice; remove {name!r}")
+        found[needed[place]] = mapped
+    return found
 
 
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
@@ -201,3 +277,14 @@ def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) 
 
 def _sides_text(text: str, needed: str, sent: str, hint: str) -> str:
     return f"{text}: the policy needs {needed}; the robot sends {sent}{hint}"
+
+
+def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
+    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
+    if schema.horizon > 1 and any(schema.relative) and not request.chunks:
+        raise FailedPrecondition(
+            f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
+            "client must play chunks (edgeflow's SDK does)",
+            field="open.chunks",
+            reason=Reason.CHUNKS_NEEDED,
+        )

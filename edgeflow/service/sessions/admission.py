@@ -22,7 +22,7 @@ from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.sessions.decoding import Decoders, per_second, prepare_ns
+from edgeflow.service.sessions.capacity import Decoders, per_second, prepare_ns
 from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode

@@ -1,20 +1,37 @@
 """Observers of sessions: metrics and the log are two, probes of the fault tests are others.
 
-They are called on the event loop with immutable values, and must return at once.
+They are called on the event loop with immutable values, and must return at once. Metrics have their own registry;
+their labels are bounded: never a session or a robot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from prometheus_client import Info
+
+from edgeflow import __version__
+from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observe.health import State
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
-from edgeflow.service.sessions.events import ActionEvent, End, Event
+from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow_client.errors import RequestError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import ChunkReport, Seam
 from edgeflow_client.types import Command
+
+POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
+PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +137,160 @@ class SessionLog(SessionObserver):
 
     def closed(self, session: ClosedSession) -> None:
         self._log.event("session_closed", session=session.number, epoch=session.epoch, reason=session.end.reason.label)
+
+
+class Metrics(ProcessMetrics, SessionObserver):
+    """The metrics of control."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._session_metrics()
+        self._time_metrics()
+        self._service_metrics()
+        self._worker_metrics()
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+
+    def open(self) -> None:
+        super().open()
+        loop = asyncio.get_running_loop()
+        self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+        self.pool_threads.set_function(lambda: sum(each.name.startswith(POOLS) for each in threading.enumerate()))
+
+    def opened(self, session: OpenedSession) -> None:  # noqa: ARG002 - an observer's
+        self.sessions.inc()
+        self.sessions_opened.inc()
+
+    def observed(self, frame: ObservedFrame) -> None:
+        if frame.gap_ns:
+            self.ingress_gap.observe(frame.gap_ns / 1e9)
+        if frame.unknown_chunk:
+            self.unknown_chunks.inc()
+        if frame.late_chunk:
+            self.late_chunks.inc()
+
+    def answered(self, session: int, action: ActionEvent) -> None:  # noqa: ARG002 - an observer's
+        self.actions.labels(action.command.value, action.reason).inc()
+        self._observe_times(action)
+        self.action_passes.observe(action.timings.passes)
+        self.unsettled.inc(action.unsettled > 0)
+        self._observe_chunk(action.report)
+
+    def told(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
+        match event:
+            case StatusEvent():
+                self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
+                if event.reason == Reason.ACTION_TOO_OLD:
+                    self.deadline_missed.inc()
+                elif event.reason == Reason.SUPERSEDED:
+                    self.superseded.inc(event.frames)
+                elif event.code == "RESOURCE_EXHAUSTED" or event.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
+                    self.limit_rejections.labels(event.reason).inc()
+            case ActionEvent():
+                self.actions.labels(event.command.value, event.reason).inc()
+                self.safe_actions.labels(event.reason).inc()
+
+    def closed(self, session: ClosedSession) -> None:
+        reason = session.end.reason
+        self.sessions.dec()
+        self.sessions_closed.labels(reason.label).inc()
+        if reason is Reason.SLOW_READER:
+            self.watchdog_fired.labels("slow_reader").inc()
+
+    @contextlib.contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Count a session that is refused within the context."""
+        try:
+            yield
+        except RequestError as error:
+            self.admission_rejected.labels(error.reason).inc()
+            raise
+
+    def pong(self, message: Pong) -> None:
+        """Add the worker's counts since its last Pong."""
+        before = self._pong
+        self.passes.inc(max(0, message.passes - before.passes))
+        self.rows.inc(max(0, message.rows - before.rows))
+        self.full_passes.inc(max(0, message.full_passes - before.full_passes))
+        self.eager_passes.inc(max(0, message.eager_passes - before.eager_passes))
+        self.unusual_states.inc(max(0, message.unusual_states - before.unusual_states))
+        for pass_ns in message.pass_ns:
+            self.pass_seconds.observe(pass_ns / 1e9)
+        self._pong = message
+
+    def worker_started(self, ready: WorkerReady) -> None:
+        """A new worker starts counting from zero."""
+        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+        self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
+
+    def predict(self, modes: Mapping[str, Forecast]) -> None:
+        """Set the forecast of each mode."""
+        for mode, seen in modes.items():
+            self.predicted_fps.labels(mode).set(seen.fps)
+            self.predicted_age.labels(mode).set(seen.age_ns / 1e9)
+
+    def state(self, state: State) -> None:
+        """Set the present state to 1 and all others to 0."""
+        for each in State:
+            self.health_state.labels(each.value).set(each is state)
+        self.draining.set(state is State.DRAINING)
+
+    def _observe_chunk(self, report: ChunkReport) -> None:
+        if report.seam is not Seam.NONE:
+            self.seams.labels(report.seam.value).inc()
+        for limit in {each.limit for each in report.limited}:
+            self.limited.labels(limit.value).inc()
+
+    def _observe_times(self, event: ActionEvent) -> None:
+        timings = event.timings
+        self.decode_seconds.observe(timings.decode_ns / 1e9)
+        self.queue_seconds.observe(timings.queue_ns / 1e9)
+        self.inference_seconds.observe(timings.inference_ns / 1e9)
+        self.e2e_seconds.observe(event.server_ns / 1e9)
+        self.age_seconds.observe(event.age_ns / 1e9)
+
+    def _session_metrics(self) -> None:
+        self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
+        self.actions = self._counter("actions", "Actions sent", "mode", "reason")
+        self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
+        self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
+        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not settled")
+        self.sessions = self._gauge("sessions", "Open sessions")
+        self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
+        self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
+        self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
+        self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
+        self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
+        self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")
+        self.seams = self._counter("chunk_seams", "Chunks that continue the one being played, or why not", "seam")
+        self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
+        self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
+
+    def _time_metrics(self) -> None:
+        self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the shortest transport")
+        self.decode_seconds = self._histogram("decode_seconds", "JPEG decoding")
+        self.queue_seconds = self._histogram("queue_seconds", "Waiting for a pass")
+        self.inference_seconds = self._histogram("inference_seconds", "Start of the first pass to end of the last")
+        self.encode_seconds = self._histogram("encode_seconds", "Conversion of answers to messages")
+        self.e2e_seconds = self._histogram("frame_e2e_seconds", "Frame received to action handed out")
+        self.ingress_gap = self._histogram("ingress_gap_seconds", "Time between frames of a session")
+
+    def _service_metrics(self) -> None:
+        self.rpc = self._counter("rpc", "Calls by status", "method", "code")
+        self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
+        self.health_state = self._gauge("health_state", "1 for the present state", "state")
+        self.tasks = self._gauge("tasks", "Tasks of control's event loop")
+        self.pool_threads = self._gauge("pool_threads", "Threads of control's pools")
+        self.draining = self._gauge("draining", "1 while the service is stopping")
+        self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
+
+    def _worker_metrics(self) -> None:
+        self.worker_progress = self._gauge("worker_last_progress_timestamp_seconds", "Last message from the worker")
+        self.worker_restarts = self._counter("worker_restarts", "Workers replaced", "cause")
+        self.passes = self._counter("passes", "Forward passes")
+        self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
+        self.eager_passes = self._counter("graph_eager_passes", "Passes without a captured graph")
+        self.unusual_states = self._counter("unusual_states", "Frames with a state outside the range of its statistics")
+        self.rows = self._counter("rows", "Rows in all passes")
+        self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
+        self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
+        self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")

@@ -24,20 +24,23 @@ from edgeflow.ipc.messages import (
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.host.held import start_threads
-from edgeflow.service.observation.chunks import check_chunks
-from edgeflow.service.observation.matching import matched
-from edgeflow.service.observation.names import Names
+from edgeflow.service.observation.matching import Names, check_chunks, matched
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
-from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.answers import FrameTimes
+from edgeflow.service.sessions.capacity import Decoders, Places
 from edgeflow.service.sessions.events import End
-from edgeflow.service.sessions.gate import FrameTimes
-from edgeflow.service.sessions.metrics import Metrics
-from edgeflow.service.sessions.observers import ClosedSession, Observers, OpenedSession, SessionLog, SessionObserver
-from edgeflow.service.sessions.places import Places
+from edgeflow.service.sessions.observers import (
+    ClosedSession,
+    Metrics,
+    Observers,
+    OpenedSession,
+    SessionLog,
+    SessionObserver,
+)
 from edgeflow.service.sessions.planner import Planner, no_worker
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session

@@ -9,7 +9,7 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, Unavailable
 from edgeflow_client.reasons import Reason

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.sessions.decoding import DecodeBudget
+from edgeflow.service.sessions.capacity import DecodeBudget
 from edgeflow.service.sessions.events import End
-from edgeflow.service.sessions.ordering import REFUSAL_WINDOW_NS, RollingCount
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
 
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
+REFUSAL_WINDOW_NS = 10_000_000_000
 BURST = 3  # frames at once, at the declared rate
 ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
 FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
@@ -61,6 +62,22 @@ class SessionRules:
         network held back, goes on. Thousands per second would take the other robots' processor time.
         """
         return int(max(self.rate_hz, SECOND_NS / period_ns) * REFUSAL_WINDOW_NS / SECOND_NS)
+
+
+class RollingCount:
+    """A count of events within a sliding window."""
+
+    def __init__(self, limit: int, window_ns: int = REFUSAL_WINDOW_NS) -> None:
+        self._limit = limit
+        self._window_ns = window_ns
+        self._times_ns: deque[int] = deque()
+
+    def exceeded(self, now_ns: int) -> bool:
+        """Count an event; True if there were more than the limit within the window."""
+        self._times_ns.append(now_ns)
+        while self._times_ns[0] <= now_ns - self._window_ns:
+            self._times_ns.popleft()
+        return len(self._times_ns) > self._limit
 
 
 class TokenBucket:

@@ -15,7 +15,7 @@ from edgeflow.service.observation.pixels import decode_frame, raw_pixels
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
-from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.capacity import Decoders
 from edgeflow.service.sessions.events import End, Event
 from edgeflow.service.sessions.observers import ObservedFrame, Observers
 from edgeflow.service.sessions.session import Session

@@ -12,10 +12,10 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Frames have their turn at the declared rate (frames/turns.py). A flood of them ends the session.
+- Frames have their turn at the declared rate (in_flight.py). A flood of them ends the session.
 - A change of instruction or episode above its rate, or with a frame above that, is rejected before it takes effect.
-- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames/tracks.Ring).
-- Answers that are invalid, or would start a resting robot in mid-motion, are withheld (frames/answers.py).
+- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.Ring).
+- Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
 """
 
 from __future__ import annotations
@@ -27,16 +27,12 @@ from edgeflow.contract import Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.answers import AgeLimit, Answers, FrameTimes, validity_ms
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.frames.answers import Answers
-from edgeflow.service.sessions.frames.lateness import Lateness
-from edgeflow.service.sessions.frames.outbox import Outbox
-from edgeflow.service.sessions.frames.tracks import INVALID_IN_A_ROW, Ready, Ring, Track
-from edgeflow.service.sessions.frames.turns import Turns
-from edgeflow.service.sessions.frames.underway import UnderWay
-from edgeflow.service.sessions.gate import AgeLimit, FrameTimes, validity_ms
-from edgeflow.service.sessions.ordering import FrameOrder
+from edgeflow.service.sessions.frames import INVALID_IN_A_ROW, Ready, Ring, Track
+from edgeflow.service.sessions.in_flight import FramesInFlight, Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
+from edgeflow.service.sessions.robot_clock import FrameOrder
 from edgeflow_client.errors import FailedPrecondition, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Command, Disposition
@@ -75,10 +71,8 @@ class Session:
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = Ring.HELD
         self._outbox = Outbox()
-        self._frames = UnderWay(self._outbox)
-        self._turns = Turns(self._frames, self._rates, self.age_limit)
+        self._frames = FramesInFlight(self._outbox, self._rates, self.age_limit)
         self.answers = Answers(schema, self.age_limit, whole=request.chunks)
-        self._lateness = Lateness(self.age_limit, self._order)
 
     # Calls for the robot.
 
@@ -167,13 +161,13 @@ class Session:
 
         alone: no other session is active, so that none has to wait.
         """
-        frame = self._turns.start_decoding(now_ns, alone=alone)
+        frame = self._frames.start_decoding(now_ns, alone=alone)
         self._finish_if_idle()
         return frame
 
     def turn_ns(self, now_ns: int) -> int | None:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
-        return self._turns.turn_ns(now_ns)
+        return self._frames.turn_ns(now_ns)
 
     def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
@@ -356,15 +350,14 @@ class Session:
         self._withdraw_if_old(now_ns)
         events = self._outbox.take()
         if (ready := self._frames.take_ready()) is not None:
-            self._lateness.in_time()
             self.answers.handed_out(ready, now_ns)
-            delay_ns = self._lateness.delay_ns(ready.track)
-            events += ready.events(now_ns, delay_ns, self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
+            events += ready.events(now_ns, self._delay_ns(ready), self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
         self._finish_if_idle()
         return events
 
     def _withdraw_if_old(self, now_ns: int) -> None:
-        if (ready := self._frames.ready) is not None and self._lateness.is_late(ready, now_ns):
+        ready = self._frames.ready
+        if ready is not None and self.answers.is_late(ready, now_ns, self._delay_ns(ready)):
             track = ready.track
             self._frames.take_ready()
             text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"
@@ -375,9 +368,13 @@ class Session:
                 self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
                 self.hold(Reason.ACTION_TOO_OLD)
 
+    def _delay_ns(self, ready: Ready) -> int:
+        """The transport delay of its frame in excess of the session's quickest one."""
+        return self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+
     def _count_late(self) -> None:
         """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
-        if self._lateness.count():
+        if self.answers.count_late():
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:

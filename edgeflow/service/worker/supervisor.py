@@ -12,7 +12,7 @@ from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress,
 from edgeflow.service.faults import start_error
 from edgeflow.service.host.watchdogs import VitalTask
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.sessions.ordering import RollingCount
+from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
 from edgeflow.service.worker.timeouts import Progress, StartLimits

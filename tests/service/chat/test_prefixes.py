@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.service.chat.prefixes import PREFIXES
-from edgeflow.service.http.edge import Edge
+from edgeflow.service.http.middleware import Hosts, PublicMiddleware
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Guard
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import PermissionDenied
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS, TEXT, alone, chat_prompt, text_of
@@ -116,7 +116,7 @@ async def test_only_an_administrator_s_token_changes_prefixes(text_model: Loaded
 @pytest.mark.parametrize(("peer", "fine"), [("127.0.0.1", True), ("::1", True), ("192.0.2.7", False), ("", False)])
 def test_without_tokens_only_this_machine_may(peer: str, fine: bool):
     log, metrics = EventLog(MonotonicClock(), io.StringIO()), Metrics()
-    edge = Edge(None, Guard(None, metrics, log), 1 << 20, metrics, log)
+    edge = PublicMiddleware(None, Guard(None, metrics, log), 1 << 20, metrics, log, hosts=Hosts(), reader_s=30.0)
     scope = {"client": (peer, 1), "path": f"{PREFIXES}/arm", "headers": []}
     if fine:
         assert edge._caller(scope).peer == peer

@@ -19,7 +19,7 @@ from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.outgoing import Outgoing
 from edgeflow.service.gateway import proxy
-from edgeflow.service.http.connection import Connection
+from edgeflow.service.http.protocol import Connection
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller

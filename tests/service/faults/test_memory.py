@@ -18,15 +18,14 @@ import pytest
 from edgeflow.config.service import load_config
 from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
-from edgeflow.service.grpc.receiving import receive
+from edgeflow.service.grpc.stream import receive
 from edgeflow.service.grpc.wire import server_message
 from edgeflow.service.host import resources
 from edgeflow.service.host.process import no_core_dumps
 from edgeflow.service.host.resources import lock_memory, settle
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.sessions.decoding import Decoders
-from edgeflow.service.sessions.metrics import Metrics
-from edgeflow.service.sessions.observers import Observers
+from edgeflow.service.sessions.capacity import Decoders
+from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import MonotonicClock

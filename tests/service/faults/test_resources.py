@@ -16,7 +16,7 @@ import pytest
 from benchmarks.chaos.resource_faults.clock import DAY_S, JUMPS
 from edgeflow.service.grpc.stream import StreamCall
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.front_process import BlockingRobot, Front, front, robot, wait_for
 from tests.service.processes import forked, runs, state

@@ -9,9 +9,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.service.grpc.codec import Received, parse_act_request, parse_client_message
-from edgeflow.service.grpc.fields import refuse_unknown_fields
-from edgeflow.service.grpc.lifting import lift_images
+from edgeflow.service.grpc.checks import refuse_unknown_fields
+from edgeflow.service.grpc.codec import Received, lift_images, parse_act_request, parse_client_message
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.config.sections import LimitsConfig
+from edgeflow.service.grpc.checks import MAX_NUMBER, check_numbers, check_open, check_request
 from edgeflow.service.grpc.codec import check_frame
-from edgeflow.service.grpc.opening import check_open, check_request
-from edgeflow.service.grpc.state import MAX_NUMBER, check_numbers
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import StateSpec

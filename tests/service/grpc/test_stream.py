@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from edgeflow.service.grpc.codec import UNPARSABLE
-from edgeflow.service.grpc.receiving import receive
+from edgeflow.service.grpc.stream import receive
 from edgeflow.service.sessions import runner
-from edgeflow.service.sessions.frames.outbox import MOST_NOTES
+from edgeflow.service.sessions.in_flight import MOST_NOTES
 from edgeflow.service.worker import supervisor
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, eventually, open_message, rush, serving

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edgeflow.service.http import goodbye
+from edgeflow.service.http import protocol
 from tests.service.harness import WAIT_S, serving
 from tests.service.protected import Authority
 from tests.service.security.test_limits import SLOW, connected, rest
@@ -66,7 +66,7 @@ async def test_requests_beyond_the_limit_are_answered_and_none_is_reset(checkpoi
 
 
 async def test_refusing_is_bounded_too(checkpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(goodbye, "MAX_REFUSED", 1)
+    monkeypatch.setattr(protocol, "MAX_REFUSED", 1)
     limits = {"limits__http_connections_per_address": 1, "limits__http_body_bytes": 1 << 14}
     async with serving(checkpoint, **limits) as served, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(connected(served.http))

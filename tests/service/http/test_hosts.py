@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from edgeflow.config.sections import HttpConfig
-from edgeflow.service.http.hosts import Hosts
+from edgeflow.service.http.middleware import Hosts
 from edgeflow_client.errors import PermissionDenied
 from tests.service.harness import serving
 

@@ -9,8 +9,7 @@ import pytest
 import simplejpeg
 
 from edgeflow.ipc.sealed import seal_written, unseal
-from edgeflow.service.images.crc32c import crc32c
-from edgeflow.service.observation.pixels import decode_frame, decode_frame_into, frame_bytes, images_of
+from edgeflow.service.observation.pixels import crc32c, decode_frame, decode_frame_into, frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import DataLoss, InvalidArgument
 from edgeflow_client.types import CameraSpec, ImageFormat

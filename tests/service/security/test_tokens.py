@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edgeflow.service.gateway import gateway as gateway_module
-from edgeflow.service.http.edge import ADMIN_PATH, OPEN_PATHS, ROLES, listed
+from edgeflow.service.http.middleware import ADMIN_PATH, OPEN_PATHS, ROLES, listed
 from edgeflow.service.security.auth import new_token, read_tokens
 from edgeflow_client.connection.credentials import Credentials, channel
 from edgeflow_client.errors import ConfigError

@@ -11,7 +11,7 @@ from edgeflow.contract import CameraNeed, PassTimes, PolicyInputs, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import Admission, SessionPlan
-from edgeflow.service.sessions.decoding import Decoders
+from edgeflow.service.sessions.capacity import Decoders
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, Mode
 

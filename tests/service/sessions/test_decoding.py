@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.service.sessions.decoding import SECOND_NS, DecodeBudget, DecodeCost, Decoders, prepare_ns
+from edgeflow.service.sessions.capacity import SECOND_NS, DecodeBudget, DecodeCost, Decoders, prepare_ns
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.sessions.test_admission import MS, fill, make, ready, request

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.contract import Chunk
-from edgeflow.service.sessions.gate import LIMIT_TOLERANCE, within_limits
+from edgeflow.service.sessions.answers import LIMIT_TOLERANCE, within_limits
 from edgeflow_client.types import ActionSchema
 
 LIMIT = st.one_of(st.floats(-2.0, 2.0), st.sampled_from([-math.inf, math.inf, -sys.float_info.max, sys.float_info.max]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeflow.ipc.messages import Pong
-from edgeflow.service.sessions.metrics import Metrics
+from edgeflow.service.sessions.observers import Metrics
 
 
 def total(metrics: Metrics) -> float:

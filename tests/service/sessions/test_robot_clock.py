@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.service.sessions.ordering import FrameOrder
-from edgeflow.service.sessions.robot_clock import MOST_REFUSED, RobotClock
+from edgeflow.service.sessions.robot_clock import MOST_REFUSED, FrameOrder, RobotClock
 
 MS = 1_000_000
 SECOND = 1000 * MS

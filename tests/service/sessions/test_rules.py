@@ -12,12 +12,11 @@ from edgeflow.contract import Chunk
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
 from edgeflow.service.observe.status import Phase, ServiceStatus
+from edgeflow.service.sessions.answers import within_limits
 from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
-from edgeflow.service.sessions.frames.outbox import Outbox
-from edgeflow.service.sessions.gate import within_limits
-from edgeflow.service.sessions.ordering import SEQ_WINDOW, FrameOrder, RollingCount
-from edgeflow.service.sessions.rates import TokenBucket
-from edgeflow.service.sessions.robot_clock import TOLERANCE_NS
+from edgeflow.service.sessions.in_flight import Outbox
+from edgeflow.service.sessions.rates import RollingCount, TokenBucket
+from edgeflow.service.sessions.robot_clock import SEQ_WINDOW, TOLERANCE_NS, FrameOrder
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import OutOfRange
 from edgeflow_client.types import Disposition

@@ -34,7 +34,7 @@ def export_flow(
     shapes.no_positions(architecture.family)
     text = shapes.texts(flow.prompt, flow.prompt, f"prompts of this checkpoint have at most {flow.prompt}")
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=static_table())
-    network = architecture.network(directory, placement)
+    network = architecture.read_network(directory, placement)
     program = flow_program(
         FlowExport(
             network=network,

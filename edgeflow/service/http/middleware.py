@@ -1,0 +1,176 @@
+"""The middleware of the gateway and of the chat front: the host, token and size of a request, and its caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope
+
+from edgeflow.config.sections import HttpConfig, is_loopback
+from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
+from edgeflow.service.observe.log import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
+from edgeflow_client.errors import PermissionDenied, Unauthenticated
+from edgeflow_client.reasons import Reason
+
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 << 10
+OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
+ADMIN_PATH = "/admin/"
+PREFIXES = f"{ADMIN_PATH}v1/prefixes"
+MODELS = "/v1/models"
+MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+DOCS, OPENAPI = "/docs", "/openapi.json"
+PAGE_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+"""Script, style and icon of the page at DOCS, with their media types."""
+ROLES: dict[str, frozenset[Role]] = {
+    "/v1/act": CONTROL,
+    MODELS: ANY,
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": CHAT,
+    "/tokenize": CHAT,
+    "/metrics": OBSERVE,
+    **dict.fromkeys((OPENAPI, DOCS, *(f"{DOCS}/{name}" for name in PAGE_PARTS)), OBSERVE),
+}
+PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are."""
+
+    checked: bool = False
+    names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, http: HttpConfig) -> Hosts:
+        """The hosts of an HTTP address. On loopback they are checked always, elsewhere if names are configured."""
+        names = frozenset(name.lower() for name in (*http.names, http.host))
+        return cls(is_loopback(http.host) or bool(http.names), names)
+
+    def check(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raise PermissionDenied unless every Host and Origin header names this service."""
+        if not self.checked:
+            return
+        for name, value in headers:
+            if name == b"host" and not self._known(b"//" + value):
+                raise PermissionDenied(
+                    "is not a name of this service: add it to http.names", field="host", reason=Reason.HOST_NOT_ALLOWED
+                )
+            if name == b"origin" and not self._known(value):
+                raise PermissionDenied(
+                    "web pages of other hosts may not call this service: see http.names",
+                    field="origin",
+                    reason=Reason.ORIGIN_NOT_ALLOWED,
+                )
+
+    def _known(self, address: bytes) -> bool:
+        try:
+            host = urlsplit(address.decode("ascii")).hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host) or host in self.names
+
+
+class PublicMiddleware(Middleware):
+    """The middleware of strangers' requests.
+
+    Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
+    loopback. OPEN_PATHS may be called by anyone, under any name of the service.
+
+    reader_s: as of Middleware.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        guard: Guard,
+        body_bytes: int,
+        metrics: ProcessMetrics,
+        log: Log,
+        *,
+        hosts: Hosts,
+        reader_s: float,
+    ) -> None:
+        super().__init__(app, log, reader_s)
+        self._hosts = hosts
+        self._guard = guard
+        self._body_bytes = body_bytes
+        self._metrics = metrics
+
+    def admit(self, scope: Scope, receive: Receive) -> Receive:
+        """Check head, host and token; the bytes of the body are counted as they arrive."""
+        self._check_size(scope["headers"])
+        scope[CALLER] = self._caller(scope)
+        self._check_length(dict(scope["headers"]))
+        return self._limited(receive)
+
+    def _check_size(self, headers: list[tuple[bytes, bytes]]) -> None:
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            self._metrics.limit_rejections.labels("http_headers").inc()
+            text = f"more than {MAX_HEADERS} headers, or more than {MAX_HEADER_BYTES} bytes of them"
+            raise HeadersTooLarge(text, field="headers", reason=Reason.HEADERS_TOO_LARGE)
+
+    def _caller(self, scope: Scope) -> Caller:
+        peer, path = (scope.get("client") or ("",))[0], scope["path"]
+        if path in OPEN_PATHS:
+            return Caller(peer)
+        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        try:
+            self._hosts.check(scope["headers"])
+            if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
+                raise PermissionDenied(
+                    "administration without tokens is limited to this machine: configure tokens_file",
+                    field="peer",
+                    reason=Reason.NOT_LOOPBACK,
+                )
+            return self._guard.check(shown, ROLES.get(listed(path), ADMIN), peer)
+        except (Unauthenticated, PermissionDenied) as error:
+            self._guard.refused(listed(path), peer, error)
+            raise
+
+    def _check_length(self, headers: dict[bytes, bytes]) -> None:
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._body_bytes:
+            raise self._too_large()
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Count the bytes of a body as it arrives, since it may lack a length."""
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._body_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> BodyTooLarge:
+        self._metrics.limit_rejections.labels("http_body_bytes").inc()
+        return BodyTooLarge(
+            f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
+        )
+
+
+def listed(path: str) -> str:
+    """The path in ROLES that a path belongs to; "unknown" for another."""
+    known = MODELS if path.startswith(f"{MODELS}/") else path
+    return known if known in ROLES else "unknown"
+
+
+class InternalMiddleware(Middleware):
+    """The middleware of requests from the gateway, which has checked them: the caller is who it says it is."""
+
+    def admit(self, scope: Scope, receive: Receive) -> Receive:
+        headers = dict(scope["headers"])
+        scope[CALLER] = Caller(*(headers.get(name, b"").decode("latin-1") for name in (PEER, PRINCIPAL, TOKEN)))
+        return receive

@@ -1,0 +1,195 @@
+"""The frames of a session in flight, their turns at the decoder, and the robot's pending events.
+
+- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
+  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
+  next frame's: waiting alone never makes a robot hold.
+- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
+  RESOURCE_EXHAUSTED instead of superseded. Only very many such frames end the stream (rates.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgeflow.ipc.framing import Payloads
+from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.sessions.answers import AgeLimit
+from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import Ready, Track
+from edgeflow.service.sessions.rates import Rates
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Disposition
+
+MOST_NOTES = 256
+
+
+class Outbox:
+    """Statuses and notices in order, and at most one HOLD or STOP."""
+
+    def __init__(self) -> None:
+        self._notes: list[Event] = []
+        self.safe: ActionEvent | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._notes) or self.safe is not None
+
+    @property
+    def overflowing(self) -> bool:
+        """True if more notes wait than a robot that reads its answers lets wait: its session ends."""
+        return len(self._notes) > MOST_NOTES
+
+    def note(self, event: StatusEvent | NoticeEvent) -> None:
+        """Add an event; consecutive frames superseded for the same reason share one status with a range."""
+        last = self._notes[-1] if self._notes else None
+        if isinstance(last, StatusEvent) and isinstance(event, StatusEvent) and _joins(last, event):
+            self._notes[-1] = replace(last, last_seq=event.seq)
+        else:
+            self._notes.append(event)
+
+    def take(self) -> list[Event]:
+        """Remove and return everything, the command last."""
+        events = self._notes
+        if self.safe is not None:
+            events.append(self.safe)
+        self._notes, self.safe = [], None
+        return events
+
+
+def _joins(last: StatusEvent, event: StatusEvent) -> bool:
+    return (
+        last.disposition is Disposition.SUPERSEDED
+        and (event.disposition, event.reason, event.text) == (last.disposition, last.reason, last.text)
+        and last.seq + last.frames == event.seq
+    )
+
+
+class FramesInFlight:
+    """Frames on their way arrived → decoding → decoded → sent → ready; each outcome goes to the outbox, once.
+
+    excess: frames rejected because they came above the permitted rate, since `take_excess`.
+    ready: the action that waits for the stream.
+    """
+
+    def __init__(self, outbox: Outbox, rates: Rates, age_limit: AgeLimit) -> None:
+        self.excess = 0
+        self.ready: Ready | None = None
+        self._outbox = outbox
+        self._rates = rates
+        self._age_limit = age_limit
+        self._arrived: Track | None = None
+        self._decoding: Track | None = None
+        self._decoder_busy = False  # also while it decodes a frame that was dropped
+        self._decoded: Track | None = None
+        self._sent: dict[int, Track] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._arrived or self._decoding or self._decoded or self._sent or self.ready)
+
+    @property
+    def with_worker(self) -> bool:
+        """True if frames are with the worker."""
+        return bool(self._sent)
+
+    def arrive(self, track: Track) -> None:
+        """Put a frame before the decoder, superseding one that waits there."""
+        self.supersede(self._arrived)
+        self._arrived = track
+
+    def turn_ns(self, now_ns: int) -> int | None:
+        """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
+        return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
+
+    def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
+        """The next frame to decode, if its turn has come or the session is alone. One that waited too long is refused.
+
+        It may wait for half of what its age limit leaves; the other half is for jitter.
+        """
+        turn_ns, track = self.turn_ns(now_ns), self._arrived
+        if turn_ns is None or track is None:
+            return None
+        if turn_ns > now_ns and not alone:
+            track.waited_for_turn = True
+            return None
+        self._arrived = None
+        if track.waited_for_turn and now_ns - track.received_ns > max(self._age_limit.spare_ns, 0) // 2:
+            text = "its turn at the declared rate came too late for its age limit: the next frame has it"
+            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
+            return None
+        self._rates.take_turn(now_ns)
+        self._decoding, self._decoder_busy = track, True
+        return track.frame
+
+    def finish_decoding(self) -> Track | None:
+        """The frame leaving the decoder; None if it was dropped meanwhile."""
+        track, self._decoding = self._decoding, None
+        self._decoder_busy = False
+        return track
+
+    def decoded(self, track: Track, payload: Payloads, decode_ns: int) -> None:
+        """Put a frame before the worker's socket, superseding one that waits there."""
+        track.payload, track.decode_ns = payload, decode_ns
+        self.supersede(self._decoded)
+        self._decoded = track
+
+    def start_sending(self, now_ns: int) -> Track | None:
+        """The next frame to send, if one waits."""
+        track, self._decoded = self._decoded, None
+        if track is not None:
+            track.sent_ns = now_ns
+            self._sent[track.frame.seq] = track
+        return track
+
+    def answered(self, seq: int, epoch: int) -> Track | None:
+        """The frame to which a worker's answer refers; None if it left before, with its epoch or its worker."""
+        track = self._sent.get(seq)
+        if track is None or track.epoch != epoch:
+            return None
+        return self._sent.pop(seq)
+
+    def act(self, ready: Ready) -> None:
+        """Put an action before the stream, superseding one that waits there."""
+        self.supersede(self.ready.track if self.ready else None)
+        self.ready = ready
+
+    def take_ready(self) -> Ready | None:
+        """Remove and return the waiting action."""
+        ready, self.ready = self.ready, None
+        return ready
+
+    def leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
+        """Note the outcome of a frame that the caller has already removed."""
+        self._outbox.note(
+            StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
+        )
+
+    def supersede(self, track: Track | None) -> None:
+        """Note that a newer frame replaced this one."""
+        if track is None:
+            return
+        if track.over_rate:
+            self.excess += 1
+            text = "the frame rate exceeds the permitted one, and a newer frame arrived"
+            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
+            return
+        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "superseded by a newer frame")
+
+    def take_excess(self) -> int:
+        """Return the excess, which begins anew."""
+        excess, self.excess = self.excess, 0
+        return excess
+
+    def drop_unsent(self, code: str, reason: str, text: str) -> None:
+        """Drop the frames not yet sent to the worker."""
+        for track in (self._decoded, self._decoding, self._arrived):
+            if track is not None:
+                self.leave(track, Disposition.DROPPED, code, reason, text)
+        self._arrived = self._decoding = self._decoded = None
+
+    def drop_all(self, code: str, reason: str, text: str) -> None:
+        """Drop all frames."""
+        ready = self.take_ready()
+        for track in (ready.track if ready else None, *self._sent.values()):
+            if track is not None:
+                self.leave(track, Disposition.DROPPED, code, reason, text)
+        self._sent.clear()
+        self.drop_unsent(code, reason, text)
