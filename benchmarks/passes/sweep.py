@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model

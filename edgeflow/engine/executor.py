@@ -72,6 +72,11 @@ class CudaStamp:
         return round(milliseconds * 1e6)
 
 
+def stamp_on(device: torch.device) -> Stamp | None:
+    """A mark behind everything enqueued so far; None where launching computes."""
+    return CudaStamp(device) if device.type == "cuda" else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
@@ -213,7 +218,7 @@ class Executor:
 
     def stamp(self) -> Stamp | None:
         """A mark behind everything enqueued so far; None where launching computes."""
-        return CudaStamp(self._device) if self._device.type == "cuda" else None
+        return stamp_on(self._device)
 
     @property
     def _scratch(self) -> int:

@@ -20,9 +20,9 @@ from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs
-from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.row_operators import Greedy
 from edgeflow.models.llama import Taps
 from edgeflow.scheduler.plan import DraftForm
 

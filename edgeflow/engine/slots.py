@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
+from edgeflow.kernels.kv.memory import FoldMemory
+from edgeflow.kernels.kv.sees import DraftTrees
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.trees import DraftTrees
-from edgeflow.kernels.memory import FoldMemory
 from edgeflow.scheduler.plan import Before
 
 

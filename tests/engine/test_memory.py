@@ -29,10 +29,9 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
-from edgeflow.kernels.kv.formats import DENSE, slot_bytes
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.kernels.native.library import missing
+from edgeflow.kernels.native.linear import missing
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig

@@ -16,15 +16,15 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import before
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.built_in import BUILT_IN
-from edgeflow.kernels.table.dimensions import ROLES, STAGES, kv_formats, only_role
+from edgeflow.kernels.table.dimensions import ROLES, SIGNATURES, STAGES, kv_formats, only_role, stage_of
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow_client.errors import CheckpointError
+from tests.cases import pairs_by_day
 
 CPU = torch.device("cpu")
 LOGITS_TOLERANCE = 1e-4
@@ -130,9 +130,14 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
     assert torch.equal(found.argmax(-1), torch.cat(expected).argmax(-1))
 
 
-@pytest.mark.parametrize("samples", [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)])
-@pytest.mark.parametrize("kv_format", CONFIGURED.values(), ids=lambda each: each.name)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "kv_format", "samples"),
+    pairs_by_day(
+        VARIANTS,
+        CONFIGURED.values(),
+        [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)],
+    ),
+)
 @torch.inference_mode()
 def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, kv_format: KVFormat, samples):
     model = decoder(VARIANTS[name])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edgeflow.contract import PassTimes
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Stamp, Ticket
 from edgeflow.engine.policy import TokenPolicy
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame

@@ -42,16 +42,16 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, slot_bytes
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.prompt import Prompt
+from edgeflow.models.published import read_published
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import ConfigError, RequestError

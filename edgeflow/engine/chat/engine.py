@@ -20,7 +20,8 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
-from edgeflow.kernels.kv.int4 import GROUP, INT4
+from edgeflow.kernels.kv.formats import INT4
+from edgeflow.kernels.kv.int4 import GROUP
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table

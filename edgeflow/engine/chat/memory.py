@@ -19,17 +19,16 @@ from edgeflow.engine.chat.precision import AUTO
 from edgeflow.engine.drafts.kinds import DraftSizes
 from edgeflow.engine.memory import activation_bytes, widened_bytes, written_bytes
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.kernels.kv.formats import KVFormat, MemoryRules, configured_format, slot_bytes
+from edgeflow.kernels.kv.formats import KVFormat, KVShape, MemoryRules, configured_format, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.memory import memory_bytes as bytes_of_a_layer
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.linear import packed_dtypes
 from edgeflow.kernels.weights import FLOAT, Int8Weight
-from edgeflow.models.chat import read_published, unfit_for_gates
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateHeader, GateRules, MemoryGate, base_fingerprint, gate_header
+from edgeflow.models.published import read_published, unfit_for_gates
 from edgeflow.models.quantization import PARTS, quantised_bytes
 from edgeflow.scheduler.folding import Folding
 from edgeflow_client.errors import ConfigError

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from edgeflow.contract import Image, Observation, Pace, PolicyInputs, Speculation, StageProgram
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.policy import CountsStates, Policy
+from edgeflow.engine.policy import Policy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
@@ -43,12 +43,11 @@ def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side
 @contextmanager
 def uncounted(policy: Policy) -> Iterator[None]:
     """Within it, frames are made up: what the policy counts of them is forgotten."""
-    counted = policy.unusual_states if isinstance(policy, CountsStates) else 0
+    counted = policy.unusual_states
     try:
         yield
     finally:
-        if isinstance(policy, CountsStates):
-            policy.unusual_states = counted
+        policy.unusual_states = counted
 
 
 def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:
@@ -59,14 +58,6 @@ def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:
             pixels = np.frombuffer(image.data, np.uint8)
             images[name] = replace(image, data=np.where(pixels < 255, pixels + 1, 254).astype(np.uint8).tobytes())
         yield replace(observation, images=images)
-
-
-class FrameEngine(PassEngine, Protocol):
-    """An engine whose answers take several passes."""
-
-    def rows(self, prompt: Any) -> int:
-        """Rows of a frame's prompt."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +83,7 @@ class OfflineRun:
 
     def __init__(
         self,
-        engine: FrameEngine,
+        engine: PassEngine,
         scheduler: Scheduler,
         modes: Sequence[Mode | Pace],
         depth: int = 0,
@@ -201,7 +192,7 @@ def program_of(engine: PassEngine) -> StageProgram:
     return max((policy.program(key) for key in policy.unnorm_keys), key=lambda program: program.passes)
 
 
-def decode_serially(engine: FrameEngine, frames: Iterable[Any]) -> list[Decoded]:
+def decode_serially(engine: PassEngine, frames: Iterable[Any]) -> list[Decoded]:
     """Answer each frame by itself, pass after pass: the reference of every other mode."""
     scheduler = Scheduler(limits_for(program_of(engine).passes))
     return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

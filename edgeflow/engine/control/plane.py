@@ -114,8 +114,8 @@ class ControlPlane:
 
     @property
     def unusual_states(self) -> int:
-        """Frames whose state was outside its statistics, where the policy counts them."""
-        return int(getattr(self._engine.policy, "unusual_states", 0))
+        """Frames whose state was outside its statistics."""
+        return self._engine.policy.unusual_states
 
     @property
     def eager_passes(self) -> int:
@@ -298,7 +298,7 @@ class ControlPlane:
         chosen, report = self._choose(answer, track, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
-            values = answer.candidates
+            values = answer.values
             if values is not None:
                 values = self._engine.played(values[chosen.index], chosen.actions)
             opened.chunks.keep(track.message, chosen.actions, values, report)
@@ -323,7 +323,7 @@ class ControlPlane:
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
         """
-        candidates, plan, seam = answer.candidates, track.plan, track.seam
+        candidates, plan, seam = answer.values, track.plan, track.seam
         if opened.chunks is not None and (plan is not None or opened.trajectory.limits):
             found, _ = opened.chunks.plan(track.message)
             plan, seam = (found, seam if plan else Seam.CONTINUED) if found else (plan, seam)

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Observation
-from edgeflow.engine.control.actions import PolicyEngine
 from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.control.engine import PassEngine
+from edgeflow.engine.control.engine import OnePassEngine, PassEngine, PolicyEngine
 from edgeflow.engine.control.offline import (
     Decoded,
     OfflineRun,
@@ -31,7 +30,6 @@ from edgeflow.engine.control.offline import (
     sample_observations,
     uncounted,
 )
-from edgeflow.engine.control.one_pass import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment

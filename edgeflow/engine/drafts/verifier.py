@@ -18,8 +18,8 @@ from edgeflow.engine.outcomes import drafted_lines
 from edgeflow.engine.program import RanRows
 from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample
 from edgeflow.engine.slots import SlotState
-from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.row_operators import Greedy
 from edgeflow.scheduler.plan import DraftForm
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
 from edgeflow.models.stack_norms import Condition
@@ -161,11 +160,6 @@ class FlowPolicy(Policy, Protocol):
     sizes: FlowSizes
     device: torch.device
     dtype: torch.dtype
-
-    @property
-    def rtc(self) -> RTCSettings | None:
-        """How answers continue the chunk being played; None where they cannot."""
-        ...
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots. capacity: positions of a slot, prefix and step."""

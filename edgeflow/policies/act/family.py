@@ -32,7 +32,7 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.one_pass import one_pass_engine
+    from edgeflow.engine.control.engine import one_pass_engine
 
     return one_pass_engine(policy, options)
 

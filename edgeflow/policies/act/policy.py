@@ -67,6 +67,8 @@ class ACTPolicy:
     """
 
     fixed_rows = 1
+    rtc = None
+    unusual_states = 0
 
     def __init__(
         self,

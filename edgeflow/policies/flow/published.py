@@ -13,7 +13,7 @@ from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings, Schedule
 from edgeflow.engine.flow.policy import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
 from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, lerobot_weights

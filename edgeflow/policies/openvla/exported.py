@@ -18,8 +18,7 @@ from edgeflow.engine.exported.placement import check_placement, check_prompt, ch
 from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames
 from edgeflow.policies.openvla.tokens import Prompter

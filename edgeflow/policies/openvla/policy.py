@@ -38,6 +38,9 @@ class OpenVLAFrames:
     checkpoint does not name. place: where frames are preprocessed, None = on the host.
     """
 
+    rtc = None
+    unusual_states = 0
+
     def __init__(
         self,
         config: OpenVLAConfig,

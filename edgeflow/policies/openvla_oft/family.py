@@ -31,7 +31,7 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.one_pass import one_pass_engine
+    from edgeflow.engine.control.engine import one_pass_engine
     from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
 
     if not isinstance(policy, OpenVLAOFTPolicy):

@@ -15,8 +15,7 @@ from torch import Tensor
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement, Vectors
-from edgeflow.kernels.kv.formats import DENSE, slot_bytes
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
@@ -58,6 +57,9 @@ class OpenVLAOFTPolicy:
 
     prompt_ids: instruction → token ids of the prompt, BOS first.
     """
+
+    rtc = None
+    unusual_states = 0
 
     def __init__(
         self,

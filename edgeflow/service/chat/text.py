@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgeflow.config.chat import ChatConfig, ChatSlot
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.engine import Answer
+from edgeflow.engine.control.engine import Answer, PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord

@@ -50,7 +50,7 @@ class ServedPolicy:
     def chunks(self) -> Tensor:
         """The normalised chunk of each observation, without padding: [n, horizon, D]"""
         config = self.policy.config
-        values: list[Any] = [each.sampled.candidates for each in decode_serially(self.engine, self.prepared)]
+        values: list[Any] = [each.sampled.values for each in decode_serially(self.engine, self.prepared)]
         return torch.stack([torch.from_numpy(each[0, : config.horizon, : config.action]) for each in values])
 
     @torch.inference_mode()
