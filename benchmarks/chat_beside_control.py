@@ -19,13 +19,13 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving
 from edgeflow_client.connection.credentials import Credentials
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.chat import ChatPlan
 from edgeflow_client.loadtest.command import measured
-from edgeflow_client.loadtest.results import results_json
-from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow_client.loadtest.results import RATIO, results_json
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, parse_size
 from edgeflow_client.loadtest.tables import print_results
-from edgeflow_client.loadtest.verdict import RATIO
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 BAR = 1.2
@@ -35,9 +35,8 @@ def main() -> None:
     """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
-    session = Session(
+    session = SessionSettings(
         cameras=(camera,),
-        instructions=("grasp the red handle",),
         control_period_s=1 / arguments.rate,
         mode=Mode(arguments.mode),
     )

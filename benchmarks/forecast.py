@@ -27,10 +27,11 @@ from benchmarks.serving import serving
 from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.results import results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow_client.loadtest.summary import Prediction
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
@@ -72,9 +73,8 @@ def measure(
     address: str, mode: Mode, depth: int, frames: list[tuple[bytes, ...]], arguments: argparse.Namespace
 ) -> Prediction:
     """The forecast that one robot's session was given, with what it then got."""
-    session = Session(
+    session = SessionSettings(
         cameras=(CAMERA,),
-        instructions=(INSTRUCTION,),
         control_period_s=1 / arguments.rate,
         mode=mode,
         depth=depth,
@@ -83,6 +83,7 @@ def measure(
     plan = LoadPlan(
         address=address,
         session=session,
+        instructions=(INSTRUCTION,),
         pattern=Fixed(arguments.rate),
         warm_up_s=arguments.warm_up,
         duration_s=arguments.seconds,

@@ -18,10 +18,11 @@ from typing import Any
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import serving, watching
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.results import Results, results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Session, parse_size
+from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, parse_size
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
 FULL = 0.95  # of the service's rate: at all of it, a queue of one is never empty
@@ -62,9 +63,7 @@ def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
 
 def _run(address: str, offered_hz: float, seconds: float, size: str) -> Results:
     camera = CameraSpec("camera", *parse_size(size), ImageFormat.JPEG)
-    session = Session(
-        cameras=(camera,), instructions=("grasp the red handle",), control_period_s=1 / offered_hz, mode=Mode.PIPELINED
-    )
+    session = SessionSettings(cameras=(camera,), control_period_s=1 / offered_hz, mode=Mode.PIPELINED)
     plan = LoadPlan(address=address, session=session, pattern=Fixed(offered_hz), warm_up_s=3.0, duration_s=seconds)
     return results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {})
 

@@ -23,11 +23,12 @@ from benchmarks.bare_grpc import bare_grpc
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.serving import Serving, serving
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.results import results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
 from edgeflow_client.loadtest.robots.ledger import FrameRecord
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
 from edgeflow_client.loadtest.summary import received_of
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
@@ -71,9 +72,7 @@ def main() -> None:
 
 def _case(service: Serving, camera: CameraSpec, idle: float, arguments: argparse.Namespace) -> dict[str, Any]:
     """Frames of one kind. idle: the share of a processor that control's loop takes while nothing happens."""
-    session = Session(
-        cameras=(camera,), instructions=("grasp the red handle",), control_period_s=0.05, mode=Mode.SERIAL
-    )
+    session = SessionSettings(cameras=(camera,), control_period_s=0.05, mode=Mode.SERIAL)
     plan = LoadPlan(
         address=service.address,
         session=session,

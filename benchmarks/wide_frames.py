@@ -23,9 +23,10 @@ from benchmarks.machine import machine_facts
 from benchmarks.random_act import NUMBERS, STATE, write_act
 from benchmarks.service_overhead import parts_ms
 from benchmarks.serving import serving
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Session
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
 from edgeflow_client.loadtest.summary import received_of
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 
@@ -73,10 +74,9 @@ def _side(stack: ExitStack, folder: Path, names: Sequence[str], arguments: argpa
     model = write_act(folder / f"act{len(names)}", dict.fromkeys(names, (HEIGHT, WIDTH)))
     config = {"model": str(model), "policy": {"control_rate_hz": 30.0}, "chat": {"enabled": False}, "standby": True}
     service = stack.enter_context(serving(config))
-    session = Session(
+    session = SessionSettings(
         cameras=tuple(CameraSpec(name, WIDTH, HEIGHT, ImageFormat.JPEG) for name in names),
         state=(StateSpec(name=STATE, size=NUMBERS),),
-        instructions=("grasp the red handle",),
         control_period_s=0.1,
         mode=Mode.SERIAL,
     )

@@ -14,7 +14,7 @@ from edgeflow.commands import chatting, prefixes, serving, settings
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_to
 from edgeflow.openmp import limit_spinning
-from edgeflow_client.loadtest.options import loadtest
+from edgeflow_client.loadtest.options import LoadtestCommand, loadtest
 from edgeflow_client.loadtest.terminal import open_standard_streams, run
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ app.add_typer(token_app, name="token")
 app.add_typer(prefixes.prefix_app, name="prefix")
 app.command()(serving.serve)
 app.command()(serving.health)
-app.command()(loadtest)
+app.command(cls=LoadtestCommand)(loadtest)
 app.command()(chatting.chat)
 app.command()(doctor)
 add_to(app)

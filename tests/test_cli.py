@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import socket
 import subprocess
@@ -21,12 +22,14 @@ from edgeflow.cli import app
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import Verdict
 from edgeflow.contract import StageProgram
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import paces_of
-from edgeflow_client.types import Mode
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.loadtest.chat import ChatPlan
+from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.tiny_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parents[1]
@@ -245,7 +248,6 @@ def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, tar
     [
         ("serve", "edgeflow.service.run.run_service"),
         ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
-        ("loadtest 127.0.0.1:1", "edgeflow_client.loadtest.command.loadtest_command"),
     ],
 )
 def test_how_drafts_are_verified_is_an_option(monkeypatch, command: str, target: str):
@@ -262,6 +264,46 @@ def test_how_drafts_are_verified_is_an_option(monkeypatch, command: str, target:
     (plan,) = given
     plan = getattr(plan, "session", plan)
     assert (plan.mode, plan.tolerance_bins, plan.max_passes) == (Mode.SPECULATIVE, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("--depth 3", "--depth: is not an option; write --set session.depth=VALUE"),
+        ("--warm-up 1s", "--warm-up: is not an option; write --set warm_up_s=VALUE"),
+        ("--min-fps=10", "--min-fps: is not an option; write --set limits.min_fps=VALUE"),
+        ("--chat-clients 2", "--chat-clients: is not an option; write --set chat.clients=VALUE"),
+        ("--ramp 5:60", "--ramp: is not an option; write --set pattern.first_hz=HZ --set pattern.last_hz=VALUE"),
+        ("--set robots", "set: 'robots' is not KEY=VALUE"),
+        ("--set robots=2 --robots 3", "robots: is given twice"),
+        ("--set session.deep=3", "session.deep: unknown key; known: .*"),
+        ("--rate 20 --set pattern.window=3", "pattern: rate_hz, window are not of one pattern; .*"),
+    ],
+)
+def test_an_option_of_the_load_test_that_is_a_setting_is_answered_in_one_line(typed: str, told: str):
+    result = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", *typed.split()])
+    assert isinstance(result.exception, ConfigError) and re.fullmatch(told, result.exception.text)
+
+
+def test_an_option_that_nothing_is_named_like_is_a_usage_error():
+    result = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", "--nonsense"])
+    assert result.exit_code == 2 and "--nonsense" in result.output
+
+
+def test_the_settings_of_a_load_test_reach_its_plan(monkeypatch):
+    given: list[object] = []
+    monkeypatch.setattr(
+        "edgeflow_client.loadtest.command.loadtest_command",
+        lambda plan, limits, _, chat, **__: given.extend((plan, limits, chat)) or 0,
+    )
+    options = "--rate 20 --max-age-p99 80ms --set limits.max_misses=0 --mode speculative --set session.max_passes=3"
+    options += " --set seed=5 --set chat.max_tokens=8 --cameras wrist:96x96 --format rgb8"
+    assert CliRunner().invoke(app, ["loadtest", "robot.local:50051", *options.split()]).exit_code == 0
+    plan, limits, chat = given
+    assert (plan.session.mode, plan.session.max_passes, plan.session.control_period_s) == (Mode.SPECULATIVE, 3, 0.05)
+    assert plan.seed == 5 and plan.session.cameras == (CameraSpec("wrist", 96, 96, ImageFormat.RGB8),)
+    assert limits == {"max-age-p99": 80.0, "max-misses": 0.0}
+    assert chat == ChatPlan("http://robot.local:8000", 1, 8)
 
 
 def test_doctor_speaks_json():

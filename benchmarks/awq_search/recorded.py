@@ -17,8 +17,8 @@ from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
 from edgeflow.lab.quantize.search.scales import RATIOS, ScaleForm, Statistics, middle, normalised, powers_of
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
-from edgeflow.models.chat import read_published
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.published import read_published
 
 GROUP = 64
 ROWS = 4  # texts of a batch

@@ -15,11 +15,11 @@ import torch
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.dimensions import stage_of
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.decoder_config import decoder_config
 from edgeflow.models.llama import LlamaDecoder
+from edgeflow.models.published import decoder_config
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {

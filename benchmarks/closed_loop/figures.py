@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from benchmarks.closed_loop.grid import ORIN, RTX5090
 from benchmarks.closed_loop.measures import PERCENTS
 from benchmarks.closed_loop.success import PALETTE
-from edgeflow_client.loadtest.plots import figure_of, save
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 Row = Mapping[str, Any]
 _MARKERS = {RTX5090: "o", ORIN: "s"}

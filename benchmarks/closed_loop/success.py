@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgeflow_client.loadtest.plots import figure_of, save
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 Row = Mapping[str, Any]
 PALETTE = ("#3b6fb6", "#6f9bd1", "#b07aa1", "#d1495b", "#2f7d4f", "#6bbf7b", "#b5d99c", "#8a6fae")

@@ -20,13 +20,13 @@ import torch
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.contract import KVName
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.lab.demo.chat.evaluate import QUESTIONS, evaluate_chat
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate, load_policy
+from edgeflow.lab.demo.recording import wilson
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, EMBEDDED_MODEL
 from edgeflow.models.chat import load_chat_model
-from edgeflow_client.loadtest.intervals import wilson
 from edgeflow_client.types import Mode
 
 FORMATS: tuple[KVName, ...] = ("int8", "int4")

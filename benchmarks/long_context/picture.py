@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Cell
 from benchmarks.long_context.report import Column, Row, columns_of
-from edgeflow_client.loadtest.intervals import Estimate, wilson
+from edgeflow.lab.demo.recording import Estimate, wilson
 
 _ACROSS: Final = 4
 

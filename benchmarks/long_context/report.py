@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.long_context.cells import EVIDENCE, Band, Cell, Question, Where, evidence, family
 from benchmarks.long_context.systems import Reply
-from edgeflow_client.loadtest.intervals import Estimate, wilson
+from edgeflow.lab.demo.recording import Estimate, wilson
 
 LEAST_GAIN = 0.10
 """Summary questions in the compressed part: trained gate above sink and window."""

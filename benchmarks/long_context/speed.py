@@ -26,7 +26,7 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
-from edgeflow.engine.chat.long import SlotSize, folding_of, memory_format
+from edgeflow.engine.chat.memory import SlotSize, folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, random_request

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.metaworld.ages import AgedMode
 from benchmarks.metaworld.arm import CONTROL_RATE_HZ
-from edgeflow_client.loadtest.intervals import Estimate, wilson
-from edgeflow_client.loadtest.plots import colours, figure_of, save
+from edgeflow.lab.demo.recording import Estimate, wilson
+from edgeflow_client.loadtest.pictures import colours, figure_of, save
 
 FRESH = AgedMode("no delay", 0.0)
 

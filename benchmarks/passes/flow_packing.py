@@ -31,11 +31,10 @@ from rich.table import Table
 
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
-from edgeflow.engine.control.agreement import chunk_objection
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.offline import OfflineRun, limits_for, sample_observations
+from edgeflow.engine.control.warmup import chunk_objection
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import INSTRUCTION, LoadOptions, Placement

@@ -16,7 +16,7 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun

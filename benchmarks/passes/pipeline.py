@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.contract import PassTimes
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather

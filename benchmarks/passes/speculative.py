@@ -18,7 +18,7 @@ from rich.progress import track
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.demo.evaluate import apply_action

@@ -23,14 +23,14 @@ from rich.table import Table
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from edgeflow.console import progress_bar
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
+from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.engine.table import operator_table

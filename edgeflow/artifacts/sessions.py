@@ -8,9 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from edgeflow.artifacts.files import compare_tensors
-from edgeflow.artifacts.manifest import Graph, TensorSpec
-from edgeflow.artifacts.tensors import Array
+from edgeflow.artifacts.files import check_contents, compare_tensors
+from edgeflow.artifacts.manifest import Array, Graph, Manifest, StageName, TensorSpec
 from edgeflow_client.errors import CheckpointError, ConfigError, DependencyError, WorkerError, how_to_install
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -74,6 +73,20 @@ class BoundGraph:
             self._session.run_with_iobinding(self._binding)
         except _failures() as error:
             raise WorkerError(f"{self._name} failed in onnxruntime ({type(error).__name__})") from error
+
+
+def load_sessions(folder: Path, manifest: Manifest, runtime: Runtime) -> dict[str, tuple[GraphSession, ...]]:
+    """The loaded graphs `towers`, `prefills` and `steps`, in the order of `Manifest.of`.
+
+    CheckpointError or ConfigError for a provider that is not there, and for files that the manifest does not name.
+    """
+    check_providers(runtime.providers)
+    check_contents(folder, manifest)
+    stages = {"towers": StageName.TOWERS, "prefills": StageName.PREFILL, "steps": StageName.STEP}
+    return {
+        name: tuple(GraphSession(folder, each, runtime) for each in manifest.of(stage))
+        for name, stage in stages.items()
+    }
 
 
 def onnxruntime() -> Any:

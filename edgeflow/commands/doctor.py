@@ -205,7 +205,7 @@ def _kernel() -> list[Finding]:
     if not torch.cuda.is_available():
         return []
     code = (
-        "import torch; from edgeflow.kernels.triton.swiglu import swiglu; "
+        "import torch; from edgeflow.kernels.triton.row_operators import swiglu; "
         "x = torch.ones(2, 64, device='cuda', dtype=torch.bfloat16); swiglu(x); torch.cuda.synchronize()"
     )
     return [_run_apart("Triton kernel", code, KERNEL_TIMEOUT_S, "compiled and run", "see ptxas and libcuda above")]
@@ -237,7 +237,7 @@ def _onnxruntime() -> list[Finding]:
 
 def _products() -> list[Finding]:
     """The products in C++ for quantised weights on a CPU; without them slower ones serve."""
-    code = "import sys; from edgeflow.kernels.native.library import missing; sys.exit(missing() or 0)"
+    code = "import sys; from edgeflow.kernels.native.linear import missing; sys.exit(missing() or 0)"
     finding = _run_apart("products in C++", code, PRODUCTS_TIMEOUT_S, "built", PRODUCTS_ADVICE)
     return [replace(finding, verdict=Verdict.OPTIONAL) if finding.verdict is Verdict.MISSING else finding]
 

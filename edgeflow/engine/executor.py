@@ -9,26 +9,72 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
 import torch
 from torch import Tensor
 
 from edgeflow.engine.contract import Contract
-from edgeflow.engine.folding import SlotMemory
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.outcomes import Sampled, read_outcome
-from edgeflow.engine.program import PassOutputs, PassProgram, ran_rows
+from edgeflow.engine.program import PassOutputs, PassProgram, Verifier, ran_rows
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
-from edgeflow.engine.slots import SlotState
+from edgeflow.engine.slots import SlotMemory, SlotState
 from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
-from edgeflow.engine.stamps import CudaStamp, Stamp
-from edgeflow.engine.verification import Verifier
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref
+from edgeflow_client.clock import MonotonicClock
+
+
+class Stamp(Protocol):
+    """A mark in the device's queue, reached when everything enqueued before it is done.
+
+    recorded_ns: when the host enqueued it, by the clock of the worker's loop.
+    """
+
+    recorded_ns: int
+
+    @property
+    def reached(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Block until it is reached."""
+        ...
+
+    def since_ns(self, earlier: Stamp) -> int:
+        """Device time from an earlier stamp, nanoseconds; both must have been reached."""
+        ...
+
+
+class CudaStamp:
+    """A timing event on the device's current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event.record(torch.cuda.current_stream(device))
+        self.recorded_ns = MonotonicClock().now_ns()
+
+    @property
+    def reached(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def since_ns(self, earlier: Stamp) -> int:
+        if not isinstance(earlier, CudaStamp):
+            raise TypeError(f"{type(earlier).__name__} is of another device")
+        milliseconds: float = earlier.event.elapsed_time(self.event)
+        return round(milliseconds * 1e6)
+
+
+def stamp_on(device: torch.device) -> Stamp | None:
+    """A mark behind everything enqueued so far; None where launching computes."""
+    return CudaStamp(device) if device.type == "cuda" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +218,7 @@ class Executor:
 
     def stamp(self) -> Stamp | None:
         """A mark behind everything enqueued so far; None where launching computes."""
-        return CudaStamp(self._device) if self._device.type == "cuda" else None
+        return stamp_on(self._device)
 
     @property
     def _scratch(self) -> int:
@@ -245,3 +291,35 @@ class Executor:
 def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:
     """The slot of each segment, and its rows."""
     return [each.slot for each in planned.segments], [each.length for each in planned.segments]
+
+
+@dataclass(frozen=True, slots=True)
+class Running(Generic[Ref]):
+    """turn_ns: when the turn of the loop began that launched it. begun: a mark before its inputs were prepared; queued:
+    the device was still at work on other things after the launch. apart: only its sampling was launched in that turn.
+    """
+
+    ticket: Ticket[Ref]
+    turn_ns: int
+    begun: Stamp | None = None
+    queued: bool = False
+    apart: bool = False
+
+    @classmethod
+    def of(
+        cls, ticket: Ticket[Ref], turn_ns: int, begun: Stamp | None, *, apart: bool = False, prepared: bool = False
+    ) -> Running[Ref]:
+        """A pass that was launched just now. prepared: its inputs were computed on the device, which counts."""
+        return cls(ticket, turn_ns, begun, begun is not None and (prepared or not begun.reached), apart)
+
+    def sample(self, prefills: int, decodes: int, now_ns: int, *, on_device: bool) -> PassSample:
+        """The time of a collected pass: of its turn, or on the device: from the end of earlier work if it queued behind
+        that, else from when its inputs were staged.
+        """
+        if not on_device:
+            return PassSample(prefills, decodes, now_ns - self.turn_ns)
+        ticket = self.ticket
+        since = self.begun if self.queued else ticket.started
+        if ticket.done is None or ticket.started is None or since is None:
+            raise RuntimeError("an engine that launches ahead gave a pass without stamps")
+        return PassSample(prefills, decodes, ticket.done.since_ns(since), ticket.started.recorded_ns - self.turn_ns)

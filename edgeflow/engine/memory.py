@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.kernels.kv.formats import KVFormat
-from edgeflow.kernels.kv.int4 import GROUP, INT4
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import INT4, KVFormat, KVShape
+from edgeflow.kernels.kv.int4 import GROUP
 from edgeflow.kernels.table.dimensions import STAGES, signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table

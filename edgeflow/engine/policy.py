@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
+from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.memory import widened_bytes, written_bytes
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, slot_bytes
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.llama import Taps
 from edgeflow.scheduler.scheduler import row_budget_of
@@ -68,10 +68,12 @@ class PreparedFrame:
 class Policy(Protocol):
     """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning.
 
-    fixed_rows: rows of a prompt besides those of its text.
+    fixed_rows: rows of a prompt besides those of its text. unusual_states: frames so far whose state was outside its
+    statistics; 0 where these are not counted.
     """
 
     fixed_rows: int
+    unusual_states: int
 
     @property
     def inputs(self) -> PolicyInputs:
@@ -80,6 +82,11 @@ class Policy(Protocol):
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]: ...
+
+    @property
+    def rtc(self) -> RTCSettings | None:
+        """How answers continue the chunk being played; None where they cannot."""
+        ...
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """The stages of an answer."""
@@ -97,13 +104,6 @@ class Policy(Protocol):
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of an action's numbers, the horizon of a chunk and its step."""
         ...
-
-
-@runtime_checkable
-class CountsStates(Protocol):
-    """A policy that counts the frames whose state is outside its statistics."""
-
-    unusual_states: int
 
 
 class TokenPolicy(Policy, Protocol):

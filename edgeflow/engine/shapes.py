@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
-from edgeflow.kernels.table.shapes import stage_of
+from edgeflow.kernels.table.dimensions import stage_of
 from edgeflow.scheduler.plan import DraftForm, Pass
 from edgeflow.scheduler.ring import Shift
 

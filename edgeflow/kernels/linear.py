@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
+from edgeflow.kernels.awq import AwqWeight
+from edgeflow.kernels.weights import FloatWeight, Fp8Weight, Int8Weight, QuantiseRows, Weight, dequantised, fp8_rows
 
 
 class Linear(Protocol):
@@ -35,14 +36,11 @@ class Reference:
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self._weight = weight.floats()
         self._bias = bias
+        self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x @ self._weight.t()
         return out if self._bias is None else out + self._bias
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
 
 
 class Gemm:
@@ -51,13 +49,10 @@ class Gemm:
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self._weight = weight.floats()
         self._bias = bias
+        self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
 
 
 class Dequantised:
@@ -66,13 +61,10 @@ class Dequantised:
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self._weight = weight
         self._bias = bias
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight.floats(), self._bias)
-
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
 
 
 class Packed:
@@ -94,17 +86,13 @@ class Packed:
         self._most_rows = max(self.FEW, self.CHEAP // max(values.numel(), 1))
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(values.contiguous(), self.ROWS)
         self._bias = bias
-        self._bytes = weight.nbytes * (2 if small else 1)
+        self.nbytes = weight.nbytes * (2 if small else 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._few is not None and x.shape[0] <= self._most_rows:
             return self._few(x)
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, "none", [], "")
         return out
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes
 
 
 class GemmGelu:
@@ -113,13 +101,10 @@ class GemmGelu:
     def __init__(self, weight: Weight, bias: Tensor | None, approximate: str) -> None:
         self._linear = Gemm(weight, bias)
         self._approximate = approximate
+        self.nbytes = self._linear.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.gelu(self._linear(x), approximate=self._approximate)
-
-    @property
-    def nbytes(self) -> int:
-        return self._linear.nbytes
 
 
 class PackedGelu:
@@ -132,17 +117,13 @@ class PackedGelu:
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(values, self.ROWS)
         self._bias = bias
         self._approximate = approximate
-        self._bytes = values.nbytes
+        self.nbytes = values.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             x, self._weight, self._bias, "gelu", [], self._approximate
         )
         return out
-
-    @property
-    def nbytes(self) -> int:
-        return self._bytes
 
 
 class Int8:
@@ -154,15 +135,106 @@ class Int8:
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
         self._packed = _packed(weight, None if bias is None else bias.float())
-        self._bytes = weight.values.nbytes
+        self.nbytes = weight.values.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         out: Tensor = torch.ops.quantized.linear_dynamic(x.float(), self._packed, saturates()).to(x.dtype)
         return out
 
-    @property
-    def nbytes(self) -> int:
-        return self._bytes
+
+LEAST_TORCH = (2, 7)  # the first whose GEMM with one scale per row runs on sm_89
+
+
+class Fp8:
+    """One FP8 GEMM that applies the scales, one per output and one per row, and the bias.
+
+    The operands are half as many bytes as in bfloat16, and the units that multiply them are twice as fast. CUDA from
+    sm_89, sizes in multiples of 16, bfloat16.
+    """
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, quantise: QuantiseRows = fp8_rows) -> None:
+        self._weight = weight.values.t()  # the GEMM reads the weight column by column
+        self._scale = weight.scale.unsqueeze(0)
+        self._bias = bias
+        self._quantise = quantise
+        self._dtype = weight.dtype
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows, scale = self._quantise(x)
+        out: Tensor = torch._scaled_mm(
+            rows, self._weight, scale, self._scale, bias=self._bias, out_dtype=self._dtype, use_fast_accum=True
+        )
+        return out
+
+
+class Fp8Emulated:
+    """The same numbers by a plain GEMM: shows on any machine what FP8 costs in accuracy, and saves no time."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._weight = weight.floats()
+        self._bias = bias
+        self.nbytes = self._weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = dequantised(*fp8_rows(x)).to(x.dtype)
+        return F.linear(rows, self._weight, self._bias)
+
+
+def no_fp8_product() -> str:
+    """The reason why torch cannot run `Fp8`; "" where it can."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return "" if version >= LEAST_TORCH else f"needs torch {LEAST_TORCH[0]}.{LEAST_TORCH[1]}"
+
+
+class TorchInt8:
+    """torch's product of float rows and a weight of 8 bits as it lies, with its scales in the dtype it computes in."""
+
+    def __init__(self, weight: Int8Weight, bias: Tensor | None) -> None:
+        self._values, self._scale = weight.values, weight.scale.to(weight.dtype)
+        self._bias = bias
+        self.nbytes = self._values.nbytes + self._scale.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._values, self._scale)
+        return out if self._bias is None else out.add_(self._bias)
+
+
+def no_int8_product() -> str:
+    """The reason why torch has no product with weights of 8 bits; "" where it has one."""
+    return "" if hasattr(torch.ops.aten, "_weight_int8pack_mm") else "this torch has no product of 8 bits"
+
+
+MIDDLE = 8
+"""The code that torch takes for 0, before it adds a group's zero."""
+INNER_TILES = 2  # an argument of GPUs, which the packing for CPUs asks for and does not read
+
+
+class TorchInt4:
+    """torch's product of float rows and a weight of 4 bits.
+
+    W = (q - 8) * s + (8 - z) * s, with scales and zeros [E / G, N, 2] in the dtype it computes in.
+    """
+
+    def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
+        self._packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.q.to(torch.int32), INNER_TILES)
+        scales = weight.scales.float()
+        zeros = (MIDDLE - weight.zeros.float()) * scales
+        self._scales_and_zeros = torch.stack([scales, zeros], -1).transpose(0, 1).to(weight.dtype).contiguous()
+        self._group = weight.group
+        self._bias = bias
+        self.nbytes = self._packed.nbytes + self._scales_and_zeros.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.contiguous(), self._packed, self._group, self._scales_and_zeros
+        )
+        return out if self._bias is None else out.add_(self._bias)
+
+
+def no_int4_product() -> str:
+    """The reason why torch has no product with weights of 4 bits; "" where it has one."""
+    return "" if hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu") else "this torch has no product of 4 bits"
 
 
 @cache

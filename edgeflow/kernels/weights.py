@@ -13,10 +13,16 @@ from typing import ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.kernels import fp8
 from edgeflow_client.errors import CheckpointError
 
 FLOAT = "float"
+LARGEST_E4M3 = 448.0
+E4M3 = torch.float8_e4m3fn
+QuantiseRows = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""x [m, E] → rows in e4m3 [m, E], and the factor of each [m, 1] float32: its largest magnitude / 448.
+
+Rounded to the nearest, ties to even; a row of zeros has factor 0; NaN and infinities come out as NaN.
+"""
 
 
 class Weight(Protocol):
@@ -112,7 +118,7 @@ class _ScaledWeight:
         return type(self)(torch.cat(values), torch.cat(scales), self.dtype)
 
     def floats(self) -> Tensor:
-        return fp8.dequantised(self.values, self.scale.unsqueeze(1)).to(self.dtype)
+        return dequantised(self.values, self.scale.unsqueeze(1)).to(self.dtype)
 
 
 class Int8Weight(_ScaledWeight):
@@ -129,14 +135,14 @@ class Int8Weight(_ScaledWeight):
 
 
 class Fp8Weight(_ScaledWeight):
-    """values: e4m3 (kernels/fp8.py)."""
+    """values: e4m3."""
 
     format = "fp8"
 
     @classmethod
     def of(cls, floats: Tensor) -> Fp8Weight:
         """Rounded to the nearest in e4m3."""
-        values, scale = fp8.reference(floats)
+        values, scale = fp8_rows(floats)
         return cls(values, scale.squeeze(1), floats.dtype)
 
 
@@ -160,3 +166,14 @@ def alike(first: AnyWeight, others: Sequence[Weight]) -> list[AnyWeight]:
         formats = ", ".join(dict.fromkeys([first.format, *(each.format for each in others)]))
         raise CheckpointError(f"projections that are computed as one have weights of several formats: {formats}")
     return [first, *alike]
+
+
+def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The reference of `QuantiseRows`."""
+    scale = x.float().abs().amax(-1, keepdim=True) / LARGEST_E4M3
+    return (x.float() / torch.where(scale == 0, 1.0, scale)).to(E4M3), scale
+
+
+def dequantised(rows: Tensor, scale: Tensor) -> Tensor:
+    """[m, E] float32: rows times their factors [m, 1]"""
+    return rows.float() * scale

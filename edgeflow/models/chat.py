@@ -13,21 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.models.attention.deepseek import refuse_experts
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.decoder_config import FAMILIES, decoder_config
-from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
-from edgeflow.models.prompt import PlacedImage, Prompt
-from edgeflow.models.quantization import Quantization
-from edgeflow.models.qwen2_5_vl.config import ImageRules, VisionConfig
-from edgeflow.models.qwen2_5_vl.positions import mrope_positions
-from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
-from edgeflow.models.qwen2_5_vl.vision import VisionTower
+from edgeflow.models.prompt import PlacedImage, Prompt, mrope_positions
+from edgeflow.models.published import GenerationConfig, read_published
+from edgeflow.models.qwen2_5_vl import ImagePreprocessor, ImageRules, Qwen2_5VisionTower, VisionConfig
 from edgeflow.text.chat_template import ChatTemplate
-from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, InvalidArgument
@@ -46,7 +38,7 @@ NO_END = (
 class Vision:
     """The vision part of a model: tower, preprocessor, and the token id that marks an image's place."""
 
-    tower: VisionTower
+    tower: Qwen2_5VisionTower
     preprocessor: ImagePreprocessor
     image_token: int
 
@@ -182,71 +174,6 @@ class PromptRows:
         return self._encoded[1]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedChat:
-    """A checkpoint's JSON files, read and checked.
-
-    vision: None for a model without images. quantization: None for a model of floats.
-    """
-
-    family: str
-    text: LlamaConfig
-    vision: tuple[VisionConfig, ImageRules] | None
-    generation: GenerationConfig
-    quantization: Quantization | None = None
-
-
-def read_published(path: Path) -> PublishedChat:
-    """Read the JSON files of a checkpoint directory; CheckpointError says what is wrong with them."""
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory: give the directory of a checkpoint")
-    values = read_json(path / "config.json")
-    family = values.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise CheckpointError(f"{path} has model_type {family!r}; supported: {', '.join(FAMILIES)}")
-    try:
-        entries = _text_values(values)
-        refuse_experts(entries, family, f"{path}: ")
-        text = decoder_config(entries, family)
-        vision = _vision_config(values, path) if "vision_config" in values else None
-        if (family == "qwen2_5_vl") != (vision is not None):
-            raise ValueError(f"{family} {'needs a' if vision is None else 'has no'} vision_config")
-        generation = GenerationConfig.of(values, read_json(path / "generation_config.json", required=False))
-    except KeyError as error:
-        raise CheckpointError(f"{path}: the configuration lacks {error.args[0]}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path}: the configuration is not supported: {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: the configuration has a value of the wrong type: {error}") from error
-    return PublishedChat(family, text, vision, generation, Quantization.of(values, f"{path}: "))
-
-
-def read_with_heads(path: Path, reader: str) -> PublishedChat:
-    """As `read_published`, for a reader that only knows keys and values of heads, turned by plain cosines and sines;
-    CheckpointError for latents and for YaRN."""
-    published = read_published(path)
-    if published.text.latent is not None:
-        raise CheckpointError(
-            f"{path}: {reader} is for models with keys and values of heads; a {published.family} attends over latents"
-        )
-    if published.text.rope.turn_factor != 1:
-        raise CheckpointError(f"{path}: {reader} does not support rotary embeddings of type yarn")
-    return published
-
-
-def unfit_for_gates(published: PublishedChat) -> str:
-    """The reason why a gate cannot serve such a model; empty where it can."""
-    if published.vision is not None:
-        parts = len(published.text.rope.sections)
-        return f"a {published.family} with images: its positions have {parts} parts, those of a gate's base one"
-    stored = published.text.attention.kv_format
-    if stored is not DENSE:
-        return f"a {published.family}: its slots are {stored.name}, a gate reads the keys and values of heads"
-    if published.text.rope.turn_factor != 1:
-        return f"a {published.family} with rotary embeddings of type yarn"
-    return ""
-
-
 def load_chat_model(
     path: Path, dtype: torch.dtype, device: torch.device, *, text: bool = True, **decoder_options: Any
 ) -> ChatModel:
@@ -276,19 +203,6 @@ def load_chat_model(
     )
 
 
-def _text_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of the text part, which newer files nest in text_config; outer entries win."""
-    inner = values.get("text_config", {})
-    outer = {name: value for name, value in values.items() if name == "tie_word_embeddings"}
-    return {**inner, **outer} if inner else dict(values)
-
-
-def _vision_config(values: dict[str, Any], path: Path) -> tuple[VisionConfig, ImageRules]:
-    processor = read_json(path / "preprocessor_config.json", required=False)
-    processor = processor or read_json(path / "processor_config.json").get("image_processor", {})
-    return VisionConfig.of(values), ImageRules.of(processor)
-
-
 def _load_vision(
     config: VisionConfig, rules: ImageRules, weights: Weights, text: LlamaConfig, table: OperatorTable | None
 ) -> Vision:
@@ -297,7 +211,7 @@ def _load_vision(
             f"vision_config.out_hidden_size {config.out_hidden_size} or image_token_id {config.image_token} does not "
             f"fit a decoder of hidden_size {text.hidden_size} and vocab_size {text.vocab_size}"
         )
-    return Vision(VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
+    return Vision(Qwen2_5VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
 
 
 def stem_of(weights: Weights) -> str:

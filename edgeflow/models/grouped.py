@@ -23,7 +23,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces, rotated
-from edgeflow.kernels.swiglu import geglu
+from edgeflow.kernels.row_operators import geglu
 from edgeflow.kernels.table.bind_linear import bind_linear_stage
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable

@@ -24,15 +24,13 @@ from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import PackedAttention
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.bind_linear import bind_linear
-from edgeflow.kernels.table.dimensions import STAGES
+from edgeflow.kernels.table.dimensions import STAGES, stage_of
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.weights import FLOAT, Weight
 from edgeflow.models.attention.heads import GroupedHeads
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
-from edgeflow.models.attention.layer import AttentionForm, BindLinear, LayerAttention
-from edgeflow.models.attention.operators import Operators, PassOperators
+from edgeflow.models.attention.operators import AttentionForm, BindLinear, LayerAttention, Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.rope import PLAIN, Rope
 from edgeflow.models.vocabulary import Embedding, read_vocabulary

@@ -1,13 +1,17 @@
-"""Prompts: token ids, rotary positions and images of the rows that enter a slot."""
+"""Prompts: token ids, rotary positions and images of the rows that enter a slot.
+
+M-RoPE: text counts on, an image's rows lie in a grid (time, height, width) that begins where text ended.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgeflow.models.qwen2_5_vl.preprocess import Patches
+from edgeflow.models.qwen2_5_vl import Patches
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +70,26 @@ def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> int:
 
 def _same_image(one: PlacedImage, other: PlacedImage) -> bool:
     return one.start == other.start and torch.equal(one.patches.values, other.patches.values)
+
+
+def mrope_positions(length: int, images: Sequence[tuple[int, tuple[int, int]]]) -> tuple[Tensor, int]:
+    """[3, length] int64 for a prompt, and what decoding adds to a row's place in the slot.
+
+    images: where each image's rows begin, and its merged grid (h, w); ascending. Text after an image goes on after
+    the largest position so far.
+    """
+    parts: list[Tensor] = []
+    row = after = 0
+    for begin, (height, width) in images:
+        parts.append(_text(begin - row, after))
+        after += begin - row
+        down, right = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        parts.append(torch.stack([torch.zeros_like(down), down, right]).flatten(1) + after)
+        row = begin + height * width
+        after += max(height, width)
+    parts.append(_text(length - row, after))
+    return torch.cat(parts, dim=1), after - row
+
+
+def _text(count: int, first: int) -> Tensor:
+    return torch.arange(first, first + count).expand(3, -1)

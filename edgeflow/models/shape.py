@@ -10,13 +10,11 @@ from pathlib import Path
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.weights import FLOAT
-from edgeflow.models.attention.deepseek import DEFAULTS as DEEPSEEK
 from edgeflow.models.attention.latent import LatentSizes
-from edgeflow.models.chat import read_published
 from edgeflow.models.checkpoint import tensor_shapes
-from edgeflow.models.decoder_config import family_of
 from edgeflow.models.grouped import CROSS, HeadSizes
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.published import DEEPSEEK, family_of, read_published
 from edgeflow.models.quantization import Quantization, read_quantization
 from edgeflow.models.stack_norms import StackSizes
 from edgeflow.text.checkpoint_json import read_json

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
+from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm
 from edgeflow.models.checkpoint import Weights
 
 

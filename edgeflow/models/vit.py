@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.layer_norm import AddLayerNorm
 from edgeflow.kernels.linear import Gemm, Linear, linear_gelu
+from edgeflow.kernels.row_operators import AddLayerNorm
 from edgeflow.kernels.table.bind_linear import plain_linears
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention

@@ -7,7 +7,7 @@ import sys
 
 from jinja2 import Template, TemplateError
 
-from edgeflow.ipc.bounded_child import end_without_memory, limit_memory, limit_time, receive, send, step_back
+from edgeflow.ipc.bounded import end_without_memory, limit_memory, limit_time, receive, send, step_back
 from edgeflow.text.chat_template import FAILED, MOST_BYTES, REFUSED, RENDERED, Refused, sandbox
 
 MAX_REASON = 200  # characters of the template's own words

@@ -8,9 +8,8 @@ from statistics import median
 
 from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.offline import limits_for, program_of
+from edgeflow.engine.control.offline import limits_for, program_of, sample_observations, uncounted
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.control.sample_frames import sample_observations, uncounted
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample

@@ -113,6 +113,6 @@ def _ready(
         operators=operators_line(config),
         memory=built.memory,
         bins=any(built.engine.near),
-        rtc=getattr(policy, "rtc", None) is not None,
+        rtc=policy.rtc is not None,
         warnings=[*filter(None, [built.remark]), *(chat.engine.model.remarks if chat else ())],
     )

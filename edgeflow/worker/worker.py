@@ -12,7 +12,7 @@ from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.plane import ControlPlane
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.running import Running
+from edgeflow.engine.executor import Running
 from edgeflow.ipc.chat_messages import ChatStart, ChatStop, SetPrefix
 from edgeflow.ipc.messages import (
     ChangePace,
@@ -26,10 +26,9 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
 )
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.gaps import Gaps
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.scheduler.turns import ChatTurns
+from edgeflow.scheduler.turns import ChatTurns, Gaps
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import Clock
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -38,13 +39,19 @@ def wide_dataclasses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.ClassDef):
             continue
-        fields = [each for each in node.body if isinstance(each, ast.AnnAssign) and not _is_class_variable(each)]
+        fields = list(takewhile(_is_no_mark, filter(_is_field, node.body)))
         if len(fields) > MOST and any(_by_position(decorator) for decorator in node.decorator_list):
             yield node.lineno, node.name
 
 
-def _is_class_variable(node: ast.AnnAssign) -> bool:
-    return ast.unparse(node.annotation).startswith(("ClassVar", "typing.ClassVar"))
+def _is_field(node: ast.stmt) -> bool:
+    variable = ("ClassVar", "typing.ClassVar")
+    return isinstance(node, ast.AnnAssign) and not ast.unparse(node.annotation).startswith(variable)
+
+
+def _is_no_mark(node: ast.stmt) -> bool:
+    """False for the mark behind which a dataclass takes its fields by name."""
+    return isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) != "KW_ONLY"
 
 
 def _by_position(decorator: ast.expr) -> bool:
@@ -112,6 +119,7 @@ def test_it_is_found(text: str):
     [
         "@dataclass(kw_only=True)\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
         "@dataclass\nclass A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: ClassVar[int] = 1",
+        "@dataclass\nclass A:\n a: int\n b: int\n _: KW_ONLY\n c: int\n d: int\n e: int\n f: int",
         "class A:\n a: int\n b: int\n c: int\n d: int\n e: int\n f: int",
         "f(1, 2, 3, 4, 5, f=6)",
         "kernel[grid](1, 2, 3, 4, 5, 6)",

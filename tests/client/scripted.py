@@ -112,15 +112,7 @@ def opened(valid_for_ms: int = 100, predicted_age_ms: float = 0.0, *, relative: 
 
 def session_settings(**changed) -> SessionSettings:
     """The settings of a robot that leaves everything it can to the service."""
-    agreed = {
-        "cameras": (CAMERA,),
-        "control_period_s": 0.05,
-        "mode": Mode.SERIAL,
-        "max_action_age_s": None,
-        "model": "",
-        "unnorm_key": "",
-    }
-    return SessionSettings(**(agreed | changed))
+    return SessionSettings(**({"cameras": (CAMERA,), "control_period_s": 0.05, "mode": Mode.SERIAL} | changed))
 
 
 def answer_all(talk: Talk) -> None:

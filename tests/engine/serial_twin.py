@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

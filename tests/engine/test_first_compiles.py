@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.text import TextTokens
+from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.contract import Contract
-from edgeflow.engine.control.actions import ActionTokens
+from edgeflow.engine.control.engine import ActionTokens
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from edgeflow.engine.control.actions import ActionTokens
+from edgeflow.engine.control.engine import ActionTokens
 from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from edgeflow.engine import staging
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.graphs import CudaRecord, Graphs
 from edgeflow.engine.sampling.params import SamplingParams

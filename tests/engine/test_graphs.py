@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs

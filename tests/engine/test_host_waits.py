@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.chat.memory import folding_of, memory_format
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams

@@ -18,8 +18,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
-from edgeflow.engine.chat.footprint import weight_bytes
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import memory_need, weight_bytes
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.memory import (
     FIXED_BYTES,
@@ -30,17 +29,15 @@ from edgeflow.engine.memory import (
     describe,
     sessions_that_fit,
 )
-from edgeflow.kernels.kv.formats import DENSE, slot_bytes
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.kernels.native.library import missing
+from edgeflow.kernels.native.linear import missing
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.published import PublishedOpenVLA
+from edgeflow.policies.openvla.published import PublishedOpenVLA, count_weights
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.worker import build
 from edgeflow.worker.build import build_engine
@@ -180,23 +177,23 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_the_headers_foretell_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
-    footprint = read_footprint(Path(checkpoint), load_config(Path(checkpoint)))
+    weights, image_tokens = count_weights(Path(checkpoint), load_config(Path(checkpoint)))
     policy = OpenVLAPolicy.load(Path(checkpoint), torch.float32, CPU)
-    assert footprint.image_tokens == policy.image_tokens
-    assert footprint.decoder + footprint.vision == sum(taken.values())
+    assert image_tokens == policy.image_tokens
+    assert weights.decoder + weights.others == sum(taken.values())
 
 
 def test_the_headers_foretell_what_a_policy_in_4_bits_takes(tmp_path: Path):
     size = TinySize(hidden=64, mlp=96)
     source = write_checkpoint(tmp_path / "source", size)
     four, floats = quantised_copies(source, tmp_path, "language_model.", ["vision_backbone", "projector"])
-    small, plain = (read_footprint(each, load_config(each)) for each in (four, floats))
+    small, plain = (count_weights(each, load_config(each))[0] for each in (four, floats))
     weights = Weights(four, torch.float32, CPU).under("language_model.")
     layers = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     shapes = [tensor_shapes(floats)[f"language_model.{name}.weight"] for name in layers]
     held = [weights.linear(name, *shape).nbytes for name, shape in zip(layers, shapes, strict=True)]
     assert small.quantised == sum(held) > 0 == plain.quantised
-    assert plain.decoder - small.decoder == sum(map(math.prod, shapes)) and plain.vision == small.vision
+    assert plain.decoder - small.decoder == sum(map(math.prod, shapes)) and plain.others == small.others
 
 
 def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[str, int]):

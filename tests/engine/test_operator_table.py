@@ -15,11 +15,11 @@ from edgeflow.cli import app
 from edgeflow.config.service import load_config
 from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat.precision import choose_weights
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.table import operators_line
-from edgeflow.kernels import fp8, rms_norm
-from edgeflow.kernels.fp8_linear import Emulated
+from edgeflow.kernels import linear, row_operators, weights
+from edgeflow.kernels.linear import Fp8Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, STAGES
 from edgeflow.kernels.table.implementations import Hardware, Implementation
@@ -55,9 +55,9 @@ def policy_of(tmp_path, **settings):
 
 
 def test_an_overlay_serves_the_policy(tmp_path, overlay):
-    assert policy_of(tmp_path).decoder._stages["packed"].operators.input_norm is rms_norm.fused
+    assert policy_of(tmp_path).decoder._stages["packed"].operators.input_norm is row_operators.rms_norm_fused
     served = policy_of(tmp_path, operators=str(overlay)).decoder._stages["packed"].operators
-    assert served.input_norm is served.final_norm is rms_norm.reference
+    assert served.input_norm is served.final_norm is row_operators.rms_norm_reference
 
 
 def test_an_overlay_serves_the_chat_model(overlay):
@@ -103,7 +103,7 @@ def test_weights_of_another_precision_serve_every_projection(tmp_path):
     layer = stage.layers[0]
     attention = layer.attention
     linears = stage.head, attention.qkv, attention.output, layer.gate_up, layer.down
-    assert all(isinstance(each, Emulated) for each in linears)
+    assert all(isinstance(each, Fp8Emulated) for each in linears)
 
 
 def test_what_was_chosen_is_told_at_start(capsys):
@@ -192,7 +192,8 @@ def test_verify_tells_what_fp8_costs(name, monkeypatch):
     assert result.exit_code == 0 and all(row["ok"] and row["mode"] == "fp8" for row in rows)
     assert {row["quantity"] for row in rows} == {"largest logit error", "mean logit error", "tokens that differ, share"}
     assert all(row["deviation"] > 0.01 for row in rows if row["quantity"] == "mean logit error")
-    monkeypatch.setattr(fp8, "dequantised", lambda numbers, scale: numbers.float() * scale.mean())
+    for module in (linear, weights):
+        monkeypatch.setattr(module, "dequantised", lambda numbers, scale: numbers.float() * scale.mean())
     assert not all(check.ok for _, check in verify_checkpoint(ORACLES / name, [], lambda *_: None, weights="fp8"))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.chat.recordings import recorded_shapes
+from edgeflow.engine.chat.engine import recorded_shapes
 from edgeflow.engine.graphs import MOST_GRAPHS
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import ROW_STEP, SEVERAL_STEP, PassShape, ShapeClasses

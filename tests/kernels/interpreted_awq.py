@@ -17,8 +17,7 @@ import torch
 from triton.runtime import interpreter
 
 from edgeflow.kernels.table.dimensions import signature
-from edgeflow.kernels.triton.awq import AwqLinear, Tuning, linear
-from edgeflow.kernels.triton.awq_chunks import CHUNK, WORDS, AwqChunks
+from edgeflow.kernels.triton.awq import CHUNK, WORDS, AwqChunks, AwqLinear, Tuning, linear
 from edgeflow.lab.trials.model_cases import linear_cases, preset
 from tests.kernels.awq_weights import random_weight
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.built_in import BUILT_IN

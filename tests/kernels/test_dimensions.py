@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.kernels.table.dimensions import KINDS, ROLES, covers, read_model, read_role, read_signature
-from edgeflow.kernels.table.shapes import SIGNATURES
+from edgeflow.kernels.table.dimensions import KINDS, ROLES, SIGNATURES, covers, read_model, read_role, read_signature
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_attention_over_random_passes(library, impl_id, spans, heads):
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 16, 24, 40, 41])
-def test_slots_become_pages_without_a_copy(capacity):
-    pages_of = importlib.import_module(f"{OURS}pages")
+def test_slots_become_pages_without_a_copy(library, capacity):
+    pages_of = importlib.import_module(f"{OURS}attention")
     as_pages, page_size = pages_of.as_pages, pages_of.page_size
     store = KVSlots(layers=1, slots=3, capacity=capacity, kv_heads=1, head_dim=4, dtype=torch.float32, device=CPU)
     keys = store.layer(0).keys

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import slot_bytes
-from edgeflow.kernels.kv.int4 import GROUP, INT4, Grid, in_four_bits, packed, unpacked
+from edgeflow.kernels.kv.formats import INT4, KVShape, slot_bytes
+from edgeflow.kernels.kv.int4 import GROUP, Grid, in_four_bits, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import causal
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.kernels.narrow_kv.int4_places import most_groups
+from edgeflow.kernels.narrow_kv.int4_write import most_groups
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow_client.errors import ConfigError

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DENSE, FP8, INT8, LATENT, KVFormat, MemoryRules
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import DENSE, FP8, INT4, INT8, LATENT, KVFormat, MemoryRules
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.llama import LlamaConfig

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import slot_bytes
+from edgeflow.kernels.kv.formats import KVShape, KVTensor, slot_bytes
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape, KVTensor
 from edgeflow.kernels.table.operator_table import built_in_table
 
 CPU = torch.device("cpu")

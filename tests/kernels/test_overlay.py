@@ -69,10 +69,6 @@ def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
             '{"entries": [{"impl_id": "x", "kv": "fp3"}]}',
             "entries.0.kv: Value error, 'fp3' is not a KV format",
         ),
-        (
-            '{"entries": [{"op_name": "packed_attention_int8", "impl_id": "x"}]}',
-            'entries.0.op_name: Value error, \'packed_attention_int8\' is now op_name "packed_attention" with "kv"',
-        ),
         ('{"entries": [{"impl_id": "x", "impl_params": {"block": "a"}}]}', "entries.0.impl_params.block: Input"),
     ],
 )

@@ -14,8 +14,7 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.triton import awq
-from edgeflow.kernels.triton.awq import BFLOAT, HALF, MOST_ROWS, AwqLinear, Tuning
-from edgeflow.kernels.triton.awq_chunks import CHUNK, AwqChunks
+from edgeflow.kernels.triton.awq import BFLOAT, CHUNK, HALF, MOST_ROWS, AwqChunks, AwqLinear, Tuning
 from edgeflow.lab.trials.compare import TOLERANCE
 from tests.kernels.awq_weights import random_weight
 from tests.kernels.launches import launches

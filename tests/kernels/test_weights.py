@@ -7,17 +7,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.kernels import fp8
-from edgeflow.kernels.fp8_linear import Emulated
-from edgeflow.kernels.linear import Int8, Reference
+from edgeflow.kernels.linear import Fp8Emulated, Int8, Reference, TorchInt8
 from edgeflow.kernels.native import linear as native
-from edgeflow.kernels.native.library import missing
-from edgeflow.kernels.quantised.torch_int8 import TorchInt8
+from edgeflow.kernels.native.linear import missing
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import OverlayEntry
-from edgeflow.kernels.weights import CONVERSIONS, FloatWeight, Fp8Weight, Int8Weight, Weight, converted
+from edgeflow.kernels.weights import (
+    CONVERSIONS,
+    FloatWeight,
+    Fp8Weight,
+    Int8Weight,
+    Weight,
+    converted,
+    dequantised,
+    fp8_rows,
+)
 from edgeflow_client.errors import CheckpointError
 
 LINEAR = OperatorKey(op_name="linear", model_name="llama")
@@ -79,9 +85,9 @@ def test_int8_is_what_torch_quantises_to(dtype, seed, inputs):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_fp8_is_what_rows_are_rounded_to(dtype):
     values = floats(17, 40, dtype)
-    weight, (rows, scale) = Fp8Weight.of(values), fp8.reference(values)
+    weight, (rows, scale) = Fp8Weight.of(values), fp8_rows(values)
     assert torch.equal(weight.values.float(), rows.float()) and torch.equal(weight.scale, scale[:, 0])
-    assert torch.equal(weight.floats(), fp8.dequantised(rows, scale).to(dtype))
+    assert torch.equal(weight.floats(), dequantised(rows, scale).to(dtype))
 
 
 @pytest.mark.parametrize(("to", "error"), [("int8", 0.5 / 127), ("fp8", 1 / 16)])
@@ -108,10 +114,10 @@ def of_stages(table: OperatorTable, weight: Weight) -> list[type]:
 def test_a_weight_that_comes_in_a_format_is_served_without_being_allowed_to():
     """By what reads the format, else by the reference, never by what reads another one."""
     values = floats(32, 64)
-    assert of_stages(built_in_table(), Fp8Weight.of(values)) == [Emulated] * 3
-    eight = TorchInt8 if missing() else native.Int8
+    assert of_stages(built_in_table(), Fp8Weight.of(values)) == [Fp8Emulated] * 3
+    eight = TorchInt8 if missing() else native.NativeInt8
     assert of_stages(built_in_table(), Int8Weight.of(values)) == [eight] * 3
-    assert of_stages(built_in_table().converting("int8"), Fp8Weight.of(values)) == [Emulated] * 3
+    assert of_stages(built_in_table().converting("int8"), Fp8Weight.of(values)) == [Fp8Emulated] * 3
 
 
 def test_what_packs_float_weights_anew_does_not_serve_those_that_are_held_in_8_bits():
@@ -123,7 +129,7 @@ def test_what_packs_float_weights_anew_does_not_serve_those_that_are_held_in_8_b
     assert of_stages(table, FloatWeight(floats(32, 64))) == [Reference] * 3
 
 
-MADE = {"int8": Int8, "fp8": Emulated}
+MADE = {"int8": Int8, "fp8": Fp8Emulated}
 
 
 @pytest.mark.parametrize("to", CONVERSIONS)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.kernels import greedy, layer_norm, linear, packed_attention, rms_norm, rope_write_kv, swiglu
-from edgeflow.kernels import memory as memories
+from edgeflow.kernels import linear, packed_attention, rope_write_kv
+from edgeflow.kernels import row_operators as row
 from edgeflow.kernels import varlen_attention as varlen
+from edgeflow.kernels.kv import memory as memories
 from edgeflow.kernels.kv import shift_kv
 from edgeflow.kernels.kv.int4 import GROUP, Grid, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -182,12 +183,12 @@ def in_six_bits(weight, bias):
 
 
 def last_of_equals(logits, first, stop):
-    ids, finite = greedy.reference(logits.flip(1), logits.shape[1] - stop, logits.shape[1] - first)
+    ids, finite = row.greedy_reference(logits.flip(1), logits.shape[1] - stop, logits.shape[1] - first)
     return logits.shape[1] - 1 - ids, finite
 
 
 def blind_to_nan(logits, first, stop):
-    return greedy.reference(logits, first, stop)[0], greedy.reference(logits.nan_to_num(0.0), first, stop)[1]
+    return row.greedy_reference(logits, first, stop)[0], row.greedy_reference(logits.nan_to_num(0.0), first, stop)[1]
 
 
 def youngest_first(data, moves):
@@ -290,30 +291,33 @@ WRONG = {
     "fold: one pair short": ("fold_memory", one_pair_short),
     "fold: another slot": ("fold_memory", another_slot),
     "fold: transposed": ("fold_memory", transposed_fold),
-    "rms_norm: eps": ("rms_norm", lambda x, w, eps: rms_norm.reference(x, w, eps * 1.5)),
+    "rms_norm: eps": ("rms_norm", lambda x, w, eps: row.rms_norm_reference(x, w, eps * 1.5)),
     "rms_norm: mean over one more": (
         "rms_norm",
-        lambda x, w, eps: rms_norm.reference(x, w, eps) * ((x.shape[-1] + 1) / x.shape[-1]) ** 0.5,
+        lambda x, w, eps: row.rms_norm_reference(x, w, eps) * ((x.shape[-1] + 1) / x.shape[-1]) ** 0.5,
     ),
-    "add_rms_norm: no residual": ("add_rms_norm", lambda x, r, w, eps: rms_norm.add_reference(x, 0 * r, w, eps)),
+    "add_rms_norm: no residual": ("add_rms_norm", lambda x, r, w, eps: row.add_rms_norm_reference(x, 0 * r, w, eps)),
     "add_rms_norm: sum not kept": (
         "add_rms_norm",
-        lambda x, r, w, eps: (rms_norm.add_reference(x, r, w, eps)[0], x),
+        lambda x, r, w, eps: (row.add_rms_norm_reference(x, r, w, eps)[0], x),
     ),
-    "add_layer_norm: eps": ("add_layer_norm", lambda x, r, w, b, eps: layer_norm.add_reference(x, r, w, b, eps * 1.5)),
+    "add_layer_norm: eps": (
+        "add_layer_norm",
+        lambda x, r, w, b, eps: row.add_layer_norm_reference(x, r, w, b, eps * 1.5),
+    ),
     "add_layer_norm: mean left in": (
         "add_layer_norm",
-        lambda x, r, w, b, eps: (rms_norm.reference(x + r, w, eps) + b, x + r),
+        lambda x, r, w, b, eps: (row.rms_norm_reference(x + r, w, eps) + b, x + r),
     ),
     "add_layer_norm: sum not returned": (
         "add_layer_norm",
-        lambda x, r, w, b, eps: (layer_norm.add_reference(x, r, w, b, eps)[0], r),
+        lambda x, r, w, b, eps: (row.add_layer_norm_reference(x, r, w, b, eps)[0], r),
     ),
-    "swiglu: halves exchanged": ("swiglu", lambda x: swiglu.reference(x.roll(x.shape[1] // 2, 1))),
-    "swiglu: a block's last column": ("swiglu", lambda x: swiglu.reference(x).roll(1, 1)),
+    "swiglu: halves exchanged": ("swiglu", lambda x: row.swiglu_reference(x.roll(x.shape[1] // 2, 1))),
+    "swiglu: a block's last column": ("swiglu", lambda x: row.swiglu_reference(x).roll(1, 1)),
     "greedy: last of equals": ("greedy", last_of_equals),
     "greedy: NaN": ("greedy", blind_to_nan),
-    "greedy: a column short": ("greedy", lambda x, a, b: greedy.reference(x, a, max(b - 1, a + 1))),
+    "greedy: a column short": ("greedy", lambda x, a, b: row.greedy_reference(x, a, max(b - 1, a + 1))),
     "shift_kv: a row short": ("shift_kv", one_row_short),
     "shift_kv_chain: order": ("shift_kv_chain", youngest_first),
     "rope: backwards": ("rope_write_kv dense", rope(backwards)),

@@ -16,11 +16,10 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import before
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.built_in import BUILT_IN
-from edgeflow.kernels.table.dimensions import ROLES, STAGES, kv_formats, only_role
+from edgeflow.kernels.table.dimensions import ROLES, SIGNATURES, STAGES, kv_formats, only_role, stage_of
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.offline import sample_observations
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
+from edgeflow.policies.openvla.preprocess import DevicePreprocessor
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from tests.engine.recorded import READS_ON_THE_HOST
 from tests.policies.act.checkpoint import write_checkpoint
@@ -29,7 +29,7 @@ from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 
 DEVICE = torch.device("meta")
 TABLE = built_in_table().forcing(packed_attention="masked", linear="gemm")
-USES = ("kernels.kv.layout", "policies.inputs", "policies.act.policy")
+USES = ("kernels.kv.layout", "policies.tensors", "policies.act.policy")
 
 
 class Moves(TorchDispatchMode):

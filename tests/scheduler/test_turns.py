@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.scheduler.cost import DRIFT_PERCENT, DRIFT_SAMPLES, ChunkTimes, CostModel, PassSample
-from edgeflow.scheduler.gaps import Gaps
-from edgeflow.scheduler.turns import ChatTurns
+from edgeflow.scheduler.turns import ChatTurns, Gaps
 
 MS = 1_000_000
 PATIENCE_NS = 250 * MS

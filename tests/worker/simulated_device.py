@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from edgeflow.contract import PassTimes
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.executor import Ticket
+from edgeflow.engine.control.engine import PolicyEngine
+from edgeflow.engine.executor import Stamp, Ticket
 from edgeflow.engine.policy import TokenPolicy
-from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.forecast import Robot
 from edgeflow.scheduler.plan import Pass, Ref, Segment

@@ -11,7 +11,8 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
-from edgeflow.engine.control.denoising import Denoised, FlowAnswers
+from edgeflow.engine.control.denoising import FlowOutcome
+from edgeflow.engine.control.engine import AnswerBook, PassEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
@@ -44,6 +45,8 @@ class StubPolicy:
     inputs = PolicyInputs(cameras=(), state=(StateSpec(name="state", size=1),))
     unnorm_keys = ("data",)
     fixed_rows = 1
+    rtc = None
+    unusual_states = 0
 
     def action_schema(self, key: str | None = None) -> ActionSchema:
         return SCHEMA
@@ -74,19 +77,19 @@ class DistantEngine:
         now_ns = self._clock.now_ns()
         return SimulatedStamp(self._clock, now_ns, max(now_ns, self._free_ns))
 
-    def answers(self) -> FlowAnswers:
-        return FlowAnswers()
+    def answers(self) -> AnswerBook:
+        return AnswerBook(lambda frame, passes, outcomes: PassEngine.answer(self, frame, passes, outcomes))
 
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
         started = self.stamp()
         self._free_ns = max(self._free_ns, self._clock.now_ns()) + PASS_MS * MS
         return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=started, done=self.stamp())
 
-    def collect(self, ticket: Ticket[FrameRef]) -> list[Denoised]:
+    def collect(self, ticket: Ticket[FrameRef]) -> list[FlowOutcome]:
         ticket.done.wait()
         done = [(each, each.stage == STEPS) for each in ticket.planned.segments]
         return [
-            Denoised(each.sequence, (), True, values=np.full((1, ROWS, 1), each.sequence.seq % 7) if last else None)
+            FlowOutcome(each.sequence, (), True, values=np.full((1, ROWS, 1), each.sequence.seq % 7) if last else None)
             for each, last in done
         ]
 
@@ -95,7 +98,7 @@ class DistantEngine:
         return object()
 
     def actions(self, answer: Any, key: str | None, candidate: int = 0) -> np.ndarray:
-        return np.asarray(answer.candidates[candidate], float)
+        return np.asarray(answer.values[candidate], float)
 
     def played(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return values

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeflow.contract import Pace
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.policy import PreparedFrame

@@ -61,10 +61,10 @@ class SessionSettings:
 
     cameras: tuple[CameraSpec, ...]
     control_period_s: float
-    mode: Mode | None
-    max_action_age_s: float | None
-    model: str
-    unnorm_key: str
+    mode: Mode | None = None
+    max_action_age_s: float | None = None
+    model: str = ""
+    unnorm_key: str = ""
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0

@@ -1,4 +1,4 @@
-"""Rate, age and jitter of the actions that a robot received."""
+"""The distribution of a quantity; and the rate at which a service falls behind, offered against acted, step by step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Series = NDArray[np.float64]
+from edgeflow_client.loadtest.robots.ledger import Fate, Ledger
+from edgeflow_client.loadtest.robots.plan import Ramp
+
+FOLLOWS = 0.95  # share of the offered rate that must be acted on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class Distribution:
     max: float
 
 
-def distribution(values: Sequence[float] | Series) -> Distribution:
+def distribution(values: Sequence[float]) -> Distribution:
     """The distribution of some values: percentiles by linear interpolation, population standard deviation."""
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
@@ -46,93 +48,52 @@ def distribution(values: Sequence[float] | Series) -> Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
-    """Figures of one run.
+class Step:
+    """One step of a ramp; rate_hz is per robot."""
 
-    fps: actions per second over `seconds`. age_ms: capture to receipt, on the robot's clock.
-    interval_ms: between actions of the same stretch. jitter_ms: the standard deviation of those intervals.
-    """
+    rate_hz: float
+    begin_ns: int
+    end_ns: int
 
-    seconds: float
-    actions: int
-    fps: float
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Frames per second of all robots together, and the age of the actions received in the step."""
+
+    rate_hz: float
+    offered_hz: float
+    acted_hz: float
     age_ms: Distribution
-    interval_ms: Distribution
 
     @property
-    def jitter_ms(self) -> float:
-        return self.interval_ms.deviation
+    def followed(self) -> bool:
+        return self.acted_hz >= FOLLOWS * self.offered_hz
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TimeSeries:
-    """One entry per window `[W]`: its middle in seconds from the start, actions per second, median age (NaN: none)."""
-
-    seconds: Series
-    fps: Series
-    age_ms: Series
+def step_of(pattern: Ramp, index: int, begin_ns: int) -> Step:
+    """The index-th step of a ramp that began at begin_ns."""
+    step_ns = round(pattern.step_s * 1e9)
+    return Step(pattern.rates_hz[index], begin_ns + index * step_ns, begin_ns + (index + 1) * step_ns)
 
 
-class RunRecorder:
-    """Records every action. Time is counted in stretches; between them (a reset, a picture) nothing is counted."""
+def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
+    """The result of a step: frames count as offered when they were due, as acted when their action arrived."""
+    frames = [frame for ledger in ledgers for frame in ledger.frames]
+    offered = sum(step.begin_ns <= frame.scheduled_ns < step.end_ns for frame in frames)
+    acted = [frame for frame in frames if frame.fate is Fate.ACTED and step.begin_ns <= frame.received_ns < step.end_ns]
+    seconds = (step.end_ns - step.begin_ns) / 1e9
+    ages = distribution([frame.age_ns / 1e6 for frame in acted])
+    return StepResult(step.rate_hz, offered / seconds, len(acted) / seconds, ages)
 
-    def __init__(self) -> None:
-        self._received_ns: list[int] = []
-        self._age_ns: list[int] = []
-        self._stretch: list[int] = []
-        self._elapsed_ns = 0  # of finished stretches
-        self._started_ns: int | None = None
-        self._stretches = 0
 
-    def start(self, now_ns: int) -> None:
-        """Begin a stretch."""
-        if self._started_ns is not None:
-            raise ValueError("a stretch is being recorded already")
-        self._started_ns = now_ns
-        self._stretches += 1
+def follows(step: Step, ledgers: Sequence[Ledger]) -> bool:
+    """True when the acted rate kept up with the offered one."""
+    return step_result(step, ledgers).followed
 
-    def stop(self, now_ns: int) -> None:
-        """End the stretch."""
-        self._elapsed_ns = self.elapsed_ns(now_ns)
-        self._started_ns = None
 
-    def record(self, received_ns: int, age_ns: int) -> None:
-        """Record an action; outside a stretch it does not count."""
-        if self._started_ns is not None and received_ns >= self._started_ns:
-            self._received_ns.append(self._elapsed_ns + received_ns - self._started_ns)
-            self._age_ns.append(age_ns)
-            self._stretch.append(self._stretches)
-
-    def elapsed_ns(self, now_ns: int) -> int:
-        """Recorded time so far, including the current stretch."""
-        return self._elapsed_ns + (now_ns - self._started_ns if self._started_ns is not None else 0)
-
-    @property
-    def ages_ms(self) -> Series:
-        """The ages of all actions, `[N]`."""
-        return np.array(self._age_ns, dtype=np.float64) / 1e6
-
-    def summary(self, now_ns: int) -> RunSummary:
-        seconds = self.elapsed_ns(now_ns) / 1e9
-        return RunSummary(
-            seconds=seconds,
-            actions=len(self._age_ns),
-            fps=len(self._age_ns) / seconds if seconds > 0 else 0.0,
-            age_ms=distribution(self.ages_ms),
-            interval_ms=distribution(self._intervals_ms()),
-        )
-
-    def series(self, window_s: float) -> TimeSeries:
-        """The finished stretches divided into windows; an incomplete last window is omitted."""
-        windows = int(self._elapsed_ns / 1e9 / window_s)
-        index = (np.array(self._received_ns, dtype=np.float64) / 1e9 / window_s).astype(int)
-        ages_ms = self.ages_ms
-        counts = np.bincount(index, minlength=windows)[:windows]
-        medians = [float(np.median(ages_ms[index == w])) if counts[w] else math.nan for w in range(windows)]
-        middles = np.asarray((np.arange(windows) + 0.5) * window_s, np.float64)
-        return TimeSeries(middles, np.asarray(counts / window_s, np.float64), np.asarray(medians, np.float64))
-
-    def _intervals_ms(self) -> Series:
-        received_ms = np.array(self._received_ns, dtype=np.float64) / 1e6
-        same_stretch = np.diff(np.array(self._stretch)) == 0
-        return np.asarray(np.diff(received_ms)[same_stretch], np.float64)
+def knee(steps: Sequence[StepResult]) -> StepResult | None:
+    """The last step before the first that was not followed; None when already the first was not."""
+    for index, step in enumerate(steps):
+        if not step.followed:
+            return steps[index - 1] if index else None
+    return steps[-1] if steps else None

@@ -1,4 +1,7 @@
-"""Plots of a load test: age over time, its distribution, rate, and the fates of the frames."""
+"""Plots of a load test as PNG files: age over time, its distribution, rate, and the fates of the frames.
+
+With matplotlib, but without a display or its global state.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
-from edgeflow_client.loadtest.plots import colours, figure_of, save
 from edgeflow_client.loadtest.robots.ledger import Fate
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import received_of
@@ -20,6 +24,8 @@ FATE_COLOURS = {
     Fate.UNANSWERED: "#555555",
 }
 MAX_WINDOWS = 60
+_COLOURS = ("#3b6fb6", "#d1495b", "#4a9b5f", "#8a6fae")
+_DOTS_PER_INCH = 110
 
 
 def draw(folder: Path, run: Measurement) -> None:
@@ -84,6 +90,19 @@ def draw_dispositions(path: Path, run: Measurement) -> None:
     _label(axes, "seconds", "frames")
     axes.legend()
     save(figure, path)
+
+
+def figure_of(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+
+
+def colours(count: int) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+
+
+def save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, format="png")
 
 
 def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.chat import Beside
-from edgeflow_client.loadtest.ramp import StepResult, knee, step_of, step_result
-from edgeflow_client.loadtest.report import json_text
-from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp
+from edgeflow_client.loadtest.measure import StepResult, knee, step_of, step_result
+from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp, parse_duration
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import (
     Generator,
@@ -21,12 +23,92 @@ from edgeflow_client.loadtest.summary import (
     prediction_of,
     summarise,
 )
-from edgeflow_client.loadtest.verdict import Check, judge
 
 CSV_COLUMNS = (
     *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
     *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled", "continued", "late"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One threshold and the measured value. A value that does not exist (NaN) never meets it."""
+
+    name: str
+    limit: float
+    measured: float
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        if self.name.startswith("min-"):
+            return self.measured >= self.limit
+        return self.measured <= self.limit
+
+    @property
+    def text(self) -> str:
+        relation = "at least" if self.name.startswith("min-") else "at most"
+        verdict = "met" if self.met else "NOT MET"
+        return f"{self.name}: {self.measured:.4g}{self.unit}, {relation} {self.limit:.4g}{self.unit}: {verdict}"
+
+
+Figure = Callable[[Summary, Sequence[Summary], "Beside | None"], float]
+
+FIGURES: Mapping[str, tuple[str, Figure]] = {
+    "max-age-p50": (" ms", lambda total, *_: total.age_ms.p50),
+    "max-age-p90": (" ms", lambda total, *_: total.age_ms.p90),
+    "max-age-p99": (" ms", lambda total, *_: total.age_ms.p99),
+    "max-age-p999": (" ms", lambda total, *_: total.age_ms.p999),
+    "max-service-p99": (" ms", lambda total, *_: total.service_ms.p99),
+    "max-jitter": (" ms", lambda total, *_: total.jitter_ms),
+    "max-start-jitter-p99": (" ms", lambda total, *_: total.start_jitter_ms.p99),
+    "max-jitter-ratio": ("", lambda total, _, beside: beside.jitter_ratio(total) if beside else math.nan),
+    "min-fps": ("", lambda _, robots, __: min(robot.fps for robot in robots)),
+    "max-misses": ("", lambda total, *_: total.misses),
+    "max-gaps": ("", lambda total, *_: total.gaps),
+    "max-superseded": ("", lambda total, *_: total.frames.superseded),
+    "max-rejected": ("", lambda total, *_: sum(total.frames.rejected.values())),
+    "max-dropped": ("", lambda total, *_: sum(total.frames.dropped.values())),
+    "max-unanswered": ("", lambda total, *_: sum(total.frames.unanswered.values())),
+}
+
+
+RATIO = "max-jitter-ratio"
+
+
+def read_limits(settings: Mapping[str, object]) -> dict[str, float]:
+    """The limits that settings give, `max_age_p99` for max-age-p99; ConfigError names a key that is wrong."""
+    limits = {}
+    for key, value in settings.items():
+        name = key.replace("_", "-")
+        if name not in FIGURES:
+            raise ConfigError(f"limits.{key}: unknown key; known: {', '.join(FIGURES).replace('-', '_')}")
+        unit, _ = FIGURES[name]
+        try:
+            limits[name] = 1000 * parse_duration(str(value)) if unit else float(str(value))
+        except ValueError:
+            kind = "time such as 80ms or 0.1s" if unit else "number"
+            raise ConfigError(f"limits.{key}: {value!r} is not a {kind}") from None
+    return limits
+
+
+def judge(
+    limits: Mapping[str, float],
+    total: Summary,
+    robots: Sequence[Summary],
+    refused: int,
+    beside: Beside | None = None,
+) -> list[Check]:
+    """Check a run against its limits. limits: by the names of FIGURES, times in ms; RATIO needs chat. A refused robot,
+    and chat without a single answer, always fail.
+    """
+    figures = ((name, limit, *FIGURES[name]) for name, limit in limits.items())
+    checks = [Check(name, limit, figure(total, robots, beside), unit) for name, limit, unit, figure in figures]
+    if beside is not None:
+        checks.append(Check("min-chat-requests", 1, beside.chat.requests, ""))
+    if refused:
+        checks.append(Check("max-refused", 0, refused, " robots"))
+    return checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +144,7 @@ class Results:
 
 
 def results_of(run: Measurement, limits: Mapping[str, float], beside: Beside | None = None) -> Results:
-    """Compute all figures of a run. limits: thresholds by name, see verdict."""
+    """Compute all figures of a run. limits: see judge."""
     total = summarise(run, run.ledgers)
     robots = [summarise(run, [ledger]) for ledger in run.ledgers]
     predictions = [prediction_of(run.plan, each, robot) for each, robot in zip(run.forecasts, robots, strict=True)]
@@ -114,6 +196,21 @@ def results_json(results: Results) -> str:
         alone, ratio = _summary(results.beside.alone), results.beside.jitter_ratio(results.total)
         content |= {"alone": alone, "chat": asdict(results.beside.chat), "start_jitter_ratio": ratio}
     return json_text(content)
+
+
+def json_text(content: Any) -> str:
+    """Strict JSON: NaN and infinities become null."""
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def write_csv(path: Path, run: Measurement) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
 from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError, StartError
-from edgeflow_client.loadtest.ramp import follows, step_of
+from edgeflow_client.loadtest.measure import follows, step_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Pattern, Ramp
 from edgeflow_client.loadtest.robots.robot import LoadRobot
@@ -93,7 +93,7 @@ class LoadRun:
                 connection = connections[number % len(connections)]
                 random = Random(self._random.random())
                 robot = LoadRobot(
-                    number, self._plan.session, self._frames, connection=connection, clock=self._clock, random=random
+                    number, self._plan, self._frames, connection=connection, clock=self._clock, random=random
                 )
                 self._robots.append(robot)
             try:

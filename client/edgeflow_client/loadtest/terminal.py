@@ -1,17 +1,18 @@
-"""Commands in a terminal: their tables, and one line for an error."""
+"""Commands in a terminal: their settings, their tables, and one line for an error."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperCommand
 
-from edgeflow_client.errors import DependencyError, EdgeflowError, StartError
+from edgeflow_client.errors import ConfigError, DependencyError, EdgeflowError, StartError
 
 OF_THE_SYSTEM = (
     errno.ENOSPC,
@@ -26,6 +27,50 @@ OF_THE_SYSTEM = (
 )
 """A full or broken disk, a reader that has gone, no more descriptors, memory or processes."""
 WIDE = 140  # columns of tables that go to a file or a pipe
+
+
+def settings_of(
+    given: Sequence[str], options: Mapping[str, object], read: Callable[[str], object] = str
+) -> dict[str, object]:
+    """The values of `--set KEY=VALUE` and of options, by key; options that are None were not given."""
+    settings = {key: value for key, value in options.items() if value is not None}
+    for each in given:
+        key, equals, text = each.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"set: {each!r} is not KEY=VALUE")
+        if key in settings:
+            raise ConfigError(f"{key}: is given twice")
+        settings[key] = read(text)
+    return settings
+
+
+def setting_command(keys: Callable[[], Sequence[str]], renamed: Mapping[str, str]) -> type[TyperCommand]:
+    """The class of a command with `--set`, which answers an option that it does not have by the setting of that name.
+
+    renamed: settings of another name, by option.
+    """
+
+    class SettingCommand(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            try:
+                return super().parse_args(ctx, args)
+            except Exception as error:
+                if type(error).__name__ != "NoSuchOption":  # click's, of which some versions of typer have a copy
+                    raise
+                option = str(getattr(error, "option_name", ""))
+                key = {**_option_names(keys()), **renamed}.get(option.lstrip("-"))
+                if key is None:
+                    raise
+                raise ConfigError(f"{option}: is not an option; write --set {key}=VALUE") from None
+
+    return SettingCommand
+
+
+def _option_names(keys: Sequence[str]) -> dict[str, str]:
+    """Keys by the name that an option for them has: the key, or where no other has it, the last part of the key."""
+    last = {key.rpartition(".")[2].removesuffix("_s"): key for key in reversed(keys)}
+    names = {**last, **{key: key for key in keys}}
+    return {name.replace("_", "-").replace(".", "-"): key for name, key in names.items()}
 
 
 def table_console() -> Console:

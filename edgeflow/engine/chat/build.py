@@ -13,26 +13,25 @@ from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.chat import ChatConfig, ChatSlot
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
-from edgeflow.engine.chat.drafting import choose_drafts, draft_sizes, eagle_header
-from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.footprint import weight_bytes
+from edgeflow.engine.chat.engine import ChatEngine, recorded_shapes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
-from edgeflow.engine.chat.long import (
+from edgeflow.engine.chat.memory import (
+    MemoryNeed,
     SlotSize,
     folding_of,
     long_header,
+    memory_need,
     read_long,
     remarks,
     store_format,
+    weight_bytes,
 )
-from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
-from edgeflow.engine.chat.recordings import recorded_shapes
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.device import choose_device, choose_graphs
-from edgeflow.engine.drafts.kinds import DraftKind, sizes_of
+from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.graphs import Record
@@ -43,16 +42,16 @@ from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.table import check_kv
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, slot_bytes
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.memory import MemoryKV
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.model_paths import resolve_model
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.prompt import Prompt
+from edgeflow.models.published import read_published
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import ConfigError, RequestError

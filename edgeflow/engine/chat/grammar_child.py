@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from edgeflow.ipc.bounded_child import end_without_memory, limit_memory, limit_time, receive, send, step_back
+from edgeflow.ipc.bounded import end_without_memory, limit_memory, limit_time, receive, send, step_back
 
 COMPILE_S = 5  # processor time of one schema
 MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept

@@ -16,11 +16,11 @@ from edgeflow.engine.device import choose_dtype
 from edgeflow.engine.table import check_head, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.dimensions import SIGNATURES, stage_of
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import tune_options
-from edgeflow.kernels.table.shapes import SIGNATURES, stage_of
 from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
 from edgeflow.kernels.weights import FLOAT, FloatWeight
 from edgeflow.models.chat import ChatModel

@@ -13,12 +13,12 @@ import torch
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.chat.drafting import choose_drafts
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import SlotSize, folding_of, read_long, remarks, store_format
+from edgeflow.engine.chat.memory import SlotSize, folding_of, read_long, remarks, store_format
 from edgeflow.engine.chat.precision import choose_chat_dtype
 from edgeflow.engine.device import choose_device
+from edgeflow.engine.drafts.kinds import choose_drafts
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import load_chat_model

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.contract import StageProgram
-from edgeflow.engine.control.engine import Answer, EngineOptions
+from edgeflow.engine.control.engine import Answer, Chunked, EngineOptions, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.engine.flow.guidance import Previous
-from edgeflow.engine.flow.policy import FlowPolicy
-from edgeflow.engine.flow.program import FlowProgram, Steps
-from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
-from edgeflow.engine.flow.state import FlowState, lines_of
-from edgeflow.engine.graphs import Graphs, Record
+from edgeflow.engine.flow.guidance import Previous, guidance_of
+from edgeflow.engine.flow.policy import FlowPolicy, PrefixSegment, StepSegment
+from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
 from edgeflow.engine.policy import Policy
-from edgeflow.engine.program import PassOutputs
-from edgeflow.engine.stamps import CudaStamp, Stamp
 from edgeflow.kernels.kv.layout import on_device, uploaded
-from edgeflow.scheduler.plan import FrameRef, Move, Outcome, Pass, Segment
+from edgeflow.scheduler.plan import FrameRef, Move, Pass, Segment
 from edgeflow_client.errors import InvalidArgument
 
 SAME = 1e-6  # difference by which a normalised value counts as changed
@@ -42,12 +35,9 @@ class KeptStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Denoised(Outcome[FrameRef]):
-    """An outcome of a frame. values [M, H, A]: its chunks, normalised, behind its last step; kept: its step, where
-    steps are kept.
-    """
+class FlowOutcome(Chunked):
+    """An outcome of a frame. kept: its step, where steps are kept."""
 
-    values: NDArray[np.float64] | None = field(default=None, compare=False)
     kept: KeptStep | None = field(default=None, compare=False)
 
 
@@ -58,66 +48,28 @@ class FlowTicket(Ticket[FrameRef]):
     steps: Steps | None = None
 
 
-class FlowAnswers:
-    """The chunks of frames in flight (engine/control/engine.AnswerBook). steps: of each frame, where they are kept."""
-
-    def __init__(self) -> None:
-        self._frames: dict[FrameRef, list[Denoised]] = {}
-        self.steps: dict[FrameRef, tuple[KeptStep, ...]] = {}
-
-    def __contains__(self, frame: FrameRef) -> bool:
-        return frame in self._frames
-
-    def begin(self, frame: FrameRef, program: StageProgram) -> None:  # noqa: ARG002 - the last outcome has the chunk
-        self._frames[frame] = []
-
-    def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
-        for outcome in outcomes:
-            if outcome.sequence in self._frames and isinstance(outcome, Denoised):
-                self._frames[outcome.sequence].append(outcome)
-
-    def take(self, frame: FrameRef) -> Answer:
-        outcomes = self._frames.pop(frame)
-        if not outcomes or outcomes[-1].values is None:
-            raise RuntimeError(f"{frame} is done and no pass has answered it")
-        kept = tuple(outcome.kept for outcome in outcomes if outcome.kept is not None)
-        if kept:
-            self.steps[frame] = kept
-        return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
-
-    def drop(self, frame: FrameRef) -> None:
-        self._frames.pop(frame, None)
-
-
-class FlowEngine:
-    """Runs the passes of a flow policy (engine/control/engine.PassEngine). They are not replayed.
+class FlowEngine(PassEngine):
+    """Runs the passes of a flow policy. They are not replayed.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. stages: run its
     networks. keep_steps: outcomes have what their step was.
     """
 
-    graphs: Graphs[PassOutputs] | None = None
-    record: Record | None = None
-    near: tuple[bool, ...] = ()
-
     def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, keep_steps: bool = False) -> None:
         sizes = policy.sizes
-        self.policy = policy
+        self.policy: FlowPolicy = policy
         self.keep_steps = keep_steps
         self.sessions = slots // sizes.program.passes
         self.capacity = capacity
         self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
         self.stages = policy.stages(slots, capacity)
         self.launch_ahead = self.stages.launch_ahead
+        self.kv_bytes = self.stages.kv_bytes
         self._device = self.stages.device
         self.state = FlowState(slots, sizes, self._device)
         self._program = FlowProgram(sizes, self.state)
         self._prefixes = [0] * slots  # rows of the prefix in each slot, and whether its frame continues a chunk
         self._guided = [False] * slots
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.stages.kv_bytes
 
     def rows(self, prompt: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -150,7 +102,7 @@ class FlowEngine:
             steps=done if self.keep_steps else None,
         )
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Denoised]:
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[FlowOutcome]:
         """Wait for a pass; what each of its segments gave.
 
         A latent that is not finite at some step is not at any later one, so the chunk shows it.
@@ -165,18 +117,9 @@ class FlowEngine:
             for index, segment in enumerate(ticket.planned.segments)
         ]
 
-    def stamp(self) -> Stamp | None:
-        """A mark behind everything enqueued so far; None where launching computes."""
-        return CudaStamp(self._device) if self._device.type == "cuda" else None
-
-    def answers(self) -> FlowAnswers:
-        return FlowAnswers()
-
-    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
-        """[horizon, D] of one candidate, in the units of the policy's schema."""
-        if answer.values is None:
-            raise ValueError(f"the answer to {answer.frame} has no actions")
-        return self.policy.actions(answer.values[candidate], unnorm_key)
+    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
+        kept = tuple(outcome.kept for outcome in outcomes if outcome.kept is not None)
+        return replace(super().answer(frame, passes, outcomes), steps=kept)
 
     def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
         """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
@@ -233,11 +176,11 @@ class FlowEngine:
 
     def _outcome(
         self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]], kept: KeptStep | None
-    ) -> Denoised:
+    ) -> FlowOutcome:
         if segment.stage < self.policy.sizes.steps:
-            return Denoised(segment.sequence, (), kept=kept)
+            return FlowOutcome(segment.sequence, (), kept=kept)
         values = next(chunks)
-        return Denoised(segment.sequence, (), bool(np.isfinite(values).all()), values=values, kept=kept)
+        return FlowOutcome(segment.sequence, (), bool(np.isfinite(values).all()), values=values, kept=kept)
 
 
 def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:

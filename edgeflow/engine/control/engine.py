@@ -1,22 +1,31 @@
-"""The interface between the control plane and the engine of a policy, however its answers come about."""
+"""The engines of policies as the control plane sees them: of policies that answer in one pass, and of action tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edgeflow.contract import StageProgram
-from edgeflow.engine.executor import Ticket
+from edgeflow.engine.contract import Drafting
+from edgeflow.engine.executor import Executor, Stamp, Ticket, stamp_on
 from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.graphs import Graphs, Record
-from edgeflow.engine.policy import Policy
+from edgeflow.engine.policy import Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.program import PassOutputs
-from edgeflow.engine.stamps import Stamp
-from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
+from edgeflow.kernels.kv.layout import on_device
+from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.table.implementations import Hardware
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 from edgeflow.scheduler.ring import Shift
 
@@ -40,8 +49,8 @@ class Answer:
     """The whole answer to a frame. finite: False when a number behind it was not.
 
     token_ids: its K action tokens, the first `settled` of which are settled; the others are what its last pass gave
-    behind wrong drafts. values: [horizon, D] normalised actions of a policy without tokens, or [M, horizon, A] of M
-    candidates.
+    behind wrong drafts. values [M, horizon, A]: M candidates, normalised; None where the answer has tokens. steps: of a
+    flow policy whose engine keeps them.
     """
 
     frame: FrameRef
@@ -49,75 +58,249 @@ class Answer:
     token_ids: tuple[int, ...] = ()
     settled: int = 0
     values: NDArray[np.float64] | None = None
-
-    @property
-    def candidates(self) -> NDArray[np.float64] | None:
-        """values [M, horizon, A]; None where the answer has tokens."""
-        if self.values is None:
-            return None
-        return self.values.reshape(-1, *self.values.shape[-2:])
+    steps: tuple[Any, ...] = ()
 
 
-class AnswerBook(Protocol):
-    """The answers of frames in flight, as their passes give them. Frames that were not begun are ignored."""
+@dataclass(frozen=True, slots=True)
+class Chunked(Outcome[FrameRef]):
+    """An outcome of a frame whose answer is chunks. values: as of Answer; None before its last pass."""
 
-    def __contains__(self, frame: FrameRef) -> bool: ...
+    values: NDArray[np.float64] | None = field(default=None, compare=False)
 
-    def begin(self, frame: FrameRef, program: StageProgram) -> None: ...
+
+class AnswerBook:
+    """The answers of frames in flight, as their passes give them. Frames that were not begun are ignored.
+
+    answer: of a frame, the passes of its program, and what its passes gave.
+    """
+
+    def __init__(self, answer: Callable[[FrameRef, int, list[Any]], Answer]) -> None:
+        self._answer = answer
+        self._frames: dict[FrameRef, tuple[int, list[Any]]] = {}
+
+    def __contains__(self, frame: FrameRef) -> bool:
+        return frame in self._frames
+
+    def begin(self, frame: FrameRef, program: StageProgram) -> None:
+        self._frames[frame] = program.passes, []
 
     def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
         """Note what a pass gave."""
-        ...
+        for outcome in outcomes:
+            if outcome.sequence in self._frames:
+                self._frames[outcome.sequence][1].append(outcome)
 
     def take(self, frame: FrameRef) -> Answer:
         """The answer of a frame that is done, which is forgotten."""
-        ...
+        return self._answer(frame, *self._frames.pop(frame))
 
     def drop(self, frame: FrameRef) -> None:
         """Forget a frame that left without an answer."""
-        ...
+        self._frames.pop(frame, None)
 
 
-class PassEngine(Protocol):
+class PassEngine:
     """Runs the passes of a policy. One device, one caller, passes in order.
 
     sessions: that it has room for. near: as of TokenPolicy, empty where answers have no tokens. launch_ahead, graphs,
     record: as of Executor. text_rows: the most rows of an instruction. kv_bytes: memory of the slots.
+    The methods that are not abstract are those of policies whose answers are chunks.
     """
 
+    policy: Policy
     sessions: int
-    near: tuple[bool, ...]
-    launch_ahead: int
-    graphs: Graphs[PassOutputs] | None
-    record: Record | None
     text_rows: int
+    kv_bytes: int = 0
+    near: tuple[bool, ...] = ()
+    launch_ahead: int = 0
+    graphs: Graphs[PassOutputs] | None = None
+    record: Record | None = None
+    _device: torch.device
 
-    @property
-    def policy(self) -> Policy: ...
+    def rows(self, prompt: Any) -> int:
+        """Rows of a frame's prompt, where its answer takes several passes."""
+        raise NotImplementedError
 
-    @property
-    def kv_bytes(self) -> int: ...
+    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
+        """Start a pass, and fetch what it gives."""
+        raise NotImplementedError
 
-    def stamp(self) -> Stamp | None: ...
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]:
+        """Wait for a pass; what each of its segments gave."""
+        raise NotImplementedError
 
-    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]: ...
+    def stamp(self) -> Stamp | None:
+        """As of Executor."""
+        return stamp_on(self._device)
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]: ...
+    def answers(self) -> AnswerBook:
+        return AnswerBook(self.answer)
 
-    def answers(self) -> AnswerBook: ...
+    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:  # noqa: ARG002 - of tokens alone
+        """The answer to a frame that is done, from what each of its passes gave."""
+        if not outcomes or outcomes[-1].values is None:
+            raise RuntimeError(f"{frame} is done and no pass has answered it")
+        return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
 
-    def continued(self, prompt: Any, previous: Previous) -> Any:
+    def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - of chunks that can continue alone
         """The prompt, whose answer continues the chunk being played; as it is where answers cannot.
 
         InvalidArgument for a chunk or a delay that it cannot continue.
         """
-        ...
+        return prompt
 
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:
         """[horizon, D] of one candidate, in the units of the policy's schema."""
-        ...
+        if answer.values is None:
+            raise ValueError(f"the answer to {answer.frame} has no actions")
+        return cast("OnePassPolicy | FlowPolicy", self.policy).actions(answer.values[candidate], unnorm_key)
 
-    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - as of `continued`
         """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
         sent, by bounds or by limits on the motion."""
-        ...
+        return values
+
+
+class OnePassEngine(PassEngine):
+    """Runs the frames of a pass as one batch, and keeps nothing. Passes are not replayed.
+
+    launch_ahead: 0 everywhere, since a frame that waits behind a pass can still be replaced by a newer one.
+    """
+
+    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
+        self.policy: OnePassPolicy = policy
+        self.sessions = sessions
+        self.text_rows = text_rows
+        self.kv_bytes = kv_bytes
+        self._device = policy.device
+
+    @torch.inference_mode()
+    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
+        """Start a pass over the frames of its prompts, and fetch what it gives."""
+        started = self.stamp()
+        values = self.policy.run([prompts[segment.sequence] for segment in planned.prefills])
+        return Ticket(
+            planned=planned,
+            samples=(1,) * len(planned.segments),
+            results=values.to("cpu", torch.float64, non_blocking=True, copy=True),
+            logits=None,
+            started=started,
+            done=self.stamp(),
+        )
+
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]:
+        """Wait for a pass; the chunk of each of its frames."""
+        if ticket.done is not None:
+            ticket.done.wait()
+        chunks = cast("Tensor", ticket.results).numpy()
+        finite = np.isfinite(chunks).all(axis=(1, 2))
+        lines = zip(ticket.planned.segments, chunks, finite, strict=True)
+        return [Chunked(segment.sequence, (), bool(sound), values=values[None]) for segment, values, sound in lines]
+
+
+def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
+    """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass."""
+    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows, kv_bytes)
+
+
+class ActionTokens:
+    """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
+
+    components = 1
+    keeps_ids = False
+
+    def __init__(self, policy: TokenPolicy, device: torch.device) -> None:
+        self._policy = policy
+        self.drafting = Drafting(on_device(policy.first_guess, device), on_device(policy.near, device))
+        self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
+
+    @property
+    def decoder(self) -> Decoder:
+        return self._policy.decoder
+
+    def count(self, rows: int) -> int:
+        return rows - self._policy.image_tokens
+
+    def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
+        return self._pixel_bytes
+
+    def numbers(self, prompt: PreparedFrame, rows: int) -> Sequence[int]:  # noqa: ARG002
+        return prompt.prompt_ids
+
+    def payload(self, prompt: PreparedFrame) -> Tensor:
+        return prompt.pixel_values
+
+    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
+        return self._policy.embed_rows(pixels, numbers)
+
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        raise ValueError("the tokens of these prompts are not kept")
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> None:
+        """None: rows rotate by where they are placed."""
+
+
+class PolicyEngine(Executor, PassEngine):
+    """The executor of a policy, with slots for whole rings of K.
+
+    capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
+    how rings rotate then. kv_format: how keys and values are stored. Other options: as of Executor. Without graphs, and
+    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts settle.
+    """
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        slots: int,
+        capacity: int,
+        *,
+        graphs: bool = False,
+        shift: Shift = Shift.ROTATE,
+        kv_format: KVFormat = DENSE,
+        **options: Any,
+    ) -> None:
+        check_action_tokens("policy.kv", kv_format, policy.K)
+        shortest = policy.image_tokens + 1
+        classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
+        kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
+        super().__init__(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
+        self.policy: TokenPolicy = policy
+        self.near = policy.near
+        self.sessions = slots // policy.K
+        self.capacity = capacity
+        self.kv_bytes = kv.nbytes
+        self.text_rows = capacity - policy.image_tokens - policy.K
+        table = options.get("table") or built_in_table()
+        if self.launch_ahead and not graphs:
+            hardware = Hardware.of(kv.data.device)
+            self.launch_ahead = int(not table.reads_places(policy.decoder.name, kv.format.name, hardware, kv.dtype))
+
+    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
+        tokens = [token for outcome in outcomes for token in outcome.tokens][:passes]
+        finite, guesses = all(outcome.finite for outcome in outcomes), passes - len(tokens)
+        if guesses:
+            finite = finite and outcomes[-1].guesses_finite
+        ids = (*tokens, *outcomes[-1].guesses[:guesses])
+        return Answer(frame=frame, finite=finite, token_ids=ids, settled=len(tokens))
+
+    def rows(self, prompt: PreparedFrame) -> int:
+        """Rows of a prompt."""
+        return self.policy.image_tokens + len(prompt.prompt_ids)
+
+    def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
+        return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
+
+
+def token_engine(policy: Policy, options: EngineOptions) -> PolicyEngine:
+    """The engine of a token policy, with a ring of K slots for each session."""
+    served = cast("TokenPolicy", policy)
+    return PolicyEngine(
+        served,
+        options.sessions * served.K,
+        served.image_tokens + options.text_rows + served.K,
+        table=options.table,
+        graphs=options.graphs,
+        shift=options.shift,
+        kv_format=served.kv_format,
+    )

@@ -1,30 +1,63 @@
-"""Runs of the real scheduler and engine without sockets: verification, tests, benchmarks, warm-up."""
+"""Runs of the real scheduler and engine without sockets, and made-up observations for them: verification, tests,
+benchmarks, warm-up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.contract import Pace, Speculation, StageProgram
+from edgeflow.contract import Image, Observation, Pace, PolicyInputs, Speculation, StageProgram
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.executor import Ticket
+from edgeflow.engine.policy import Policy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow_client.types import Mode
 
+SIDE = 224
+"""Pixels of each side of a camera whose size the policy leaves open."""
 
-class FrameEngine(PassEngine, Protocol):
-    """An engine whose answers take several passes."""
 
-    def rows(self, prompt: Any) -> int:
-        """Rows of a frame's prompt."""
-        ...
+def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side: int = SIDE) -> Iterator[Observation]:
+    """Observations of noise, the same for the same count; state of zeros."""
+    generator = np.random.default_rng(0)
+    for _ in range(count):
+        images = {}
+        for camera in inputs.cameras:
+            height, width = camera.height or side, camera.width or side
+            pixels = generator.integers(0, 256, (height, width, 3), np.uint8)
+            images[camera.name] = Image(height, width, pixels.tobytes())
+        state = {vector.name: (0.0,) * vector.size for vector in inputs.state}
+        yield Observation(images=images, state=state, instruction=instruction)
+
+
+@contextmanager
+def uncounted(policy: Policy) -> Iterator[None]:
+    """Within it, frames are made up: what the policy counts of them is forgotten."""
+    counted = policy.unusual_states
+    try:
+        yield
+    finally:
+        policy.unusual_states = counted
+
+
+def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:
+    """The observations with every pixel a level brighter, the brightest a level darker."""
+    for observation in observations:
+        images = {}
+        for name, image in observation.images.items():
+            pixels = np.frombuffer(image.data, np.uint8)
+            images[name] = replace(image, data=np.where(pixels < 255, pixels + 1, 254).astype(np.uint8).tobytes())
+        yield replace(observation, images=images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +83,7 @@ class OfflineRun:
 
     def __init__(
         self,
-        engine: FrameEngine,
+        engine: PassEngine,
         scheduler: Scheduler,
         modes: Sequence[Mode | Pace],
         depth: int = 0,
@@ -159,7 +192,7 @@ def program_of(engine: PassEngine) -> StageProgram:
     return max((policy.program(key) for key in policy.unnorm_keys), key=lambda program: program.passes)
 
 
-def decode_serially(engine: FrameEngine, frames: Iterable[Any]) -> list[Decoded]:
+def decode_serially(engine: PassEngine, frames: Iterable[Any]) -> list[Decoded]:
     """Answer each frame by itself, pass after pass: the reference of every other mode."""
     scheduler = Scheduler(limits_for(program_of(engine).passes))
     return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

@@ -12,16 +12,22 @@ import numpy as np
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
-from edgeflow.engine.control.departures import departed, dropped
 from edgeflow.engine.control.engine import Answer, PassEngine
-from edgeflow.engine.control.observations import observation_of, state_of
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.control.steady import SteadyTokens
-from edgeflow.engine.control.tracks import Begun, Opened, Track
+from edgeflow.engine.control.tracks import (
+    Begun,
+    Opened,
+    SteadyTokens,
+    Track,
+    departed,
+    dropped,
+    observation_of,
+    state_of,
+)
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
+from edgeflow.engine.executor import Running
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.policy import Vectors
-from edgeflow.engine.running import Running
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameResult,
@@ -108,8 +114,8 @@ class ControlPlane:
 
     @property
     def unusual_states(self) -> int:
-        """Frames whose state was outside its statistics, where the policy counts them."""
-        return int(getattr(self._engine.policy, "unusual_states", 0))
+        """Frames whose state was outside its statistics."""
+        return self._engine.policy.unusual_states
 
     @property
     def eager_passes(self) -> int:
@@ -292,7 +298,7 @@ class ControlPlane:
         chosen, report = self._choose(answer, track, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
-            values = answer.candidates
+            values = answer.values
             if values is not None:
                 values = self._engine.played(values[chosen.index], chosen.actions)
             opened.chunks.keep(track.message, chosen.actions, values, report)
@@ -317,7 +323,7 @@ class ControlPlane:
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
         """
-        candidates, plan, seam = answer.candidates, track.plan, track.seam
+        candidates, plan, seam = answer.values, track.plan, track.seam
         if opened.chunks is not None and (plan is not None or opened.trajectory.limits):
             found, _ = opened.chunks.plan(track.message)
             plan, seam = (found, seam if plan else Seam.CONTINUED) if found else (plan, seam)

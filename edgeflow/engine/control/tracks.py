@@ -1,19 +1,53 @@
-"""Records of the control plane: a frame in flight, the frames that a pass begins with, an open session."""
+"""The frames and sessions of the control plane: observations, frames in flight, open sessions, frames that leave."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from edgeflow.contract import StageProgram
+from edgeflow.contract import Observation, PolicyInputs, StageProgram
 from edgeflow.engine.control.continuity import Continuity, Plan
-from edgeflow.engine.control.steady import SteadyTokens
 from edgeflow.engine.control.trajectory import Trajectory
-from edgeflow.engine.stamps import Stamp
-from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.scheduler.plan import FrameRef
+from edgeflow.engine.executor import Stamp
+from edgeflow.ipc.messages import FrameDropped, SubmitFrame
+from edgeflow.scheduler.plan import FrameRef, Leaving
+from edgeflow_client.errors import WorkerError
+from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
-from edgeflow_client.types import ActionSchema
+from edgeflow_client.types import ActionSchema, Disposition
+
+AGREEMENT_BINS = 2
+
+
+class SteadyTokens:
+    """The last such tokens of one session. One that is not settled changes only when two frames in a row agree on it.
+
+    near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
+    that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
+    """
+
+    def __init__(self, near: Sequence[bool]) -> None:
+        self._exact = [index for index, is_near in enumerate(near) if not is_near]
+        self._epoch = 0
+        self._before: dict[int, int] = {}
+        self._in_force: dict[int, int] = {}
+
+    def of(self, epoch: int, tokens: Sequence[int], settled: int) -> tuple[int, ...]:
+        """The tokens to act on [K]. settled: how many of them are."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._before.clear()
+            self._in_force.clear()
+        chosen = list(tokens)
+        for index in self._exact:
+            token = tokens[index]
+            agreed = abs(token - self._before.get(index, token)) <= AGREEMENT_BINS
+            if index >= settled and not agreed:
+                chosen[index] = self._in_force[index]
+            self._before[index], self._in_force[index] = token, chosen[index]
+        return tuple(chosen)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,3 +98,73 @@ class Opened:
     def follows(self) -> bool:
         """True if what answers a frame depends on the answers before it."""
         return self.chunks is not None and (self.rtc or self.trajectory.limits)
+
+
+def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
+    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    state = state_of(message, inputs)
+    return Observation(
+        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
+        state=state,
+        instruction=message.instruction,
+        stamp_ns=message.stamp_ns,
+    )
+
+
+def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
+    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
+    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
+        raise WorkerError(
+            f"a frame has {images} images and {len(message.state)} numbers; "
+            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
+        )
+    vectors = zip(inputs.state, accumulate(sizes), strict=True)
+    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
+
+
+_DEPARTURES = {
+    Leaving.SUPERSEDED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.SUPERSEDED,
+        "a newer frame came before this one was started",
+    ),
+    Leaving.OVERTAKEN: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.OVERTAKEN,
+        "a newer frame was answered first",
+    ),
+    Leaving.EXPIRED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.ACTION_TOO_OLD,
+        "it was too old to be answered, and a newer frame is in flight",
+    ),
+    Leaving.EPOCH_CHANGED: (
+        Disposition.DROPPED,
+        "ABORTED",
+        Reason.EPOCH_CHANGED,
+        "the instruction or episode changed while this frame was under way",
+    ),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
+}
+
+
+def departed(ref: FrameRef, why: Leaving) -> FrameDropped:
+    """The message about a frame that left the scheduler."""
+    return dropped(ref, *_DEPARTURES[why])
+
+
+def dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
+    """The message about a frame that left."""
+    return FrameDropped(
+        session=ref.session,
+        epoch=ref.epoch,
+        seq=ref.seq,
+        disposition=disposition.value,
+        code=code,
+        reason=reason,
+        text=text,
+    )

@@ -8,16 +8,15 @@ from typing import cast
 
 import torch
 
-from edgeflow.artifacts.files import loaded_bytes, open_artifact
+from edgeflow.artifacts.files import TokenForm, loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.artifacts.token_form import TokenForm
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.exported.loading import load_token_graphs, token_form
 from edgeflow.engine.exported.placement import check_host
-from edgeflow.engine.exported.tokens import StaticDecoder
-from edgeflow.models.chat import ChatModel, PublishedChat, read_published
+from edgeflow.engine.exported.tokens import StaticDecoder, load_token_graphs, token_form
+from edgeflow.models.chat import ChatModel
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.published import PublishedChat, read_published
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError

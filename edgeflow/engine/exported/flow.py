@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import KVForm
+from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.engine.flow.stages import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
+from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 
 CPU = torch.device("cpu")
 BOUND = 256
@@ -51,7 +50,7 @@ class FlowGraphs:
 
 @dataclass(frozen=True, slots=True)
 class StaticNetwork:
-    """engine/flow/stages.StagedNetwork of an artifact: float32 on the host."""
+    """engine/flow/policy.StagedNetwork of an artifact: float32 on the host."""
 
     graphs: FlowGraphs
     device: torch.device = CPU
@@ -77,7 +76,7 @@ class _Held:
 
 
 class StaticStages:
-    """engine/flow/stages.FlowStages of graphs. kv [layers, 2, S, T, KH, D]: graphs read and write it in place. S: at
+    """engine/flow/policy.FlowStages of graphs. kv [layers, 2, S, T, KH, D]: graphs read and write it in place. S: at
     least the largest batch.
     """
 
@@ -154,7 +153,7 @@ class StaticStages:
 
 
 class StaticPass:
-    """engine/flow/stages.PlacedPass of graphs."""
+    """engine/flow/policy.PlacedPass of graphs."""
 
     def __init__(
         self,

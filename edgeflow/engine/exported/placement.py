@@ -1,4 +1,4 @@
-"""Where exported graphs run."""
+"""Where exported graphs run, and the prompts that they hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.policy import Placement
-from edgeflow_client.errors import ConfigError
+from edgeflow.engine.policy import INSTRUCTION, Placement, Policy
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.reasons import Reason
 
 
 def runtime_of(config: ServiceConfig) -> Runtime:
@@ -18,6 +19,24 @@ def runtime_of(config: ServiceConfig) -> Runtime:
 def check_placement(placement: Placement) -> None:
     """ConfigError for a device or a dtype that graphs do not have."""
     check_host(placement.device, str(placement.dtype).removeprefix("torch."))
+
+
+def check_prompt(tokens: int, most: int) -> None:
+    """InvalidArgument for a prompt that no bucket holds."""
+    if tokens > most:
+        raise InvalidArgument(
+            f"has {tokens} prompt tokens; the model was exported for {most}",
+            field="instruction",
+            reason=Reason.INSTRUCTION_TOO_LONG,
+        )
+
+
+def check_text(policy: Policy) -> None:
+    """CheckpointError for a policy whose buckets do not hold an ordinary instruction."""
+    try:
+        policy.text_rows(INSTRUCTION)
+    except InvalidArgument as error:
+        raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
 
 
 def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import KVForm
-from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
+from edgeflow.artifacts.files import TokenForm
+from edgeflow.artifacts.manifest import Array, KVForm, Manifest, kv_arrays, spec, zeros
+from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, load_sessions
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -282,3 +283,22 @@ class _Step:
             outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
             self._bound[first] = self._session.bind(self._inputs | kv_arrays(past), outputs)
         return self._bound[first]
+
+
+def token_form(config: LlamaConfig, images: tuple[int, ...] | None) -> TokenForm:
+    """The form of a decoder's graphs. images: the shape of pixel_values of a policy; None of a chat model."""
+    return TokenForm(
+        layers=config.num_hidden_layers,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        width=config.hidden_size,
+        vocabulary=config.vocab_size,
+        images=() if images is None else (spec("pixel_values", *images),),
+        chunks=images is None,
+    )
+
+
+def load_token_graphs(folder: Path, manifest: Manifest, form: TokenForm, runtime: Runtime) -> TokenGraphs:
+    """Compare the files with the manifest and load the graphs; CheckpointError or ConfigError says what is wrong."""
+    sessions = load_sessions(folder, manifest, runtime)
+    return TokenGraphs(kv=manifest.kv, width=form.width, vocabulary=form.vocabulary, embeds=form.chunks, **sessions)

@@ -1,7 +1,7 @@
 """The rows of static graphs of a flow policy, and what they see.
 
 A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the places that
-are left over. Positions and masks are those of the packed layout (layout.py), spread over the bucket's places.
+are left over. Positions and masks are those of the packed layout (packed.py), spread over the bucket's places.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.engine.flow.layout import FlowLayouts, FlowPlaces
-from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
+from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces
+from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.models.grouped import CROSS
 

@@ -58,7 +58,7 @@ class FlowSizes:
 
     @property
     def state_numbers(self) -> int:
-        """All of these, in float32 (engine/flow/state.py)."""
+        """All of these, in float32 (engine/flow/program.py)."""
         return sum(self.state_widths)
 
     @property

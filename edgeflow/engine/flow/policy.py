@@ -1,9 +1,14 @@
-"""The interface between the flow engine and policies whose answers are denoised: a prefix once, then Euler steps of an
-action expert over its slot."""
+"""The interfaces between the flow engine, the networks of a policy over KV slots, and flow policies: a prefix once,
+then Euler steps of an action expert over its slot.
+
+The engine knows the slot of each frame and its step; it keeps the latents, guides them and integrates them
+(engine/flow/program.py). The stages keep the prefixes and give velocities.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,11 +18,115 @@ from torch import Tensor
 
 from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.stages import FlowStages
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
 from edgeflow.models.stack_norms import Condition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixSegment:
+    """The prefix of a frame that begins. rows: L_P."""
+
+    slot: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSegment:
+    """A step of a frame. prefix: L_P, rows of its prefix. step: 1 to N."""
+
+    slot: int
+    prefix: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixInputs:
+    """The inputs of B frames that begin, on the device. pixels [C, 3, h, w] of each; state [B, S]."""
+
+    pixels: Sequence[Tensor]
+    state: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """The inputs of n frames that step, M candidates of each behind each other, on the device.
+
+    x [n M, H, A]; time [n M] float32: flow time; clean [n M, H] bool: rows whose time is 0; state [n M, S'].
+    """
+
+    x: Tensor
+    time: Tensor
+    clean: Tensor
+    state: Tensor
+
+
+class PlacedPass(Protocol):
+    """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
+    steps [n], from 0, of those that step."""
+
+    @property
+    def begin(self) -> Tensor: ...
+
+    @property
+    def slots(self) -> Tensor: ...
+
+    @property
+    def steps(self) -> Tensor: ...
+
+    def run(self, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
+        """Write the prefixes of the frames that begin to their slots; the velocities [n M, H, A] float32 of those that
+        step, None where none does."""
+        ...
+
+
+class FlowStages(Protocol):
+    """The networks of a flow policy over KV slots.
+
+    launch_ahead: as of PassEngine, 1 where running only enqueues.
+    """
+
+    launch_ahead: int
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the slots."""
+        ...
+
+    def rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        ...
+
+    def place(
+        self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
+    ) -> PlacedPass:
+        """The places of a pass's rows. ids: text of each frame that begins."""
+        ...
+
+    def copy_prefix(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of a slot to another one."""
+        ...
+
+
+class StagedNetwork(Protocol):
+    """The networks of a policy, which make stages over so many slots."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def prefix_rows(self, frame: FlowFrame) -> int:
+        """Rows of a frame's prefix."""
+        ...
+
+    def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
+        """capacity: positions of a slot that a frame may use, prefix and step."""
+        ...
 
 
 class FlowNetwork(Protocol):
@@ -51,11 +160,6 @@ class FlowPolicy(Policy, Protocol):
     sizes: FlowSizes
     device: torch.device
     dtype: torch.dtype
-
-    @property
-    def rtc(self) -> RTCSettings | None:
-        """How answers continue the chunk being played; None where they cannot."""
-        ...
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots. capacity: positions of a slot, prefix and step."""

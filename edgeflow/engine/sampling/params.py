@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from edgeflow.models.generation_config import GenerationConfig
+from edgeflow.models.published import GenerationConfig
 from edgeflow_client.errors import InvalidArgument
 
 MAX_LOGPROBS = 5

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from edgeflow.engine.sampling.draw import Cuts, Rules, draw, shares
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
-from edgeflow.kernels.greedy import Greedy
 from edgeflow.kernels.kv.layout import uploaded
+from edgeflow.kernels.row_operators import Greedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,17 @@ says how much is used, so nothing depends on where the rows go, and nothing divi
 
 Rows that are not causal are served by the prefill wrapper with a mask, where the host knows the slots. In a graph, and
 by BatchAttention, they are refused.
+
+A store's slots of T positions are pages of P positions, P a divisor of T: page j of slot s is page s * T / P + j of the
+same memory. FlashInfer divides long slots among blocks by whole pages, so pages are short; a capacity that is a
+multiple of PAGE_ROWS gives the fewest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -19,10 +24,9 @@ import flashinfer
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.flashinfer.pages import PageTable, as_pages, page_size
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
-from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.slots import PAGE_ROWS, KVSlots
 from edgeflow.kernels.packed_attention import Attend
 from edgeflow_client.errors import ConfigError
 
@@ -302,3 +306,41 @@ def _check(q: Tensor) -> None:
             f"operator packed_attention: flashinfer takes heads of 64, 128 or 256 numbers, not {q.shape[2]}: "
             "name another implementation in the overlay"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """The N spans of a pass, in their order.
+
+    rows [N + 1]: the first query of each; pages [N + 1]: its first entry in `indices`; last [N]: positions used of its
+    last page, 1 .. P; ends [N]: keys that its last query sees.
+    """
+
+    rows: list[int]
+    pages: list[int]
+    indices: list[int]
+    last: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], capacity: int) -> PageTable:
+        """capacity: T, positions per slot."""
+        size = page_size(capacity)
+        rows, pages, indices = [0], [0], list[int]()
+        ends = [span.start + span.length for span in spans]
+        for span, end in zip(spans, ends, strict=True):
+            first = span.slot * (capacity // size)
+            indices += range(first, first + -(-end // size))
+            rows.append(rows[-1] + span.length)
+            pages.append(len(indices))
+        return cls(rows, pages, indices, [(end - 1) % size + 1 for end in ends], ends)
+
+
+def page_size(capacity: int) -> int:
+    """P: the largest power of two up to PAGE_ROWS that divides a slot's capacity."""
+    return math.gcd(capacity, PAGE_ROWS)
+
+
+def as_pages(slots: Tensor) -> Tensor:
+    """[S, T, KH, D] → [S * T / P, P, KH, D], the same memory."""
+    return slots.view(-1, page_size(slots.shape[1]), *slots.shape[2:])

@@ -14,14 +14,74 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import KVName
-from edgeflow.kernels.kv.int4 import GROUP, INT4
-from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
+from edgeflow.kernels.kv.int4 import GROUP, RING, Int4Layer
 from edgeflow_client.errors import ConfigError
 
 Pair = tuple[Tensor, Tensor]
 Places = slice | Tensor
 Project = Callable[[Tensor], Tensor]
 """[n, KH D] → [n, KH D]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVShape:
+    """The sizes of a store besides its number of slots. capacity: positions of a slot; dtype: of the model."""
+
+    layers: int
+    capacity: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+class UnfoldedFormat:
+    """Common part of KV formats whose slots hold every position of a sequence (formats.KVFormat)."""
+
+    memory = None
+
+    def longest(self, capacity: int) -> int:
+        return capacity
+
+    def turned(self, capacity: int) -> int:
+        return capacity
+
+    def reusable(self, known: int) -> int:
+        return known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVTensor:
+    """A tensor of a store: [layers, kinds, S, lines, heads, width].
+
+    positions: how many positions each line stands for: 1, a group, or the capacity for one line per slot.
+    moved: False for what is used within one layer of a pass only; moves of positions leave it where it is.
+    """
+
+    layers: int
+    kinds: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    positions: int = 1
+    moved: bool = True
+
+    def lines(self, positions: int) -> int:
+        """Lines of the first `positions` positions of a slot."""
+        return -(-positions // self.positions)
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Memory of a slot of `capacity` positions."""
+        return self.layers * self.kinds * self.lines(capacity) * self.heads * self.width * self.dtype.itemsize
+
+    def allocate(self, slots: int, capacity: int, device: torch.device) -> Tensor:
+        shape = self.layers, self.kinds, slots, self.lines(capacity), self.heads, self.width
+        return torch.zeros(shape, dtype=self.dtype, device=device)
+
+    def line_moves(self, moves: Tensor) -> Tensor:
+        """Moves [M, 3] of positions (kernels/kv/shift_kv.py) as moves of lines, on the same device."""
+        if self.positions == 1:
+            return moves
+        return torch.cat([moves[:, :2], -(-moves[:, 2:] // self.positions)], dim=1)
 
 
 class KVLayer(Protocol):
@@ -176,12 +236,48 @@ class LatentKV(UnfoldedFormat):
         return DenseLayer(rows, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Int4KV(UnfoldedFormat):
+    """Keys and values in 4 bits."""
+
+    name: str = "int4"
+
+    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
+        layers, heads, width = shape.layers, shape.kv_heads, shape.head_dim
+        codes = KVTensor(layers=layers, kinds=2, heads=heads, width=width // 2, dtype=torch.uint8)
+        key_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=width, dtype=torch.int16, positions=GROUP)
+        value_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=1, dtype=torch.int16)
+        newest = KVTensor(
+            layers=layers, kinds=1, heads=RING * heads, width=width, dtype=shape.dtype, positions=shape.capacity
+        )
+        exact = KVTensor(
+            layers=1, kinds=1, heads=GROUP * heads, width=width, dtype=shape.dtype, positions=GROUP, moved=False
+        )
+        return codes, key_grids, value_grids, newest, exact
+
+    def layer(self, tensors: tuple[Tensor, ...], index: int) -> Int4Layer:
+        codes, key_grids, value_grids, newest, exact = tensors
+        slots, heads, width = codes.shape[2], codes.shape[4], newest.shape[5]
+        keys, values = codes[index].unbind()
+        return Int4Layer(
+            keys=keys,
+            values=values,
+            key_grids=key_grids[index],
+            value_grids=value_grids[index, ..., 0],
+            newest=newest[index].view(slots, RING, heads, width),
+            exact=exact.view(slots, -1, heads, width),
+        )
+
+    def reusable(self, known: int) -> int:
+        return known - known % GROUP
+
+
 def _numbers(shape: KVShape, width: int, dtype: torch.dtype) -> KVTensor:
     """So many numbers for every head of a key and a value."""
     return KVTensor(layers=shape.layers, kinds=2, heads=shape.kv_heads, width=width, dtype=dtype)
 
 
-DENSE, LATENT = DenseKV(), LatentKV()
+DENSE, LATENT, INT4 = DenseKV(), LatentKV(), Int4KV()
 INT8, FP8 = ScaledKV("int8", torch.int8), ScaledKV("fp8", torch.float8_e4m3fn)
 
 CONFIGURED: Mapping[KVName, KVFormat] = {"model": DENSE, "int8": INT8, "fp8": FP8, "int4": INT4}

@@ -1,4 +1,4 @@
-"""The KV format of 4 bits: keys per channel over groups of 32 positions, values per position and head.
+"""Keys and values in 4 bits: keys per channel over groups of 32 positions, values per position and head.
 
 The keys of a group are kept as they are until it is full. The row at position p sees those of its unfinished group as
 they are, and those of every group before it in 4 bits: `in_four_bits(p)` places. So what a row sees does not depend
@@ -13,8 +13,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-
-from edgeflow.kernels.kv.tensors import KVShape, KVTensor, UnfoldedFormat
 
 GROUP = 32
 RING = 2 * GROUP
@@ -103,42 +101,6 @@ class Int4Layer:
         return keys, grids.numbers(unpacked(self.values[slots, place]))
 
 
-@dataclass(frozen=True, slots=True)
-class Int4KV(UnfoldedFormat):
-    """Keys and values in 4 bits."""
-
-    name: str = "int4"
-
-    def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
-        layers, heads, width = shape.layers, shape.kv_heads, shape.head_dim
-        codes = KVTensor(layers=layers, kinds=2, heads=heads, width=width // 2, dtype=torch.uint8)
-        key_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=width, dtype=torch.int16, positions=GROUP)
-        value_grids = KVTensor(layers=layers, kinds=2, heads=heads, width=1, dtype=torch.int16)
-        newest = KVTensor(
-            layers=layers, kinds=1, heads=RING * heads, width=width, dtype=shape.dtype, positions=shape.capacity
-        )
-        exact = KVTensor(
-            layers=1, kinds=1, heads=GROUP * heads, width=width, dtype=shape.dtype, positions=GROUP, moved=False
-        )
-        return codes, key_grids, value_grids, newest, exact
-
-    def layer(self, tensors: tuple[Tensor, ...], index: int) -> Int4Layer:
-        codes, key_grids, value_grids, newest, exact = tensors
-        slots, heads, width = codes.shape[2], codes.shape[4], newest.shape[5]
-        keys, values = codes[index].unbind()
-        return Int4Layer(
-            keys=keys,
-            values=values,
-            key_grids=key_grids[index],
-            value_grids=value_grids[index, ..., 0],
-            newest=newest[index].view(slots, RING, heads, width),
-            exact=exact.view(slots, -1, heads, width),
-        )
-
-    def reusable(self, known: int) -> int:
-        return known - known % GROUP
-
-
 def _nearest(numbers: Tensor) -> Tensor:
     return (numbers + 0.5).floor()
 
@@ -146,6 +108,3 @@ def _nearest(numbers: Tensor) -> Tensor:
 def _divisor(step: Tensor) -> Tensor:
     """The step, or 1 where all numbers are zero."""
     return torch.where(step == 0, 1.0, step.float())
-
-
-INT4 = Int4KV()

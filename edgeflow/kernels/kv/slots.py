@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
 from edgeflow.kernels.kv.shift_kv import ShiftKV, ShiftKVChain, strided
-from edgeflow.kernels.kv.tensors import KVShape
 
 Kept = TypeVar("Kept")
 PAGE_ROWS = 16  # rows of the longest page that a slot divides into

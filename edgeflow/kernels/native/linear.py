@@ -1,19 +1,28 @@
 """LINEAR in C++: weights of 4 and 8 bits for rows that are rounded to 8 bits. CPU only.
 
 Each row has a scale per 32 inputs, so results do not depend on the other rows of a call. Products are summed in whole
-numbers over 32 inputs and in float32 beyond.
+numbers over 32 inputs and in float32 beyond. Calls release the GIL and run on the threads of torch's OpenMP runtime.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
-from edgeflow.kernels.native.library import KINDS, SETS, instruction_sets, library
+from edgeflow.kernels.native.build import library_path
 from edgeflow.kernels.weights import Int8Weight
+
+SETS = ("avx512", "avx2", "portable")
+"""Instruction sets by the numbers that the library has for them, best first."""
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+"""Dtypes of rows and results by the numbers that the library has for them."""
+
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
 
 BLOCK = 32
 """Inputs of a row that share a scale."""
@@ -43,6 +52,7 @@ class Native:
         (self._outputs, self._inputs), self._group = shape, group
         self._bias = None if bias is None else bias.float()
         self._set = SETS.index(instruction_set or instruction_sets()[0])
+        self.nbytes = sum(part.nbytes for part in self._parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """ValueError for rows of another width or device, whose memory must not be read."""
@@ -66,12 +76,8 @@ class Native:
         )
         return out
 
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self._parts)
 
-
-class Int4(Native):
+class NativeInt4(Native):
     """A weight of 4 bits in tiles of 16 outputs; no other form of it stays in memory."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None, instruction_set: str = "") -> None:
@@ -85,7 +91,7 @@ class Int4(Native):
         )
 
 
-class Int8(Native):
+class NativeInt8(Native):
     """A weight of 8 bits as it lies, so that it may be shared with an embedding."""
 
     def __init__(self, weight: Int8Weight, bias: Tensor | None, instruction_set: str = "") -> None:
@@ -120,3 +126,31 @@ def _tiles(values: Tensor) -> Tensor:
     missing = -len(values) % TILE
     padded = torch.cat([values, values.new_zeros(missing, values.shape[1])])
     return padded.view(-1, TILE, values.shape[1])
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library of these sources; OSError where it is not built or does not load."""
+    found = ctypes.CDLL(str(library_path()))
+    found.edgeflow_has.argtypes = (_INT,)
+    for function, pointers in ((found.edgeflow_int4, 7), (found.edgeflow_int8, 6)):
+        function.argtypes = (*(_INT,) * 3, *(_POINTER,) * pointers, *(_LONG,) * 4)
+        function.restype = None
+    return found
+
+
+@cache
+def missing() -> str:
+    """The reason why the products cannot run; "" where they can."""
+    if not library_path().is_file():
+        return "the products in C++ are not built (scripts/setup)"
+    try:
+        library()
+    except OSError as error:
+        return f"the products in C++ do not load: {error}"
+    return ""
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Those that this processor has, best first."""
+    return tuple(name for number, name in enumerate(SETS) if library().edgeflow_has(number))

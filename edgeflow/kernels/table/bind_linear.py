@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.linear import ByRows, Linear
+from edgeflow.kernels.table.dimensions import SIGNATURES
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable
-from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT, Weight
 from edgeflow_client.errors import ConfigError
 

@@ -1,12 +1,22 @@
-"""The names that the dimensions of the operator table take, and how entries may spell them (EdgeFM table 1).
+"""The names that the dimensions of the operator table take (EdgeFM table 1), and the shape signatures of calls.
 
 An entry may use the spelling of a checkpoint or of the paper; here it becomes the one that lookups use. A name that is
-not known is refused, for it would never match.
+not known is refused, for it would never match. A signature gives the sizes of a call as text, `m=512|e=4096`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.memory import MemoryLayer
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.rope_write_kv import RowPlaces
+from edgeflow.kernels.varlen_attention import Sequences
+from edgeflow.kernels.weights import Weight
 
 STAGES = ("prefill", "decode", "packed")
 """A pass of longer spans alone, of single rows alone, of both."""
@@ -53,22 +63,14 @@ ROLES = {
 
 ROLE_ALIASES = {
     "fused_qkv": "qkv",
-    "qkv_proj": "qkv",
     "q_b_proj": "query",
     "o_proj": "output",
-    "oproj": "output",
     "fused_gate_up": "gate_up",
-    "gate_up_proj": "gate_up",
-    "gateup": "gate_up",
     "down_proj": "down",
-    "downproj": "down",
     "lm_head": "head",
 }
 
-FORMER = {f"{op_name}_int8": op_name for op_name in OVER_KV}
-"""Operators of older overlays that are now operators of a KV format."""
-
-MODEL_ALIASES = {"qwen2_5": "qwen2", "qwen2.5": "qwen2"}
+MODEL_ALIASES = {"qwen2_5": "qwen2"}
 """Checkpoints of Qwen2.5 are of model_type qwen2, and their operators are those of Qwen2."""
 
 SIZES: Mapping[str, tuple[str, ...]] = {
@@ -82,7 +84,10 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     "kv": ("kv_heads", "num_key_value_heads"),
     "d": ("head_dim",),
 }
-"""Long names of each letter of a shape signature."""
+"""Long names of each letter of a shape signature.
+
+m: of varlen_attention, rows of the longest sequence. d: of rope_write_kv, the rotated part of a head.
+"""
 
 CLASSED = ("m", "t")
 """Sizes that change from call to call: they count as the next power of two."""
@@ -123,32 +128,25 @@ def read_signature(text: str) -> str:
 def read_role(name: str) -> str:
     """A layer_role as lookups spell it; ValueError lists those known."""
     role = ROLE_ALIASES.get(name, name)
-    known = sorted({role for roles in ROLES.values() for role in roles})
-    if role and role not in known:
-        raise ValueError(f"{name!r} is not the role of an operator; known: {', '.join(known)}")
+    _check(name, role, "the role of an operator", sorted({role for roles in ROLES.values() for role in roles}))
     return role
-
-
-def read_operator(name: str) -> str:
-    """An op_name; ValueError says what to write instead of one that is gone."""
-    if name in FORMER:
-        raise ValueError(f'{name!r} is now op_name "{FORMER[name]}" with "kv": "int8"')
-    return name
 
 
 def read_kv(name: str) -> str:
     """A KV format; ValueError lists those known."""
-    if name and name not in KV_FORMATS:
-        raise ValueError(f"{name!r} is not a KV format; known: {', '.join(KV_FORMATS)}")
+    _check(name, name, "a KV format", KV_FORMATS)
     return name
 
 
 def read_kind(name: str) -> str:
     """An op_kind; ValueError lists those known."""
-    known = sorted(set(KINDS.values()))
-    if name and name not in known:
-        raise ValueError(f"{name!r} is not a kind of operator; known: {', '.join(known)}")
+    _check(name, name, "a kind of operator", sorted(set(KINDS.values())))
     return name
+
+
+def _check(name: str, meant: str, what: str, known: Sequence[str]) -> None:
+    if meant and meant not in known:
+        raise ValueError(f"{name!r} is not {what}; known: {', '.join(known)}")
 
 
 def read_model(name: str) -> str:
@@ -170,3 +168,75 @@ def kv_formats(op_name: str) -> tuple[str, ...]:
 def covers(signed: str, shape_sig: str) -> bool:
     """True when every size in an entry's signature is in the call's signature with the same value."""
     return set(signed.split("|")) <= set(shape_sig.split("|")) if signed else True
+
+
+Signed = tuple[str, str]
+"""(stage, shape signature); the stage is "" where the arguments do not show it"""
+
+
+def stage_of(lengths: Sequence[int]) -> str:
+    """prefill: longer spans alone; decode: single rows alone; packed: both."""
+    kinds = {length > 1 for length in lengths}
+    return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
+
+
+def _norm(x: Tensor, *_: Any) -> Signed:
+    if x.dim() == 3:
+        return "", signature(m=x.shape[0], h=x.shape[1], d=x.shape[2])
+    return "", signature(m=x.shape[0], e=x.shape[1])
+
+
+def _swiglu(gate_up: Tensor) -> Signed:
+    return "", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
+
+
+def _greedy(logits: Tensor, first: int, stop: int) -> Signed:
+    return "", signature(m=logits.shape[0], v=stop - first)
+
+
+def _shift(data: Tensor, *_: Any) -> Signed:
+    return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
+
+
+def _rope(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, *_: Any) -> Signed:
+    return "", signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=rows.cos.shape[-1])
+
+
+def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
+    sizes = signature(m=len(layout.row_slot), t=layout.reach, kv=kv.kv_heads, d=kv.head_dim)
+    return stage_of(layout.lengths), sizes
+
+
+def _linear(weight: Weight, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
+    return "", signature(m=rows, n=weight.shape[0], e=weight.shape[1])
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Signed:  # noqa: ARG001
+    return "", signature(m=sequences.longest, n=len(sequences.lengths), h=q.shape[1], d=q.shape[2])
+
+
+def _read_memory(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: PackedLayout) -> Signed:  # noqa: ARG001
+    rows, heads, width = q.shape
+    return stage_of(layout.lengths), signature(m=rows, h=heads, kv=layer.norms.shape[1], d=width)
+
+
+def _fold_memory(layer: MemoryLayer, slot: int, first: int, stop: int) -> Signed:  # noqa: ARG001
+    return "", signature(m=stop - first, kv=layer.norms.shape[1], d=layer.norms.shape[2])
+
+
+SIGNATURES: dict[str, Callable[..., Signed]] = {
+    "rms_norm": _norm,
+    "add_rms_norm": _norm,
+    "add_layer_norm": _norm,
+    "swiglu": _swiglu,
+    "greedy": _greedy,
+    "linear": _linear,
+    "shift_kv": _shift,
+    "shift_kv_chain": _shift,
+    "rope_write_kv": _rope,
+    "packed_attention": _attention,
+    "varlen_attention": _varlen,
+    "read_memory": _read_memory,
+    "fold_memory": _fold_memory,
+}
+"""The function that signs a call of each operator by its arguments; of `linear` also by the rows it is made for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ class Hardware:
         return f"{self.device_type}_sm{self.arch}" if self.arch else self.device_type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Implementation:
     """A candidate. function: itself, or where it is ("module:name"), imported when it is first chosen.
 
@@ -63,6 +63,7 @@ class Implementation:
     op_name: str
     impl_id: str
     function: Callable[..., Any] | str
+    _: KW_ONLY
     devices: frozenset[str] = frozenset()
     dtypes: frozenset[torch.dtype] = frozenset()
     least_arch: int = 0

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 
 from edgeflow.kernels.table.built_in import BUILT_IN, DEFAULTS
-from edgeflow.kernels.table.by_shape import ByShape
-from edgeflow.kernels.table.dimensions import KINDS, STAGES, covers, kv_formats, only_role
+from edgeflow.kernels.table.dimensions import KINDS, SIGNATURES, STAGES, Signed, covers, kv_formats, only_role
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware, Implementation
-from edgeflow.kernels.table.shapes import SIGNATURES
 from edgeflow.kernels.weights import FLOAT
 from edgeflow_client.errors import ConfigError
 
@@ -307,3 +305,22 @@ def built_in_table(*others: Implementation) -> OperatorTable:
         for device in each.devices
     ]
     return OperatorTable((*BUILT_IN, *others), entries)
+
+
+Find = Callable[[str, str], Callable[..., Any]]
+"""(stage, shape signature) → the function that serves"""
+
+
+class ByShape:
+    """Each shape is looked up when it is first seen."""
+
+    def __init__(self, sign: Callable[..., Signed], find: Find) -> None:
+        self._sign = sign
+        self._find = find
+        self._found: dict[Signed, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        signed = self._sign(*arguments)
+        if signed not in self._found:
+            self._found[signed] = self._find(*signed)
+        return self._found[signed](*arguments)

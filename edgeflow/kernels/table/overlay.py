@@ -13,14 +13,15 @@ import platform
 import shlex
 import subprocess
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from edgeflow import __version__
-from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_operator, read_role, read_signature
+from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
@@ -57,63 +58,23 @@ class Stamp(_Strict):
 class OverlayEntry(_Strict):
     """The dimensions, and the medians measured: microseconds of this entry and of what served before."""
 
-    model_name: str = ""
+    model_name: Annotated[str, AfterValidator(read_model)] = ""
     hw_profile: str = ""
-    op_kind: str = ""
-    layer_role: str = ""
+    op_kind: Annotated[str, AfterValidator(read_kind)] = ""
+    layer_role: Annotated[str, AfterValidator(read_role)] = ""
     op_name: str = ""
     stage: Literal["", "prefill", "decode", "packed"] = ""
     weight: Literal["", "float", "int8", "fp8", "awq"] = ""
-    kv: str = ""
-    shape_sig: str = ""
+    kv: Annotated[str, AfterValidator(read_kv)] = ""
+    shape_sig: Annotated[str, AfterValidator(read_signature)] = ""
     impl_id: str
     impl_params: dict[str, int] = {}
     us: float | None = None
     default_us: float | None = None
 
-    @field_validator("model_name")
-    @classmethod
-    def _model(cls, name: str) -> str:
-        return read_model(name)
-
-    @field_validator("op_name")
-    @classmethod
-    def _operator(cls, name: str) -> str:
-        return read_operator(name)
-
-    @field_validator("kv")
-    @classmethod
-    def _kv(cls, name: str) -> str:
-        return read_kv(name)
-
-    @field_validator("op_kind")
-    @classmethod
-    def _kind(cls, name: str) -> str:
-        return read_kind(name)
-
-    @field_validator("layer_role")
-    @classmethod
-    def _role(cls, name: str) -> str:
-        return read_role(name)
-
-    @field_validator("shape_sig")
-    @classmethod
-    def _shape(cls, text: str) -> str:
-        return read_signature(text)
-
     @property
     def key(self) -> OperatorKey:
-        return OperatorKey(
-            op_name=self.op_name,
-            model_name=self.model_name,
-            hw_profile=self.hw_profile,
-            op_kind=self.op_kind,
-            layer_role=self.layer_role,
-            stage=self.stage,
-            weight=self.weight,
-            kv=self.kv,
-            shape_sig=self.shape_sig,
-        )
+        return OperatorKey(**{field.name: getattr(self, field.name) for field in fields(OperatorKey)})
 
 
 class Shape(_Strict):

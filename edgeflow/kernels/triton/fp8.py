@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from edgeflow.kernels.fp8 import FP8
-from edgeflow.kernels.fp8_linear import Fp8
+from edgeflow.kernels.linear import Fp8
 from edgeflow.kernels.triton.launch import INTERPRETED, power_of_two
-from edgeflow.kernels.weights import Fp8Weight
+from edgeflow.kernels.weights import E4M3, Fp8Weight
 
 
 @triton.jit
@@ -43,7 +42,7 @@ def _quantise_row(x, out, scales, stride, E, BLOCK: tl.constexpr, NEAREST: tl.co
 def quantise_rows(x: Tensor, *, num_warps: int = 8) -> tuple[Tensor, Tensor]:
     """x [m, E], its last dimension contiguous → fp8 [m, E], scale [m, 1]"""
     rows, width = x.shape
-    out = torch.empty(rows, width, dtype=FP8, device=x.device)
+    out = torch.empty(rows, width, dtype=E4M3, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
         block = power_of_two(width)

@@ -23,10 +23,8 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.narrow_kv.int4_attention import check_causal
 from edgeflow.kernels.packed_attention import Attend
-from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_tile
-from edgeflow.kernels.triton.int4_tile import attend_four_bits
+from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_four_bits, attend_seen, attend_tile
 from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of
-from edgeflow.kernels.triton.seen_tile import attend_seen
 from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 
 JOINED = 32  # parts that are read together

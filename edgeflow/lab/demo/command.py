@@ -19,7 +19,7 @@ from edgeflow.policies.family import Family
 from edgeflow.policies.registry import family_of
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.loadtest.report import json_text
+from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import table_console
 
 

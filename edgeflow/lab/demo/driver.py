@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 
+from edgeflow.lab.demo.recording import RunRecorder, RunSummary, Series, Snapshot, TimeSeries
 from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS, state_of
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -19,8 +20,6 @@ from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.displacement import POSITION, ROTATION
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.flight import Statistics
-from edgeflow_client.loadtest.measure import RunRecorder, RunSummary, Series, TimeSeries
-from edgeflow_client.loadtest.plots import Snapshot
 from edgeflow_client.reasons import Reason
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.types import ActionSchema, CameraSpec, Command, ImageFormat, Mode, StateSpec

@@ -9,11 +9,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeflow.lab.demo.recording import wilson
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow_client.loadtest.intervals import wilson
 from edgeflow_client.pose import Pose
 
 Asked = TypeVar("Asked")

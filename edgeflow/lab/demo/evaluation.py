@@ -170,7 +170,7 @@ def _executions(plan: EvaluationPlan, built: BuiltEngine) -> Sequence[Execution 
     policy = built.engine.policy
     if policy.action_schema(policy.unnorm_keys[0]).horizon == 1:
         return [None]
-    if Execution.RTC in plan.executions and getattr(policy, "rtc", None) is None:
+    if Execution.RTC in plan.executions and policy.rtc is None:
         raise ConfigError("execution: this policy does not continue chunks: choose fresh or synchronous")
     return plan.executions
 

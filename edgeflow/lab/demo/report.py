@@ -9,9 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from edgeflow.lab.demo.driver import RobotRun
-from edgeflow_client.loadtest.plots import colours, figure_of, plot_ages, plot_series, plot_strip, save
-from edgeflow_client.loadtest.report import ModeResult, write_report
+from edgeflow.lab.demo.recording import ModeResult, Series, Snapshot, TimeSeries
+from edgeflow_client.loadtest.pictures import colours, figure_of, save
+from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
 
 _ALIKE: Final = 0.1  # a relative difference of ages or rates that is not worth a word
@@ -98,6 +101,13 @@ def write_folder(folder: Path, runs: Sequence[RobotRun], facts: Mapping[str, Any
             plot_strip(folder / f"frames-{run.mode.value}.png", run.snapshots)
 
 
+def write_report(path: Path, conditions: Mapping[str, Any], results: Sequence[ModeResult], verdict: str) -> None:
+    """Write report.json: conditions, the figures of every mode, the verdict. Unknown figures are null."""
+    modes = [{**asdict(result), "success": asdict(result.success)} for result in results]
+    content = {"conditions": dict(conditions), "modes": modes, "verdict": verdict}
+    path.write_text(json_text(content) + "\n")
+
+
 def plot_modes(path: Path, runs: Sequence[RobotRun]) -> None:
     """Draw the figures of the table side by side, one colour per mode."""
     panels: tuple[tuple[str, Callable[[RobotRun], float]], ...] = (
@@ -117,6 +127,53 @@ def plot_modes(path: Path, runs: Sequence[RobotRun]) -> None:
         axes.margins(y=0.15)
         if label.startswith("success"):
             _draw_intervals(axes, runs)
+    save(figure, path)
+
+
+def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
+    """Plot rate and age over the recorded time; one line per mode."""
+    figure = figure_of(8.0, 5.0)
+    rate, age = figure.subplots(2, 1, sharex=True)
+    for colour, (mode, run) in zip(colours(len(series)), series.items(), strict=True):
+        rate.plot(run.seconds, run.fps, color=colour, label=mode)
+        age.plot(run.seconds, run.age_ms, color=colour, label=mode)
+    rate.set_ylabel("actions per second")
+    age.set_ylabel("median age, ms")
+    age.set_xlabel("seconds")
+    for axes in (rate, age):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    rate.legend()
+    save(figure, path)
+
+
+def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
+    """Plot a histogram of the ages of all actions; one colour per mode."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    everything = np.concatenate([np.zeros(1), *ages_ms.values()])
+    edges = np.linspace(0.0, max(float(np.percentile(everything, 99.5)), 1.0), 60)
+    for colour, (mode, ages) in zip(colours(len(ages_ms)), ages_ms.items(), strict=True):
+        axes.hist(ages, bins=edges.tolist(), color=colour, alpha=0.6, label=f"{mode} ({ages.size} actions)")
+    axes.set_xlabel("age of an action when it arrived, ms")
+    axes.set_ylabel("actions")
+    axes.legend()
+    save(figure, path)
+
+
+def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
+    """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
+    figure = figure_of(1.9 * max(len(snapshots), 1), 2.2)
+    for index, snapshot in enumerate(snapshots):
+        axes = figure.add_subplot(1, len(snapshots), index + 1)
+        height, width, _ = snapshot.image.shape
+        axes.imshow(snapshot.image)
+        right, up = (component * width / 0.3 for component in snapshot.shift)
+        arrow: dict[str, Any] = {"arrowstyle": "->", "color": "white", "linewidth": 2.0}
+        centre = (width / 2, height / 2)
+        axes.annotate("", xy=(centre[0] + right, centre[1] - up), xytext=centre, arrowprops=arrow)
+        axes.set_title(snapshot.caption, fontsize=7)
+        axes.set_axis_off()
     save(figure, path)
 
 

@@ -8,7 +8,7 @@ from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES, chat_program
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.policies.families import EXPORT
-from edgeflow.models.chat import read_published
+from edgeflow.models.published import read_published
 from edgeflow.models.quantization import read_quantization
 from edgeflow.policies.registry import FAMILIES, detected
 from edgeflow_client.errors import CheckpointError

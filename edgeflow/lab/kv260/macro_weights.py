@@ -13,8 +13,8 @@ from edgeflow.lab.kv260.file import MacroFile
 from edgeflow.lab.kv260.network import tensor_shapes_of
 from edgeflow.lab.kv260.plan import BINARY
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.decoder_config import decoder_config, family_of
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.published import decoder_config, family_of
 from edgeflow.models.quantization import PARTS, Quantization
 from edgeflow_client.errors import CheckpointError
 

@@ -22,7 +22,7 @@ from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
-from edgeflow.kernels.table.shapes import SIGNATURES, Signed
+from edgeflow.kernels.table.dimensions import SIGNATURES, Signed
 from edgeflow.kernels.timing import ring_size
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import FLOAT, FloatWeight, Weight, converted

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.int4 import GROUP, INT4, Grid, packed
+from edgeflow.kernels.kv.formats import INT4
+from edgeflow.kernels.kv.int4 import GROUP, Grid, packed
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.table.dimensions import KINDS
+from edgeflow.kernels.table.dimensions import KINDS, stage_of
 from edgeflow.kernels.table.model_shape import ModelShape, Product
-from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.lab.trials import cases, int4_cases, latent_cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow_client.errors import ConfigError

@@ -38,8 +38,9 @@ from edgeflow.lab.verify.recorded.comparison import (
     mismatches,
     mismatches_but_ties,
 )
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
+from edgeflow.models.published import read_published
 
 CPU = torch.device("cpu")
 Progress = Callable[[str, int, int], None]

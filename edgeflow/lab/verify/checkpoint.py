@@ -25,8 +25,7 @@ from edgeflow.lab.verify.gate_bundle import is_gate_bundle
 from edgeflow.lab.verify.policies.families import VERIFY
 from edgeflow.lab.verify.policies.request import Progress, Verification
 from edgeflow.lab.verify.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
-from edgeflow.models.chat import read_published
-from edgeflow.models.decoder_config import FAMILIES
+from edgeflow.models.published import FAMILIES, read_published
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.text.checkpoint_json import read_json

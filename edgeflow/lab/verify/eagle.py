@@ -22,9 +22,10 @@ from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.lab.verify.eagle_bundle import BASE, HEAD, EagleBundle, EagleCase, read_eagle_bundle
 from edgeflow.lab.verify.eagle_runs import EagleRun, NotedEagle, Notes, check_run, run_noted
 from edgeflow.lab.verify.recorded.comparison import CheckResult, mismatches, mismatches_but_ties
-from edgeflow.models.chat import ChatModel, load_chat_model, read_published
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.published import read_published
 
 Progress = Callable[[str, int, int], None]
 Check = Callable[[EagleCase], Iterator[CheckResult]]

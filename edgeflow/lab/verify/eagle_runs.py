@@ -23,7 +23,7 @@ from edgeflow.scheduler.plan import DraftForm
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTree:
     """A tree of n rows as a verification will run it, the newest token first: token, parent, depth, and what it sees,
-    as bits (kernels/kv/trees.py), of each row.
+    as bits (kernels/kv/sees.py), of each row.
     """
 
     tokens: list[int]

@@ -20,8 +20,9 @@ from edgeflow.lab.verify.gate_served import served_ways
 from edgeflow.lab.verify.gate_twins import run_at_once, run_forced, run_streaming
 from edgeflow.lab.verify.recorded.bundle import Entry
 from edgeflow.lab.verify.recorded.comparison import FEATURE_TOLERANCE, CheckResult
-from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate import MemoryGate
+from edgeflow.models.published import read_published
 
 Progress = Callable[[str, int, int], None]
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.verify.gate_bundle import GateCase
 from edgeflow.lab.verify.gate_runs import Decoded, GateRun, GateRunner

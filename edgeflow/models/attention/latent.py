@@ -17,8 +17,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.formats import LATENT, KVFormat, KVLayer
 from edgeflow.kernels.linear import Linear
-from edgeflow.models.attention.layer import BindLinear
-from edgeflow.models.attention.operators import Operators, PassOperators
+from edgeflow.models.attention.operators import BindLinear, Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
 
 NORM_EPS = 1e-6

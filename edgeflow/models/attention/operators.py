@@ -1,22 +1,28 @@
-"""The operators that a Llama calls, by name and role, in one stage of its passes."""
+"""The attention of a layer as a value, and the operators that a Llama calls in one stage of its passes.
+
+A decoder knows what attention writes and reads, not how it is projected.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.kernels.kv.memory import ReadMemory
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.memory import ReadMemory
+from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
-from edgeflow.kernels.rms_norm import AddRmsNorm, RmsNorm
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
-from edgeflow.kernels.swiglu import SwiGLU
+from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm, SwiGLU
 from edgeflow.kernels.table.dimensions import KV_FORMATS, OVER_KV
 from edgeflow.kernels.table.operator_table import OperatorKey
+from edgeflow.kernels.weights import Weight
+from edgeflow.models.checkpoint import Weights
 
 CALLS = {
     "input_norm": ("rms_norm", "input"),
@@ -84,3 +90,54 @@ class Operators:
 def _with_memory(attend: Attend, read: ReadMemory, layout: PackedLayout) -> Attend:
     """Attention of a pass, some rows of which read the memory of their slots."""
     return lambda q, layer: read(q, attend(q, layer), layer, layout)
+
+
+BindLinear = Callable[[str, Weight, "Tensor | None"], Mapping[str, Linear]]
+"""(role, weight, bias) → the linear of each stage"""
+
+
+class LayerAttention(Protocol):
+    """One layer in one stage: the computations before and after attention over its slots."""
+
+    def write(self, x: Tensor, shared: PassOperators, store: Any) -> Tensor:
+        """Normed rows [L_Q, E] → the queries [L_Q, H, D] to attend with; the slots hold the rows' KV afterwards."""
+        ...
+
+    def finish(self, attended: Tensor) -> Tensor:
+        """Attended rows [n, H, D] → [n, E]. They may be some of the rows that were written."""
+        ...
+
+
+class AttentionForm(Protocol):
+    """The form of attention that all layers of a model have."""
+
+    @property
+    def kv_format(self) -> KVFormat:
+        """The format in which slots hold the model's own numbers."""
+        ...
+
+    @property
+    def rotary(self) -> int:
+        """Numbers of a head that are rotated by the position."""
+        ...
+
+    @property
+    def linears(self) -> Mapping[str, tuple[int, int]]:
+        """Outputs and inputs of each projection that is a linear, by its published name."""
+        ...
+
+    @property
+    def absorbed(self) -> Mapping[str, tuple[int, int]]:
+        """Outputs and inputs of each projection that is held in floats and multiplied head by head, by its name."""
+        ...
+
+    @property
+    def row_numbers(self) -> int:
+        """Intermediate numbers of a row, all at once."""
+        ...
+
+    def of_stages(
+        self, weights: Weights, linear: BindLinear, operators: Mapping[str, Operators]
+    ) -> Mapping[str, LayerAttention]:
+        """A layer's attention in each stage. weights: those below `model.layers.<index>.self_attn.`"""
+        ...

@@ -22,15 +22,12 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.bind_linear import bind_linear
-from edgeflow.kernels.table.dimensions import STAGES
+from edgeflow.kernels.table.dimensions import STAGES, stage_of
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.shapes import stage_of
 from edgeflow.kernels.weights import Weight
-from edgeflow.models.attention.layer import LayerAttention
-from edgeflow.models.attention.operators import Operators
+from edgeflow.models.attention.operators import LayerAttention, Operators
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.eagle3.config import Eagle3Config
-from edgeflow.models.eagle3.files import LAYER, OFFSETS, head_weights
+from edgeflow.models.eagle3.config import LAYER, OFFSETS, Eagle3Config, head_weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.vocabulary import Embedding, FloatEmbedding
 from edgeflow_client.errors import CheckpointError

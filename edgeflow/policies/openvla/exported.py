@@ -11,22 +11,18 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.files import loaded_bytes, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.manifest import MANIFEST, Array, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, zeros
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow.engine.exported.loading import load_token_graphs, token_form
-from edgeflow.engine.exported.placement import check_placement
-from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs
+from edgeflow.engine.exported.placement import check_placement, check_prompt, check_text
+from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
 from edgeflow.engine.memory import activation_bytes
-from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.engine.policy import Footprint, Placement
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames
-from edgeflow.policies.openvla.prompt import Prompter
-from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
-from edgeflow_client.reasons import Reason
+from edgeflow.policies.openvla.tokens import Prompter
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 NAME = "llama"
 
@@ -70,12 +66,7 @@ class StaticOpenVLA(OpenVLAFrames):
 
     def _bounded(self, instruction: str) -> tuple[int, ...]:
         ids = self._prompter.ids(instruction)
-        if len(ids) > self._most:
-            raise InvalidArgument(
-                f"has {len(ids)} prompt tokens; the model was exported for {self._most}",
-                field="instruction",
-                reason=Reason.INSTRUCTION_TOO_LONG,
-            )
+        check_prompt(len(ids), self._most)
         return ids
 
 
@@ -114,11 +105,7 @@ class StaticOpenVLACheckpoint:
             )
         self._directory = directory
         self._config = config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
-        self._manifest = manifest = open_artifact(directory)
-        if manifest.family != "openvla":
-            raise CheckpointError(
-                f"{MANIFEST}.family is {manifest.family}, and config.json is of openvla: copy it again"
-            )
+        self._manifest = manifest = open_artifact(directory, "openvla")
         self._form = token_form(config.text, (1, *_pixel_shape(config)))
         self._image_tokens = self._form.fixed_rows(manifest)
         longest = self._image_tokens + manifest.text + config.action_width
@@ -164,10 +151,7 @@ class StaticOpenVLACheckpoint:
         graphs = load_token_graphs(self._directory, manifest, self._form, placement.runtime)
         prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)
         policy = StaticOpenVLA(config, prompter, graphs, self._image_tokens, manifest.text)
-        try:
-            policy.text_rows(INSTRUCTION)
-        except InvalidArgument as error:
-            raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
+        check_text(policy)
         return policy
 
 

@@ -67,7 +67,7 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
 
 
 def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.actions import token_engine
+    from edgeflow.engine.control.engine import token_engine
 
     return token_engine(policy, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,11 +10,33 @@ import torch
 from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.engine.table import check_kv
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
-from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.footprint import read_footprint
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, check_action_tokens
+from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.tensors import WeightNumbers
+from edgeflow_client.errors import CheckpointError
+
+_BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
+_PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
+
+
+def count_weights(directory: Path, config: OpenVLAConfig) -> tuple[WeightNumbers, int]:
+    """The weights of a checkpoint, by the headers of its files, and the rows of a prefill that an image takes.
+
+    CheckpointError where it has no vision tower.
+    """
+    shapes = tensor_shapes(directory)
+    if _PATCH not in shapes:
+        raise CheckpointError(f"{directory}: {_PATCH} is missing: download the checkpoint again")
+    unused = tuple(prefix + f"{_last_block(shapes, prefix)}." for prefix in _BLOCKS)
+    weights = WeightNumbers.of(shapes, decoder=("language_model.",), floats=(), unused=unused)
+    return weights, (config.image.side // shapes[_PATCH][-1]) ** 2
+
+
+def _last_block(shapes: Mapping[str, object], prefix: str) -> int:
+    """The index of a tower's last block, which is never run: features are the second-to-last block's output."""
+    return max((int(name.removeprefix(prefix).split(".")[0]) for name in shapes if name.startswith(prefix)), default=0)
 
 
 class PublishedOpenVLA:
@@ -34,8 +57,8 @@ class PublishedOpenVLA:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
-        numbers, text = read_footprint(self._directory, self._config), self._config.text
-        stages = self._config.action_width
+        text, stages = self._config.text, self._config.action_width
+        weights, image_tokens = count_weights(self._directory, self._config)
         kv = KVShape(
             layers=text.num_hidden_layers,
             capacity=0,
@@ -44,13 +67,13 @@ class PublishedOpenVLA:
             dtype=dtype,
         )
         return Footprint(
-            decoder=numbers.decoder,
-            other=numbers.vision,
-            quantised=numbers.quantised,
+            decoder=weights.decoder,
+            other=weights.others,
+            quantised=weights.quantised,
             slots=stages,
             kv=kv,
             kv_format=self._kv_format,
-            positions=numbers.image_tokens + stages,
+            positions=image_tokens + stages,
             row_bytes=activation_bytes(text, 1, dtype) + written_bytes(self._kv_format, kv, rows=1),
             graphs=True,
         )

@@ -1,48 +1,53 @@
 """The networks of π0 and π0.5 (engine/flow/policy.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
 
-Published source: LeRobot's modeling_pi0.py and modeling_pi05.py. In bfloat16 the vision tower, its projector, all norms
-and the projections of actions, state and time stay in float32, as published.
+Published source: LeRobot's modeling_pi0.py, modeling_pi05.py and processor_pi05.py. In bfloat16 the vision tower, its
+projector, all norms and the projections of actions, state and time stay in float32, as published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.packed import PackedNetwork
+from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
-from edgeflow.models.shape import NamedStack, grouped_shape
+from edgeflow.models.grouped import JOINT, HeadSizes
+from edgeflow.models.shape import NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts
+from edgeflow.policies.flow.published import FlowArchitecture, VisionNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
+from edgeflow.policies.tensors import Shapes, WeightNumbers
 
-PREFIX = "model."
-"""The prefix of tensor names in all files that LeRobot saves; the published base files have none."""
 BOTH = "paligemma_with_expert."
 OLDER_TOWER = "vision_model."
 """Where the tower's tensors lie below `vision_tower.` in files of transformers before it dropped this name."""
 EPS = 1e-6
-NAME = "gemma"
-"""Its model_name in the operator table."""
+EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
+BINS = range(-1, len(EDGES))
+DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
+FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "state_proj", "time_mlp", "norm.dense")
+EMBEDDING, HEADS = "language_model.embed_tokens.weight", ("gemma_expert.lm_head", "paligemma.lm_head")
 
 
-class PiNetwork(PackedNetwork):
+class PiNetwork(PrefixedNetwork):
     """weights: by their published names, without the prefix of LeRobot."""
 
     def __init__(self, config: PiConfig, weights: Weights, placement: Placement) -> None:
         self._config = config
         expert, dims = config.expert, config.flow.dims
         floats = weights.to(torch.float32)
-        self.decoder = read_decoder(config, weights.under(BOTH), placement)
+        self.decoder = stacks_of(config).decoder(weights.under(BOTH), placement.table)
         self.prefix = read_prefix(config, weights.under(BOTH + "paligemma."), placement)
         self._out = projection(floats, "action_out_proj", dims, expert.width, table=placement.table)
         if config.adaptive:
@@ -56,14 +61,6 @@ class PiNetwork(PackedNetwork):
         else:
             self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods, table=placement.table)
             self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
-
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
-        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
-
-    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-        """As of FlowNetwork."""
-        return self.prefix(pixel_values, prompt_ids, state)
 
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
         """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
@@ -92,49 +89,19 @@ class PiNetwork(PackedNetwork):
         return self._config.flow.chunk + (not self._config.adaptive)
 
 
-def read_network(config: PiConfig, directory: Path, placement: Placement) -> PiNetwork:
-    """The network of a checkpoint; CheckpointError names the tensor at fault."""
-    weights = Weights(directory, placement.dtype, placement.device)
-    prefixed = any(name.startswith(PREFIX) for name in weights)
-    return PiNetwork(config, weights.under(PREFIX) if prefixed else weights, placement)
-
-
-def read_decoder(config: PiConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
-    """Both stacks. weights: names below `paligemma_with_expert.`"""
-    text, expert = _stacks(config)
-    return GroupedDecoder(
-        _heads(config),
-        (text.sizes, weights.under(text.stem)),
-        (expert.sizes, weights.under(expert.stem)),
-        name=NAME,
-        table=placement.table,
-    )
-
-
 def shape_of(config: PiConfig, directory: Path, rows: int) -> ModelShape:
     """The sizes and products of both stacks. rows: of a prefix."""
-    sizes = sizes_of(config)
-    return grouped_shape(
-        directory,
-        _heads(config),
-        *_stacks(config),
-        name=NAME,
-        rows=rows,
-        count=sizes.steps,
-        step_rows=sizes.step_rows,
-    )
+    return stacks_of(config).shape(directory, sizes_of(config), rows)
 
 
-def _heads(config: PiConfig) -> HeadSizes:
+def stacks_of(config: PiConfig) -> FlowStacks:
+    """The stacks of prefix and steps. stems: below `paligemma_with_expert.`"""
     text = config.text
-    return HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth)
-
-
-def _stacks(config: PiConfig) -> tuple[NamedStack, NamedStack]:
-    """The stacks of prefix and steps."""
-    return (
-        NamedStack(sizes=_stack(config.text), stem="paligemma.model.language_model."),
-        NamedStack(sizes=_stack(config.expert, adaptive=config.adaptive), stem="gemma_expert.model."),
+    return FlowStacks(
+        name="gemma",
+        heads=HeadSizes(heads=text.heads, kv_heads=text.kv_heads, head_dim=text.head_dim, kinds=(JOINT,) * text.depth),
+        prefix=NamedStack(sizes=_stack(text), stem="paligemma.model.language_model."),
+        steps=NamedStack(sizes=_stack(config.expert, adaptive=config.adaptive), stem="gemma_expert.model."),
     )
 
 
@@ -194,3 +161,54 @@ def sizes_of(config: PiConfig) -> FlowSizes:
 def image_rows(config: PiConfig) -> int:
     """Rows of an image."""
     return (config.flow.side // config.vision.patch) ** 2
+
+
+class StateTexts:
+    """`Task: …, State: 12 255 -1;` and `Action: ` on a line for itself. dims: numbers of the state."""
+
+    def __init__(self, texts: TokenizedTexts, dims: int) -> None:
+        self._texts = texts
+        longest = max(BINS, key=lambda number: len(texts.ids(f"State: {number} {number}")))
+        self._longest = (longest,) * dims
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
+        """The prompt of a frame."""
+        return self._texts.ids(prompt_text(task, bins(state)))
+
+    def most_rows(self, task: str) -> int:
+        """Tokens of a task with a state all of whose numbers take the most of them."""
+        return len(self._texts.ids(prompt_text(task, self._longest)))
+
+
+def bins(state: NDArray[np.float32]) -> tuple[int, ...]:
+    """Numbers from -1 to 1 in 256 bins, 0 to 255; anything below is -1, anything above the last."""
+    return tuple((np.digitize(state, EDGES) - 1).tolist())
+
+
+def prompt_text(task: str, numbers: tuple[int, ...]) -> str:
+    """The text of a task and of the bins of a state."""
+    cleaned = task.strip().replace("_", " ").replace("\n", " ")
+    return f"Task: {cleaned}, State: {' '.join(map(str, numbers))};\nAction: "
+
+
+def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
+    """The architecture of a configuration. In π0.5 the prompt holds the state, within its range."""
+    vision, patches = config.vision, image_rows(config)
+    return FlowArchitecture(
+        family=config.kind,
+        flow=config.flow,
+        sizes=sizes_of(config),
+        stacks=stacks_of(config),
+        vision=VisionNumbers(patches=patches, width=vision.width, inner=vision.inner, rows=patches),
+        weights=_weights,
+        margin=Margin.AROUND,
+        bounded=config.adaptive,
+        texts=partial(StateTexts, dims=config.flow.state) if config.adaptive else TaskTexts,
+        network=partial(PiNetwork, config),
+    )
+
+
+def _weights(shapes: Shapes) -> WeightNumbers:
+    """Without the heads of language models, which are not used but as an embedding."""
+    both = any(EMBEDDING in name for name in shapes)
+    return WeightNumbers.of(shapes, decoder=DECODER, floats=FLOATS, unused=HEADS if both else HEADS[:1])

@@ -7,38 +7,40 @@ are computed in float32 in any dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.packed import PackedNetwork
+from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
-from edgeflow.models.shape import NamedStack, grouped_shape
+from edgeflow.models.grouped import CROSS, JOINT, HeadSizes
+from edgeflow.models.shape import NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeMixing
+from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeMixing
+from edgeflow.policies.flow.policy import Margin, TaskTexts
+from edgeflow.policies.flow.published import FlowArchitecture, VisionNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
+from edgeflow.policies.tensors import Shapes, WeightNumbers
 
-PREFIX = "model."
-"""The prefix of tensor names in files that LeRobot saves."""
 VLM, EXPERT = "vlm_with_expert.vlm.model.", "vlm_with_expert.lm_expert."
-NAME = "smollm"
-"""Its model_name in the operator table."""
+DECODER = ("text_model.layers.", "lm_expert.layers.")
+FLOATS = ("action_", "state_proj")
 
 
-class SmolVLANetwork(PackedNetwork):
+class SmolVLANetwork(PrefixedNetwork):
     """weights: by their published names, without the prefix of LeRobot."""
 
     def __init__(self, config: SmolVLAConfig, weights: Weights, placement: Placement) -> None:
         self._config = config
         flow, floats = config.flow, weights.to(torch.float32)
-        self.decoder = read_decoder(config, weights, placement)
+        self.decoder = stacks_of(config).decoder(weights, placement.table)
         self.prefix = PrefixEmbedding(
             image_rows=config.image_rows,
             images=_images(config, weights.under(VLM), placement),
@@ -47,14 +49,6 @@ class SmolVLANetwork(PackedNetwork):
         )
         self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods, table=placement.table)
         self._out = projection(floats, "action_out_proj", flow.dims, config.expert_width, table=placement.table)
-
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
-        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
-
-    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-        """As of FlowNetwork."""
-        return self.prefix(pixel_values, prompt_ids, state)
 
     def embed_step(
         self,
@@ -71,53 +65,26 @@ class SmolVLANetwork(PackedNetwork):
         return velocity
 
 
-def read_network(config: SmolVLAConfig, directory: Path, placement: Placement) -> SmolVLANetwork:
-    """The network of a checkpoint; CheckpointError names the tensor at fault."""
-    weights = Weights(directory, placement.dtype, placement.device)
-    prefixed = any(name.startswith(PREFIX) for name in weights)
-    return SmolVLANetwork(config, weights.under(PREFIX) if prefixed else weights, placement)
-
-
-def read_decoder(config: SmolVLAConfig, weights: Weights, placement: Placement) -> GroupedDecoder:
-    """Both stacks. RoPE is that of the expert, not of the vision-language model."""
-    text, expert = _stacks(config)
-    return GroupedDecoder(
-        _heads(config),
-        (text.sizes, weights.under(text.stem)),
-        (expert.sizes, weights.under(expert.stem)),
-        name=NAME,
-        table=placement.table,
-    )
-
-
 def shape_of(config: SmolVLAConfig, directory: Path, rows: int) -> ModelShape:
     """The sizes and products of both stacks. rows: of a prefix."""
-    sizes = sizes_of(config)
-    return grouped_shape(
-        directory,
-        _heads(config),
-        *_stacks(config),
-        name=NAME,
-        rows=rows,
-        count=sizes.steps,
-        step_rows=sizes.step_rows,
-    )
+    return stacks_of(config).shape(directory, sizes_of(config), rows)
 
 
-def _heads(config: SmolVLAConfig) -> HeadSizes:
-    return HeadSizes(
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        kinds=tuple(CROSS if cross else JOINT for cross in config.cross),
-    )
-
-
-def _stacks(config: SmolVLAConfig) -> tuple[NamedStack, NamedStack]:
-    """The stacks of prefix and steps."""
+def stacks_of(config: SmolVLAConfig) -> FlowStacks:
+    """The stacks of prefix and steps. RoPE is that of the expert, not of the vision-language model."""
     text = StackSizes(width=config.width, inner=config.inner, eps=config.eps)
     expert = StackSizes(width=config.expert_width, inner=config.expert_inner, eps=config.eps)
-    return NamedStack(sizes=text, stem=f"{VLM}text_model."), NamedStack(sizes=expert, stem=EXPERT)
+    return FlowStacks(
+        name="smollm",
+        heads=HeadSizes(
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            kinds=tuple(CROSS if cross else JOINT for cross in config.cross),
+        ),
+        prefix=NamedStack(sizes=text, stem=f"{VLM}text_model."),
+        steps=NamedStack(sizes=expert, stem=EXPERT),
+    )
 
 
 def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Callable[[Tensor], Tensor]:
@@ -152,3 +119,37 @@ def sizes_of(config: SmolVLAConfig) -> FlowSizes:
         causal=True,
         closing=1,
     )
+
+
+def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
+    """The architecture of a configuration."""
+    layers = len(config.cross)
+    return FlowArchitecture(
+        family="smolvla",
+        flow=config.flow,
+        sizes=sizes_of(config),
+        stacks=stacks_of(config),
+        vision=VisionNumbers(
+            patches=(config.flow.side // config.patch) ** 2,
+            width=config.vision_width,
+            inner=config.vision_inner,
+            rows=config.image_rows,
+        ),
+        weights=partial(_weights, layers),
+        margin=Margin.LEFT_TOP,
+        bounded=False,
+        texts=TaskTexts,
+        network=partial(SmolVLANetwork, config),
+    )
+
+
+def _weights(layers: int, shapes: Shapes) -> WeightNumbers:
+    """Without the head of the language model and without its layers behind the first so many, which are not used."""
+    used = {name: shape for name, shape in shapes.items() if _layer_of(name) < layers}
+    return WeightNumbers.of(used, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
+
+
+def _layer_of(name: str) -> int:
+    """The index of the language model's layer that a tensor belongs to, -1 for one of none."""
+    found = re.search(r"\btext_model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1

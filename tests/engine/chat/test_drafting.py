@@ -12,9 +12,8 @@ import torch
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat.build import chat_bytes, load_chat, measure_row
-from edgeflow.engine.chat.drafting import choose_drafts
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.kinds import Eagle, Lookup
+from edgeflow.engine.drafts.kinds import Eagle, Lookup, choose_drafts
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.growing import TreeSizes

@@ -13,7 +13,7 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import GateRules

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.engine import ChatEngine, Chunk, Source
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
-from edgeflow.engine.chat.text import Chunk
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span

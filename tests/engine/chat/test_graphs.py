@@ -16,7 +16,7 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import INT4
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model

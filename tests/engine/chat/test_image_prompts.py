@@ -17,7 +17,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.qwen2_5_vl.preprocess import ImagePreprocessor
+from edgeflow.models.qwen2_5_vl import ImagePreprocessor
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
 from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of
 

@@ -12,10 +12,9 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
-from edgeflow.engine.chat.footprint import weight_bytes
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import memory_need, weight_bytes
 from edgeflow.kernels.kv.formats import CONFIGURED, LATENT, configured_format
-from edgeflow.kernels.native.library import missing
+from edgeflow.kernels.native.linear import missing
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow_client.errors import ConfigError

@@ -13,10 +13,9 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate, run_pass
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.executor import Executor
+from edgeflow.engine.control.engine import PolicyEngine
+from edgeflow.engine.executor import Executor, Stamp
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.stamps import Stamp
 from edgeflow.ipc.chat_messages import ChatDone, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.kernels.table.operator_table import built_in_table

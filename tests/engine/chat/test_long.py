@@ -14,13 +14,13 @@ from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build
 from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.long import SlotSize, memory_bytes, read_long, remarks
-from edgeflow.engine.chat.memory_need import memory_need
+from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
 from edgeflow.models import memory_gate
-from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, write_gate
+from edgeflow.models.published import read_published
 from edgeflow.scheduler.plan import Before, Pass, Segment
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint

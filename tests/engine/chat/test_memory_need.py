@@ -14,16 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import build_chat
-from edgeflow.engine.chat.drafting import draft_sizes
-from edgeflow.engine.chat.memory_need import MemoryNeed, memory_need
-from edgeflow.engine.drafts.kinds import Eagle, Lookup
+from edgeflow.engine.chat.memory import MemoryNeed, memory_need
+from edgeflow.engine.drafts.kinds import Eagle, Lookup, draft_sizes
 from edgeflow.engine.memory import widened_bytes, written_bytes
-from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8
+from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, INT4, INT8, KVShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.memory import MemoryLayer, MemoryRules
+from edgeflow.kernels.kv.memory import MemoryLayer, MemoryRules, fold_batched, read_batched
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.kv.tensors import KVShape
-from edgeflow.kernels.memory import fold_batched, read_batched
 from edgeflow.kernels.narrow_kv import int4_attention, scaled
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table

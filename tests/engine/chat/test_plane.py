@@ -14,8 +14,8 @@ from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.chat.memory import folding_of, memory_format
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix

@@ -14,10 +14,9 @@ from edgeflow.config.service import load_config
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat import precision as chat_numbers
 from edgeflow.engine.chat.build import build_chat, chat_bytes, load_chat
-from edgeflow.engine.chat.long import SlotSize
+from edgeflow.engine.chat.memory import SlotSize
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
-from edgeflow.kernels.kv.formats import CONFIGURED, slot_bytes
-from edgeflow.kernels.kv.tensors import KVShape
+from edgeflow.kernels.kv.formats import CONFIGURED, KVShape, slot_bytes
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table

@@ -37,6 +37,8 @@ class SmallPolicy:
 
     inputs = INPUTS
     fixed_rows = 5
+    rtc = None
+    unusual_states = 0
     unnorm_keys = ("plain", "doubled")
     device = torch.device("cpu")
     dtype = torch.float32

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine import executor, staging
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.kernels import packed_attention
 from edgeflow.kernels.kv.formats import DenseLayer

@@ -9,7 +9,7 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
-from edgeflow.engine.control.one_pass import OnePassEngine
+from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.ipc.messages import (
     FrameDropped,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.contract import Speculation
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.agreement import deviations, nudged
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
-from edgeflow.engine.control.warmup import EIGHT_BITS
+from edgeflow.engine.control.warmup import EIGHT_BITS, deviations, nudged
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table

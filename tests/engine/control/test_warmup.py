@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.device import choose_graphs

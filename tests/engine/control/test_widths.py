@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgeflow.contract import Pace, Speculation, StageProgram
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.ipc.messages import OpenSession

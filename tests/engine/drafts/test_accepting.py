@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.drafts.accepting import accepted_of_chain, accepted_of_tree
-from edgeflow.kernels.kv.trees import DraftTrees
+from edgeflow.engine.drafts.verifier import accepted_of_chain, accepted_of_tree
+from edgeflow.kernels.kv.sees import DraftTrees
 
 CPU = torch.device("cpu")
 VOCABULARY = 5

@@ -11,7 +11,7 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import Eagle
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel

@@ -10,7 +10,7 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel

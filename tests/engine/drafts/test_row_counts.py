@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import FP8, INT8, KVFormat
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model

@@ -10,7 +10,7 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
 from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
 from edgeflow.engine.flow.buckets import Bucket
-from edgeflow.engine.flow.stages import FlowStages
+from edgeflow.engine.flow.policy import FlowStages
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.static import static_table
 from tests.artifacts.exported import write_program

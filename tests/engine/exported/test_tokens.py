@@ -28,7 +28,7 @@ from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.generation_config import GenerationConfig
+from edgeflow.models.published import GenerationConfig
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler

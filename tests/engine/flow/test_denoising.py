@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.flow.layout import FlowLayouts
-from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
+from edgeflow.engine.flow.packed import FlowLayouts
+from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.ring import Shift

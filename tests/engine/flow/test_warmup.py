@@ -10,7 +10,7 @@ import torch
 from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.sample_frames import sample_observations
+from edgeflow.engine.control.offline import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.guidance import RTCSettings

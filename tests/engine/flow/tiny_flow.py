@@ -167,6 +167,7 @@ class TinyFlowPolicy:
 
     inputs = INPUTS
     unnorm_keys = ("plain",)
+    unusual_states = 0
     most = math.inf  # of an action
 
     def __init__(

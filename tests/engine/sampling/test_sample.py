@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeflow.engine.sampling.draw import Rules
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
-from edgeflow.kernels.greedy import reduced, reference
+from edgeflow.kernels.row_operators import greedy_reduced, greedy_reference
 from tests.engine.recorded import record
 
 CPU = torch.device("cpu")
@@ -66,14 +66,14 @@ def test_a_row_depends_on_nothing_beside_it(vocabulary: int, dtype: torch.dtype)
     for slot, params in enumerate(REQUESTS):
         here = integers([slot])
         state = begun(REQUESTS, vocabulary, prompt)
-        found = sample(logits[here], state, here, places[here], SamplingKind.of([params]), reduced)
+        found = sample(logits[here], state, here, places[here], SamplingKind.of([params]), greedy_reduced)
         alone.append(int(found.ids))
     for order in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 1]):
         for padding in (0, 3):
             rows = integers([*order, *[0] * padding])
             for kind in (SamplingKind.of(REQUESTS), EVERYTHING):
                 state = begun(REQUESTS, vocabulary, prompt)
-                found = sample(logits[rows], state, slots[rows], places[rows], kind, reduced)
+                found = sample(logits[rows], state, slots[rows], places[rows], kind, greedy_reduced)
                 assert found.ids[: len(order)].tolist() == [alone[row] for row in order]
                 assert found.finite.all()
 
@@ -95,7 +95,7 @@ def test_a_greedy_pass_is_one_call_of_the_operator():
 
     def greedy(logits: Tensor, first: int, stop: int) -> tuple[Tensor, Tensor]:
         calls.append((logits, first, stop))
-        return reference(logits, first, stop)
+        return greedy_reference(logits, first, stop)
 
     logits = some_logits(2, 9, dtype=torch.bfloat16)
     state = SamplingState(2, PLACES, 9, CPU)
@@ -108,7 +108,7 @@ def test_a_greedy_pass_is_one_call_of_the_operator():
 def test_ties_of_greedy_rows_fall_on_the_lowest_id_in_every_kind():
     logits = torch.tensor([[1.0, 5.0, 5.0, 5.0, -math.inf]])
     for kind in (SamplingKind(), SamplingKind(drawn=True), SamplingKind(penalised=True), EVERYTHING):
-        found = sample(logits, SamplingState(1, 4, 5, CPU), integers([0]), integers([2]), kind, reduced)
+        found = sample(logits, SamplingState(1, 4, 5, CPU), integers([0]), integers([2]), kind, greedy_reduced)
         assert found.ids.tolist() == [1]
 
 
@@ -131,7 +131,7 @@ def test_penalties_equal_the_twin(rules: dict[str, float], logits: list[list[flo
     for place, row in enumerate(torch.tensor(logits)):
         scores = penalised_twin(row.tolist(), prompt, said, params)
         slots, places = integers([1, 0]), integers([place, place])
-        ids = sample(row.repeat(2, 1), state, slots, places, SamplingKind.of([params]), reduced).ids
+        ids = sample(row.repeat(2, 1), state, slots, places, SamplingKind.of([params]), greedy_reduced).ids
         state.remember(slots, ids)
         found = ids.tolist()
         assert scores[found[0]] == pytest.approx(max(scores), abs=1e-5)
@@ -144,11 +144,11 @@ def test_a_new_request_forgets_the_tokens_of_the_one_before():
     state, logits = begun([params], 4, [2]), torch.tensor([[1.0, 1.5, 2.0, 0.5]])
     kind, here = SamplingKind.of([params]), integers([0])
     for wanted in (1, 0, 3):
-        ids = sample(logits, state, here, here, kind, reduced).ids
+        ids = sample(logits, state, here, here, kind, greedy_reduced).ids
         state.remember(here, ids)
         assert ids.tolist() == [wanted]
     state.begin(0, params, [], seed=0)
-    assert int(sample(logits, state, here, here, kind, reduced).ids) == 2
+    assert int(sample(logits, state, here, here, kind, greedy_reduced).ids) == 2
     with pytest.raises(ValueError, match="a state with penalties"):
         SamplingState(1, 4, 4, CPU, penalties=False).begin(0, params, [], seed=0)
 
@@ -159,7 +159,7 @@ def test_log_probabilities_are_the_models_own(vocabulary: int):
     logits = some_logits(1, vocabulary, seed=2).abs()
     best = int(logits.argmax())
     state = begun([params], vocabulary, [best])
-    found = sample(logits, state, integers([0]), integers([0]), SamplingKind.of([params]), reduced)
+    found = sample(logits, state, integers([0]), integers([0]), SamplingKind.of([params]), greedy_reduced)
     own = logits[0].log_softmax(-1)
     assert found.ids != best and found.logprob is not None and found.top_ids is not None
     assert float(found.logprob) == pytest.approx(float(own[found.ids]))
@@ -174,9 +174,9 @@ def test_a_grammar_permits_only_what_it_allows(vocabulary: int):
     allowed[:, [2, 5]] = True
     slots = integers(range(SLOTS))
     for kind in (SamplingKind.of(REQUESTS), EVERYTHING):
-        found = sample(logits, begun(REQUESTS, vocabulary), slots, slots, kind, reduced, allowed)
+        found = sample(logits, begun(REQUESTS, vocabulary), slots, slots, kind, greedy_reduced, allowed)
         assert set(found.ids.tolist()) <= {2, 5} and found.finite.all()
-    greedy = sample(logits, begun([], vocabulary), slots, slots, SamplingKind(), reduced, allowed)
+    greedy = sample(logits, begun([], vocabulary), slots, slots, SamplingKind(), greedy_reduced, allowed)
     assert greedy.ids.equal(logits.masked_fill(~allowed, -math.inf).argmax(-1))
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_finite_is_told(vocabulary: int, kind: SamplingKind, bad: fl
     allowed = torch.ones(3, vocabulary, dtype=torch.bool)
     allowed[:, 4] = False
     slots = integers([0, 1, 2])
-    found = sample(logits, begun(REQUESTS, vocabulary), slots, slots, kind, reduced, allowed if masked else None)
+    found = sample(logits, begun(REQUESTS, vocabulary), slots, slots, kind, greedy_reduced, allowed if masked else None)
     assert found.finite.tolist() == [True, False, True]
     assert set(found.ids.tolist()) <= set(range(vocabulary))
 
@@ -205,7 +205,7 @@ def test_a_replay_gives_the_same_tokens(vocabulary: int, kind: SamplingKind):
     inputs = some_logits(4, vocabulary), integers([0, 1, 2, 3]), integers([0, 0, 0, 0])
 
     def step(state: SamplingState, logits: Tensor, slots: Tensor, places: Tensor) -> SampledRows:
-        return sample(logits, state, slots, places, kind, reduced)
+        return sample(logits, state, slots, places, kind, greedy_reduced)
 
     replay, outputs = record(lambda: step(replayed, *inputs))
     for state in (replayed, eager):
@@ -229,7 +229,7 @@ def test_a_seed_repeats_an_answer():
     def answer(seed: int) -> list[int]:
         state.begin(0, params, [], seed)
         kind, here = SamplingKind.of([params]), integers([0])
-        return [int(sample(logits, state, here, integers([place]), kind, reduced).ids) for place in range(40)]
+        return [int(sample(logits, state, here, integers([place]), kind, greedy_reduced).ids) for place in range(40)]
 
     assert answer(7) == answer(7) != answer(8)
     assert len(set(answer(7))) > 6

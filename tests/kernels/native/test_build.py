@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.kernels.native import build, library
+from edgeflow.kernels.native import build
+from edgeflow.kernels.native import linear as library
 
 
 def test_other_sources_have_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

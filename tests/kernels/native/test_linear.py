@@ -14,9 +14,8 @@ from torch import Tensor
 
 from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.linear import Dequantised, Linear, Reference
-from edgeflow.kernels.native.library import instruction_sets, missing
-from edgeflow.kernels.native.linear import BLOCK, Int4, Int8
-from edgeflow.kernels.table.linears import ROWS_OF_8_BITS
+from edgeflow.kernels.native.linear import BLOCK, NativeInt4, NativeInt8, instruction_sets, missing
+from edgeflow.kernels.table.built_in import ROWS_OF_8_BITS
 from edgeflow.kernels.weights import Int8Weight, Weight
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import deviation, tolerance
@@ -72,9 +71,9 @@ def test_a_product_is_that_of_rounded_rows(instruction_set: str, count, outputs,
     )
     like = random_weight(8 * -(-outputs // 8), group * groups, group, seed=seed)
     four = AwqWeight.of_codes(q, like.scales[:outputs], like.zeros[:outputs], torch.float32)
-    assert off(Int4(four, offset, instruction_set), four, offset, x) < 1e-6
+    assert off(NativeInt4(four, offset, instruction_set), four, offset, x) < 1e-6
     eight = eight_bits(outputs, group * groups, seed)
-    assert off(Int8(eight, offset, instruction_set), eight, offset, x) < 1e-6
+    assert off(NativeInt8(eight, offset, instruction_set), eight, offset, x) < 1e-6
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -87,14 +86,17 @@ def test_the_largest_numbers_do_not_overflow(instruction_set: str):
         torch.float32,
     )
     eight = Int8Weight(torch.full((16, 256), -127, dtype=torch.int8), torch.ones(16), torch.float32)
-    assert torch.equal(Int4(four, None, instruction_set)(x), torch.full((1, 16), 256 * 15.0))
-    assert torch.equal(Int8(eight, None, instruction_set)(x), torch.full((1, 16), 256 * -127.0))
+    assert torch.equal(NativeInt4(four, None, instruction_set)(x), torch.full((1, 16), 256 * 15.0))
+    assert torch.equal(NativeInt8(eight, None, instruction_set)(x), torch.full((1, 16), 256 * -127.0))
 
 
 def made(instruction_set: str, dtype: torch.dtype = torch.float32) -> list[Linear]:
     """One of each, [40, 128]."""
     four = random_weight(40, 128, 64, dtype=dtype)
-    return [Int4(four, None, instruction_set), Int8(eight_bits(40, 128, dtype=dtype), None, instruction_set)]
+    return [
+        NativeInt4(four, None, instruction_set),
+        NativeInt8(eight_bits(40, 128, dtype=dtype), None, instruction_set),
+    ]
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
@@ -129,8 +131,8 @@ def test_several_threads_may_call_at_once():
 
 def test_no_other_form_of_the_weight_is_kept():
     weight, eight = random_weight(32, 128, 64), eight_bits(32, 128)
-    assert Int4(weight, None).nbytes == weight.nbytes
-    shared = Int8(eight, None)
+    assert NativeInt4(weight, None).nbytes == weight.nbytes
+    shared = NativeInt8(eight, None)
     assert shared.nbytes == eight.nbytes and shared._parts[0].data_ptr() == eight.values.data_ptr()
 
 
@@ -158,7 +160,7 @@ def test_the_scale_or_zero_of_another_group_is_not_tolerated(field: str):
 
 
 def test_rows_of_another_width_are_refused():
-    products = [Int4(random_weight(16, 64, 32), None), Int8(Int8Weight.of(torch.randn(16, 64)), None)]
+    products = [NativeInt4(random_weight(16, 64, 32), None), NativeInt8(Int8Weight.of(torch.randn(16, 64)), None)]
     for product in products:
         for shape in [(1, 4096), (2, 32), (64,)]:
             with pytest.raises(ValueError, match=r"expected \[m, 64\]"):

@@ -13,13 +13,12 @@ from rich.console import Console
 from edgeflow.lab.demo.command import _frame_hz
 from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan
 from edgeflow.lab.demo.live import RunView
+from edgeflow.lab.demo.recording import RunRecorder, Snapshot
 from edgeflow.lab.demo.report import conditions, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.demo.world.task import Outcome
 from edgeflow_client.errors import StartError
 from edgeflow_client.flight import Flight
-from edgeflow_client.loadtest.measure import RunRecorder
-from edgeflow_client.loadtest.plots import Snapshot
 from edgeflow_client.types import Mode
 
 SECOND = 1_000_000_000

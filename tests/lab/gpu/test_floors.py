@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.kernels.triton.awq_chunks import AwqChunks
+from edgeflow.kernels.triton.awq import AwqChunks
 from edgeflow.lab.gpu.bars import H200, figures
 from edgeflow.lab.gpu.subjects.edgefm import A800_BANDWIDTH, scaled_ms
 from edgeflow.lab.gpu.subjects.floors import (

@@ -17,9 +17,9 @@ from edgeflow.lab.training import run as learning
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.run import KEPT_BYTES, kept_bytes
 from edgeflow.lab.training.gate.trainer import GateTrainer
-from edgeflow.models.chat import read_published
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, base_fingerprint, read_gate
+from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 

@@ -9,10 +9,11 @@ from functools import cache
 import pytest
 import torch
 
-from edgeflow.kernels import linear, rope_write_kv, swiglu
+from edgeflow.kernels import linear, rope_write_kv
 from edgeflow.kernels.awq import AWQ, AwqWeight
-from edgeflow.kernels.fp8_linear import Emulated
 from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.linear import Fp8Emulated
+from edgeflow.kernels.row_operators import swiglu_reference
 from edgeflow.kernels.table.dimensions import kv_formats
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -138,7 +139,7 @@ def test_eight_bits_must_be_eight(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("format", "bound"), [(Int8Weight, linear.Int8), (Fp8Weight, Emulated)])
+@pytest.mark.parametrize(("format", "bound"), [(Int8Weight, linear.Int8), (Fp8Weight, Fp8Emulated)])
 def test_a_weight_with_the_scale_of_another_output_fails(format, bound, dtype):
     """Of the next output; of a single one there is no other."""
 
@@ -165,12 +166,12 @@ def test_a_weight_of_4_bits_with_another_zero_scale_or_group_fails(wrong, dtype)
 
 def test_one_wrong_row_of_many_counts():
     def wrong(x):
-        out = swiglu.reference(x)
+        out = swiglu_reference(x)
         out[-1, 0] += 0.5
         return out
 
     case = cases.swiglu(500, 8)
-    assert deviation(case, wrong, swiglu.reference, CPU, torch.bfloat16) > tolerance(case, torch.bfloat16)
+    assert deviation(case, wrong, swiglu_reference, CPU, torch.bfloat16) > tolerance(case, torch.bfloat16)
 
 
 def test_a_row_that_must_not_be_written_counts():
@@ -187,4 +188,4 @@ def test_a_row_that_must_not_be_written_counts():
 
 def test_a_missing_row_counts():
     case = cases.swiglu(3, 8)
-    assert deviation(case, lambda x: swiglu.reference(x)[:2], swiglu.reference, CPU, torch.float32) == float("inf")
+    assert deviation(case, lambda x: swiglu_reference(x)[:2], swiglu_reference, CPU, torch.float32) == float("inf")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from edgeflow.kernels import linear, swiglu
+from edgeflow.kernels import linear
 from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.row_operators import swiglu_fused, swiglu_reference
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
@@ -35,11 +36,11 @@ class Work:
 
     def slow(self, x, steps: int = 20):
         self.now += steps * 1e-4
-        return swiglu.reference(x)
+        return swiglu_reference(x)
 
     def quick(self, x):
         self.now += 1e-4
-        return swiglu.fused(x)
+        return swiglu_fused(x)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def work() -> Work:
 
 
 def wrong(x):
-    return swiglu.reference(x) * 1.01
+    return swiglu_reference(x) * 1.01
 
 
 def broken(x):
@@ -57,7 +58,7 @@ def broken(x):
 
 def tuner(work: Work, *candidates: Implementation, default: str = "slow") -> Tuner:
     implementations = [
-        Implementation(op_name="swiglu", impl_id="reference", function=swiglu.reference),
+        Implementation(op_name="swiglu", impl_id="reference", function=swiglu_reference),
         Implementation(op_name="swiglu", impl_id="slow", function=work.slow, choices={"steps": (20, 2)}),
         *candidates,
     ]
@@ -92,13 +93,13 @@ def test_cases_that_one_implementation_must_serve_get_one(work, of_few, of_many,
 
     def rival(x):
         work.now += (of_few if len(x) == 4 else of_many) * 1e-4
-        return swiglu.fused(x)
+        return swiglu_fused(x)
 
     def slow(x):
         return work.slow(x, 10)
 
     implementations = [
-        Implementation(op_name="swiglu", impl_id="reference", function=swiglu.reference),
+        Implementation(op_name="swiglu", impl_id="reference", function=swiglu_reference),
         Implementation(op_name="swiglu", impl_id="slow", function=slow),
         Implementation(op_name="swiglu", impl_id="rival", function=rival),
     ]
@@ -214,7 +215,7 @@ def test_the_reference_runs_once_per_problem(work):
 
     def reference(x):
         runs.append(1)
-        return swiglu.reference(x)
+        return swiglu_reference(x)
 
     implementations = [
         Implementation(op_name="swiglu", impl_id="reference", function=reference),

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
-from edgeflow.engine.chat.long import folding_of, memory_format
+from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
@@ -24,8 +24,9 @@ from edgeflow.lab.verify.gate import verify_served, verify_twins
 from edgeflow.lab.verify.gate_bundle import BASE, GateCase, read_gate_bundle
 from edgeflow.lab.verify.gate_runs import GateRun, check_cases
 from edgeflow.lab.verify.gate_twins import run_at_once
-from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate import read_gate
+from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 from tests.oracles import ORACLES

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
-from edgeflow.models.eagle3.files import BIN_FILE
+from edgeflow.models.eagle3.config import BIN_FILE
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow.text.weight_files import SINGLE_FILE
 

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.models.eagle3.config import IDS, read_eagle3
-from edgeflow.models.eagle3.files import BIN_FILE
+from edgeflow.models.eagle3.config import BIN_FILE, IDS, read_eagle3
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.text.weight_files import SINGLE_FILE

@@ -14,12 +14,13 @@ from torch import Tensor
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.models.chat import read_published, stem_of
+from edgeflow.models.chat import stem_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.llama import LlamaDecoder, Taps
+from edgeflow.models.published import read_published
 from tests.oracles import oracle
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.act.policy import ACTPolicy
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.inputs import unit_range
+from edgeflow.policies.tensors import unit_range
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.types import StateSpec
 from tests.policies.act.checkpoint import (

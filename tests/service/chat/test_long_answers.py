@@ -17,8 +17,8 @@ import torch
 
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
-from edgeflow.models.chat import read_published
 from edgeflow.models.memory_gate import MemoryGate, base_fingerprint, read_gate, write_gate
+from edgeflow.models.published import read_published
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_long import gate_for
 from tests.oracles import ORACLES

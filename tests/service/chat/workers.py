@@ -15,9 +15,9 @@ import torch
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
-from edgeflow.engine.chat.long import read_long
+from edgeflow.engine.chat.memory import read_long
 from edgeflow.engine.chat.plane import ChatPlane
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.models.chat import ChatModel, load_chat_model

@@ -1,19 +1,32 @@
-"""The plan of a load test: who connects, what is sent when, and for how long; and the parsing of durations."""
+"""The plan of a load test: who connects, what is sent when, and for how long; and its settings as they are typed."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from itertools import count
 from pathlib import Path
-from typing import TypeAlias
+from types import NoneType
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
+from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
-MAX_ROBOTS = 256
+SECOND_NS = 1_000_000_000
 DEFAULT_PERIOD_S = 0.05
+COUNTS = ("window", "frames", "robots", "connections", "count", "distinct", "clients", "max_tokens")
+RATES, TIMES = ("rate_hz", "first_hz", "last_hz"), ("period_s", "step_s", "duration_s")
+LEAST = dict.fromkeys(COUNTS, 1) | dict.fromkeys(RATES, 0.1) | dict.fromkeys(TIMES, 1e-3) | {"factor": 1.01}
+MOST = dict.fromkeys(RATES, 10_000) | {"robots": 256, "clients": 64}
+"""Bounds of numbers by the last part of their key; of others 0 to ANY."""
+ANY = 1e9
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms|s|m|h)")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a text, or a list of texts in JSON"}
+_Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class Bursts:
     """Send `frames` at once, every `period_s`."""
 
     frames: int
-    period_s: float
+    period_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,10 @@ class Ramp:
     last_hz: float
     step_s: float = 5.0
     factor: float = 1.25
+
+    def __post_init__(self) -> None:
+        if self.first_hz > self.last_hz:
+            raise ConfigError(f"pattern.last_hz: {self.last_hz:g} is below first_hz, {self.first_hz:g}")
 
     @property
     def rates_hz(self) -> list[float]:
@@ -60,56 +77,149 @@ Pattern: TypeAlias = Closed | Fixed | Bursts | Ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """The session that every robot opens; robot i uses instruction i modulo their number.
-
-    state: vectors whose numbers change slowly between -1 and 1.
-    """
-
-    cameras: tuple[CameraSpec, ...]
-    instructions: tuple[str, ...]
-    control_period_s: float
-    mode: Mode | None = None
-    _: KW_ONLY
-    depth: int = 0
-    tolerance_bins: int = 0
-    max_passes: int = 0
-    max_action_age_s: float | None = None
-    model: str = ""
-    unnorm_key: str = ""
-    state: tuple[StateSpec, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """A run: warm-up, then frames are counted for `duration_s` or until each robot has offered `count` of them.
-
-    connections: robots are assigned to them in turn. ramp_up_s: time over which the robots start. frames: a folder of
-    images; None = synthetic. grace_s: how long answers are awaited after the last frame.
-    """
+    """A run: warm-up, then frames are counted for `duration_s` or until each robot has offered `count` of them."""
 
     address: str
-    session: Session
+    session: SessionSettings
+    """The session that every robot opens; the numbers of its state change slowly between -1 and 1."""
     pattern: Pattern
-    _: KW_ONLY
+    instructions: tuple[str, ...] = ("grasp the red handle",)
+    """Robot i uses instruction i modulo their number."""
     robots: int = 1
     connections: int = 1
+    """Robots are assigned to them in turn."""
     warm_up_s: float = 2.0
     duration_s: float = 30.0
     count: int | None = None
     ramp_up_s: float = 1.0
+    """Time over which the robots start."""
     frames: Path | None = None
+    """A folder of images; None = synthetic."""
     distinct: int = 64
     seed: int = 0
     grace_s: float = 2.0
+    """How long answers are awaited after the last frame."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.robots <= MAX_ROBOTS:
-            raise ConfigError(f"robots: {self.robots} is outside 1 to {MAX_ROBOTS}")
-        if not 1 <= self.connections <= self.robots:
-            raise ConfigError(f"connections: {self.connections} is outside 1 to {self.robots} (the robots)")
-        if self.duration_s <= 0:
-            raise ConfigError("duration: must be above 0")
+        if self.connections > self.robots:
+            raise ConfigError(f"connections: {self.connections} is more than there are robots, {self.robots}")
+
+
+def instants(pattern: Fixed | Bursts | Ramp) -> Iterator[int]:
+    """The instants at which frames are due, in nanoseconds from a robot's start, never decreasing.
+
+    Each is computed from its index, so that rounding errors do not add up.
+    """
+    match pattern:
+        case Fixed():
+            return (round(index * SECOND_NS / pattern.rate_hz) for index in count())
+        case Bursts():
+            period_ns = pattern.period_s * SECOND_NS
+            return (round(index // pattern.frames * period_ns) for index in count())
+        case Ramp():
+            return _ramp(pattern)
+
+
+def _ramp(pattern: Ramp) -> Iterator[int]:
+    step_ns = round(pattern.step_s * SECOND_NS)
+    for step, rate_hz in enumerate(pattern.rates_hz):
+        yield from range(step * step_ns, (step + 1) * step_ns, round(SECOND_NS / rate_hz))
+
+
+def period_s_of(pattern: Pattern) -> float:
+    """The control period to declare for a pattern: that of its mean rate, else 50 ms."""
+    match pattern:
+        case Fixed():
+            return 1 / pattern.rate_hz
+        case Bursts():
+            return pattern.period_s / pattern.frames
+    return DEFAULT_PERIOD_S
+
+
+def read_plan(
+    sections: Mapping[str, Mapping[str, object]],
+    address: str,
+    cameras: tuple[CameraSpec, ...],
+    state: tuple[StateSpec, ...] = (),
+) -> LoadPlan:
+    """The plan that settings describe, by section ("session", "pattern", "" for the plan's own fields).
+
+    Without `connections` every robot has its own; without a control period it is that of the pattern.
+    """
+    pattern = _read_pattern(sections.get("pattern", {}))
+    period = {"control_period_s": period_s_of(pattern)}
+    session = filled(
+        SessionSettings, {**period, **sections.get("session", {})}, "session.", cameras=cameras, state=state
+    )
+    own = dict(sections.get("", {}))
+    own.setdefault("connections", own.get("robots", 1))
+    return filled(LoadPlan, own, address=address, session=session, pattern=pattern)
+
+
+def plan_keys() -> list[str]:
+    """The dotted keys of a plan that are set one by one."""
+    kinds = [("", LoadPlan), ("session.", SessionSettings), *(("pattern.", kind) for kind in get_args(Pattern))]
+    keys = [f"{section}{field.name}" for section, kind in kinds for field in fields(kind)]
+    return [key for key in keys if key not in ("address", "session", "pattern", "session.cameras", "session.state")]
+
+
+def filled(kind: type[_Kind], settings: Mapping[str, object], section: str = "", **objects: object) -> _Kind:
+    """A dataclass of these objects, and of settings that are read by the type of their field.
+
+    ConfigError names the key that it does not have, that it lacks, or whose value is wrong.
+    """
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name not in objects}
+    for name in settings.keys() - hints.keys():
+        raise ConfigError(f"{section}{name}: unknown key; known: {', '.join(hints)}")
+    made = {name: _read(hints[name], value, f"{section}{name}") for name, value in settings.items()}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.default is MISSING and field.name not in made and field.name not in objects:
+            raise ConfigError(f"{section}{field.name}: is missing")
+    return kind(**made, **objects)
+
+
+def _read_pattern(settings: Mapping[str, object]) -> Pattern:
+    """The pattern that has all of these fields."""
+    names = {kind: [field.name for field in fields(kind)] for kind in get_args(Pattern)}
+    for kind, known in names.items():
+        if settings.keys() <= set(known):
+            pattern: Pattern = filled(kind, settings, "pattern.")
+            return pattern
+    patterns = " | ".join(", ".join(known) for known in names.values())
+    raise ConfigError(f"pattern: {', '.join(settings)} are not of one pattern; known: {patterns}")
+
+
+def _read(hint: Any, value: object, key: str) -> object:
+    """A value of the type of a field; text is read as it."""
+    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
+    if kind is not hint and value == "null":
+        return None
+    made = value
+    if isinstance(value, str):
+        try:
+            made = _parsed(kind, value, key)
+        except (ValueError, KeyError):
+            words = "a time such as 80ms or 2s" if key.endswith("_s") else _WORDS.get(get_origin(kind) or kind, "")
+            words = words or f"one of {', '.join(str(each.value) for each in kind)}"
+            raise ConfigError(f"{key}: {value!r} is not {words}") from None
+    name = key.rpartition(".")[2]
+    if isinstance(made, int | float) and not LEAST.get(name, 0) <= made <= MOST.get(name, ANY):
+        raise ConfigError(f"{key}: {made:g} is outside {LEAST.get(name, 0):g} to {MOST.get(name, ANY):g}")
+    return made
+
+
+def _parsed(kind: Any, text: str, key: str) -> object:
+    if get_origin(kind) is tuple:
+        texts = json.loads(text) if text.startswith("[") else [text]
+        if not texts or not all(isinstance(each, str) for each in texts):
+            raise ValueError(text)
+        return tuple(texts)
+    if kind is bool:
+        return {"true": True, "false": False}[text]
+    if kind is float and key.endswith("_s") and text[-1:].isalpha():
+        return parse_duration(text)
+    return kind(text)
 
 
 def parse_duration(text: str) -> float:
@@ -147,52 +257,3 @@ def _named(option: str, part: str, example: str) -> tuple[str, str]:
     if not name:
         raise ConfigError(f"{option}: {part!r} is not NAME:SIZE, as in {example}")
     return name, size
-
-
-def pattern_of(
-    *,
-    window: int = 1,
-    rate_hz: float | None = None,
-    burst: int | None = None,
-    burst_period_s: float = 1.0,
-    ramp: str = "",
-    ramp_step_s: float = 5.0,
-) -> Pattern:
-    """The sending pattern that the options describe; ConfigError when they describe several."""
-    asked = [name for name, given in (("rate", rate_hz), ("burst", burst), ("ramp", ramp)) if given]
-    if len(asked) > 1 or (asked and window > 1):
-        raise ConfigError(f"{asked[0]}: cannot be combined with another pattern (window, rate, burst, ramp)")
-    if rate_hz:
-        return Fixed(rate_hz)
-    if burst:
-        return Bursts(burst, _positive("burst-period", burst_period_s))
-    if ramp:
-        first_hz, last_hz = _parse_ramp(ramp)
-        return Ramp(first_hz, last_hz, _positive("ramp-step", ramp_step_s))
-    return Closed(window)
-
-
-def period_s_of(pattern: Pattern) -> float:
-    """The control period to declare for a pattern: that of its mean rate, else 50 ms."""
-    match pattern:
-        case Fixed():
-            return 1 / pattern.rate_hz
-        case Bursts():
-            return pattern.period_s / pattern.frames
-    return DEFAULT_PERIOD_S
-
-
-def _parse_ramp(text: str) -> tuple[float, float]:
-    try:
-        first, last = (float(part) for part in text.split(":"))
-    except ValueError:
-        first, last = 0.0, 0.0
-    if not 0.1 <= first <= last <= 10_000:
-        raise ConfigError(f"ramp: {text!r} is not FIRST:LAST with 0.1 to 10000 Hz")
-    return first, last
-
-
-def _positive(name: str, seconds: float) -> float:
-    if seconds <= 0:
-        raise ConfigError(f"{name}: must be above 0")
-    return seconds

@@ -1,54 +1,67 @@
-"""One robot of a load test: a stream that is reopened when lost, a pace, and a ledger."""
+"""One robot of a load test: a stream that is reopened when lost, a pace, a state that changes slowly, and a ledger."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from itertools import cycle
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.link import STREAM, Backoff
-from edgeflow_client.connection.wire import Opened, SessionSettings, error_of, open_message, opened_of
+from edgeflow_client.connection.wire import (
+    COMMANDS,
+    DISPOSITIONS,
+    Opened,
+    error_of,
+    open_message,
+    opened_of,
+    timings_of,
+)
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
-from edgeflow_client.loadtest.robots.hearing import hear
 from edgeflow_client.loadtest.robots.ledger import Ledger
-from edgeflow_client.loadtest.robots.pacing import instants
-from edgeflow_client.loadtest.robots.plan import Closed, Pattern, Session
-from edgeflow_client.loadtest.robots.playing import Playing
-from edgeflow_client.loadtest.robots.posture import Posture
+from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Pattern, instants
+from edgeflow_client.loadtest.robots.playing import Playing, Seamed
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.types import Command, Disposition
 
 OPEN_ANSWER_S = 10.0
 # A robot that was served before may also find its old session not yet ended.
 PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "INTERNAL", "RESOURCE_EXHAUSTED", "ALREADY_EXISTS"}
+SHORTEST_S, LONGEST_S = 4.0, 10.0  # period of a number
 
 
-class Connection(Protocol):
-    """A grpc.aio.Channel."""
+class Posture:
+    """The state that a robot reports: sines between -1 and 1, each with its own period and phase."""
 
-    def stream_stream(self, method: str, **options: Any) -> Any: ...
+    def __init__(self, numbers: int, random: Random) -> None:
+        self._sines = [(random.uniform(SHORTEST_S, LONGEST_S), random.random()) for _ in range(numbers)]
+
+    def at(self, now_ns: int) -> list[float]:
+        """The numbers at a moment."""
+        return [math.sin(2 * math.pi * (now_ns / 1e9 / period_s + phase)) for period_s, phase in self._sines]
 
 
 class LoadRobot:
     """`run` keeps a stream, `pace` sends frames over it.
 
-    frames: the encoded images of each frame, sent in turn. admitted: the latest Opened from the service, None before
-    the first. chunk: horizon and step_ms of its answers. refused: why the robot stopped opening streams. opened: set at
-    the first Opened or at the refusal.
+    frames: the encoded images of each frame, sent in turn. connection: a grpc.aio.Channel. admitted: the latest Opened
+    from the service, None before the first. chunk: horizon and step_ms of its answers. refused: why the robot stopped
+    opening streams. opened: set at the first Opened or at the refusal.
     """
 
     def __init__(
         self,
         number: int,
-        session: Session,
+        plan: LoadPlan,
         frames: Sequence[tuple[bytes, ...]],
         *,
-        connection: Connection,
+        connection: Any,
         clock: Clock,
         random: Random,
     ) -> None:
@@ -57,11 +70,11 @@ class LoadRobot:
         self.chunk = (1, 0.0)
         self.refused: EdgeflowError | None = None
         self.opened = asyncio.Event()
-        self._settings = _settings_of(session)
-        self._instruction = session.instructions[number % len(session.instructions)]
+        self._settings = plan.session
+        self._instruction = plan.instructions[number % len(plan.instructions)]
         first = number % len(frames)
         self._frames = cycle([*frames[first:], *frames[:first]])
-        self._posture = Posture(sum(each.size for each in session.state), random)
+        self._posture = Posture(sum(each.size for each in plan.session.state), random)
         self._connection = connection
         self._clock = clock
         self._backoff = Backoff(random)
@@ -212,16 +225,39 @@ class LoadRobot:
         self._changed.set()
 
 
-def _settings_of(session: Session) -> SessionSettings:
-    return SessionSettings(
-        cameras=session.cameras,
-        control_period_s=session.control_period_s,
-        mode=session.mode,
-        max_action_age_s=session.max_action_age_s,
-        model=session.model,
-        unnorm_key=session.unnorm_key,
-        depth=session.depth,
-        tolerance_bins=session.tolerance_bins,
-        max_passes=session.max_passes,
-        state=session.state,
-    )
+def hear(ledger: Ledger, playing: Playing, message: pb.ServerMessage, first: int, now_ns: int) -> None:
+    """Record one message. playing: of its stream. first: number of frames in the ledger that were offered before it."""
+    match message.WhichOneof("kind"):
+        case "action":
+            _hear_action(ledger, message.action, first, now_ns, playing.heard(message.action, now_ns))
+        case "frame_status":
+            status = message.frame_status
+            disposition = DISPOSITIONS.get(status.disposition, Disposition.DROPPED)
+            reason = status.reason or status.code
+            last = max(status.seq, status.last_seq)
+            ledger.dispose(status.seq + first, last + first, disposition, reason, now_ns)
+        case "notice":
+            ledger.happen(now_ns, "notice", message.notice.kind, message.notice.text)
+        case kind:
+            ledger.happen(now_ns, "contradicted", Reason.UNEXPECTED_MESSAGE, str(kind))
+
+
+def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int, seam: Seamed) -> None:
+    command = COMMANDS.get(action.command, Command.HOLD)
+    if command is Command.ACT:
+        ledger.act(
+            action.seq + first,
+            stamp_ns=action.stamp_ns,
+            received_ns=now_ns,
+            valid_for_ms=action.valid_for_ms,
+            server_ns=action.timings.server_ns,
+            timings=timings_of(action.timings),
+            max_age_ms=action.max_age_ms,
+            horizon=action.horizon or 1,
+            step_ms=action.step_ms,
+            unsettled=max(len(action.token_ids) - action.settled, 0) if action.max_passes else 0,
+            continued=seam.continued,
+            late=seam.late,
+        )
+    else:
+        ledger.happen(now_ns, command.value, action.reason)

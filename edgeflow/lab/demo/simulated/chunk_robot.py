@@ -67,7 +67,8 @@ class ChunkRobot:
         self._ages = AnswerAges()
         self._directive: Directive | None = None
         self._playing = 0
-        self._session = Session(_settings(period_ns, state), body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
+        agreed = SessionSettings(cameras=(), control_period_s=period_ns / 1e9, state=state)
+        self._session = Session(agreed, body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
         self._outgoing = Outgoing(self._session.opening())
         next(self._outgoing)  # Open
         self._session.stream_opened(_opened(schema), self._outgoing)
@@ -149,18 +150,6 @@ class ChunkRobot:
             delay_ns = self._ages.expected_ns(self._foretold_ns)
             frame = replace(frame, playing=playing, delay_ns=delay_ns, unplayed_from=int(playing is None))
         self._send(frame)
-
-
-def _settings(period_ns: int, state: tuple[StateSpec, ...]) -> SessionSettings:
-    return SessionSettings(
-        cameras=(),
-        control_period_s=period_ns / 1e9,
-        mode=None,
-        max_action_age_s=None,
-        model="",
-        unnorm_key="",
-        state=state,
-    )
 
 
 def _opened(schema: ActionSchema) -> pb.Opened:

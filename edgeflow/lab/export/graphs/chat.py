@@ -11,7 +11,8 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
-from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow.models.chat import load_chat_model
+from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 CHAT_FAMILIES = ("llama", "qwen2", "qwen3")

@@ -14,11 +14,9 @@ from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.static import static_table
-from edgeflow.policies.flow.processors import FlowProcessors
+from edgeflow.policies.flow.config import FlowProcessors, FlowSettings
 from edgeflow.policies.flow.published import FlowArchitecture
-from edgeflow.policies.flow.settings import FlowSettings
-from edgeflow.policies.lerobot.features import STATE
-from edgeflow.policies.lerobot.statistics import Affine
+from edgeflow.policies.lerobot import STATE, Affine
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 
@@ -36,7 +34,7 @@ def export_flow(
     shapes.no_positions(architecture.family)
     text = shapes.texts(flow.prompt, flow.prompt, f"prompts of this checkpoint have at most {flow.prompt}")
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=static_table())
-    network = architecture.network(directory, placement)
+    network = architecture.read_network(directory, placement)
     program = flow_program(
         FlowExport(
             network=network,

@@ -6,8 +6,7 @@ from statistics import median
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.kernels.kv.formats import DENSE, FP8, INT8, KVFormat
-from edgeflow.kernels.kv.int4 import INT4
+from edgeflow.kernels.kv.formats import DENSE, FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -10,8 +10,7 @@ from dataclasses import replace
 from statistics import median
 from time import monotonic
 
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.engine import Answer
+from edgeflow.engine.control.engine import Answer, PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.kernels.packed_attention import naive_gather

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.sections.policy_speed import ways

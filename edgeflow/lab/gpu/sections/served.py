@@ -27,7 +27,7 @@ LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8),
 """Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""
 SMALL_LOADS = LOADS[:3]
 WINDOW = {"serial": 1, "pipelined": 8}  # frames under way in the closed loop: K + 1 keep the pipe full
-PERIOD = "2ms"  # declared in the closed loop, so that no rate limit is met
+PERIOD = "control_period_s=2ms"  # declared in the closed loop, so that no rate limit is met
 LONGEST_S, SHORTEST_S = 4.0, 1.0  # of counting
 BESIDES_S = 3.0  # of a load test: its start, its warm-up, the last answers
 STOP_S = 10.0
@@ -171,10 +171,11 @@ def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
 
 def _report(setting: Setting, address: str, mode: str, rate: float, seconds: float) -> Found:
     """The load test's own report; OffError where it could not run or robots were refused."""
-    pace = ["--rate", f"{rate:.3f}"] if rate else ["--window", str(WINDOW[mode]), "--control-period", PERIOD]
-    times = ["--warm-up", "500ms", "--ramp-up", "100ms", "--duration", f"{seconds:.2f}s"]
+    plan = [f"pattern.rate_hz={rate:.3f}"] if rate else [f"pattern.window={WINDOW[mode]}", f"session.{PERIOD}"]
+    plan += ["warm_up_s=0.5", "ramp_up_s=0.1", f"duration_s={seconds:.2f}", f"session.mode={mode}"]
+    options = [word for each in plan for word in ("--set", each)]
     try:
-        done = run_command(["loadtest", address, "--mode", mode, *pace, *times, "--json"], setting.left_s + CLOSING_S)
+        done = run_command(["loadtest", address, *options, "--json"], setting.left_s + CLOSING_S)
     except TimeoutExpired:
         raise OffError(f"the load test in mode {mode} did not end", {}) from None
     if done.returncode:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from edgeflow.engine.control.actions import PolicyEngine
-from edgeflow.engine.control.agreement import Deviations, deviations, nudged
-from edgeflow.engine.control.engine import Answer
+from edgeflow.engine.control.engine import Answer, PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -26,7 +25,7 @@ SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 def tokens(setting: Setting) -> Found:
     """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, logits in the model's own dtype
-    and at its shape, where they may differ by as much as rounding does (engine/control/agreement.py).
+    and at its shape, where they may differ by as much as rounding does (engine/control/warmup.py).
     """
     tiny = replace(setting, size=SIZES["tiny"], dtype=torch.float32)
     rows = compared(tiny, 3)

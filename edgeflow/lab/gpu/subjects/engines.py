@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Record

@@ -16,7 +16,7 @@ from edgeflow.models.llama import LlamaConfig
 
 NUMBER_BYTES = 2
 ZERO_BITS, CODE_BITS, SCALE_BITS = 4, 4, 16
-"""Bits of weights in 4 bits, as their kernel reads them (kernels/triton/awq_chunks.py)."""
+"""Bits of weights in 4 bits, as their kernel reads them (kernels/triton/awq.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.gpu.subjects.random_weights import llama_shapes, random_weights
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.generation_config import GenerationConfig
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.published import GenerationConfig
 
 TINY = "tiny-chat"
 FAMILY = "qwen2"

@@ -8,9 +8,9 @@ from pathlib import Path
 from edgeflow.config.service import ServiceConfig
 from edgeflow.console import Report
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.control.observations import observation_of
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
+from edgeflow.engine.control.tracks import observation_of
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
@@ -70,7 +70,7 @@ def _episodes(built: BuiltEngine, first: int) -> Iterator[tuple[int, list[Observ
     def seen(frame: SubmitFrame) -> None:
         observations.append(_copied(observation_of(frame, inputs)))
 
-    execution = Execution.FRESH if getattr(built.engine.policy, "rtc", None) is None else Execution.RTC
+    execution = Execution.FRESH if built.engine.policy.rtc is None else Execution.RTC
     service = VirtualService(built.engine, built.limits, PROFILE.times_of(program), execution=execution, seen=seen)
     pace, sim, episode = pace_of(Mode.SERIAL, program.passes), RobotSim(first), first
     try:

@@ -17,7 +17,7 @@ from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.family import Family
-from edgeflow.policies.flow.settings import DEFAULTS_FILE
+from edgeflow.policies.flow.config import DEFAULTS_FILE
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError, InvalidArgument
 
@@ -50,7 +50,7 @@ class ServedPolicy:
     def chunks(self) -> Tensor:
         """The normalised chunk of each observation, without padding: [n, horizon, D]"""
         config = self.policy.config
-        values: list[Any] = [each.sampled.candidates for each in decode_serially(self.engine, self.prepared)]
+        values: list[Any] = [each.sampled.values for each in decode_serially(self.engine, self.prepared)]
         return torch.stack([torch.from_numpy(each[0, : config.horizon, : config.action]) for each in values])
 
     @torch.inference_mode()

@@ -15,15 +15,14 @@ from edgeflow.lab.quantize.search.decoder import Decoder
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.family import Family, Files
+from edgeflow.policies.flow.network import PREFIX
 from edgeflow.policies.openvla.config import load_config as load_openvla
 from edgeflow.policies.pi.config import PI0, PI05
 from edgeflow.policies.pi.config import load_config as load_pi
 from edgeflow.policies.pi.network import BOTH, EPS
-from edgeflow.policies.pi.network import PREFIX as PI_PREFIX
 from edgeflow.policies.registry import FAMILIES as REGISTERED
 from edgeflow.policies.registry import family_of
 from edgeflow.policies.smolvla.config import load_config as load_smolvla
-from edgeflow.policies.smolvla.network import PREFIX as SMOLVLA_PREFIX
 from edgeflow.policies.smolvla.network import VLM, sizes_of
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError
@@ -124,7 +123,7 @@ def _smolvla(folder: Path, weights: Weights) -> LanguageModel:
         rms_norm_eps=found.eps,
         vocab_size=ANY_VOCABULARY,
     )
-    prefix = _prefix(weights, SMOLVLA_PREFIX)
+    prefix = _prefix(weights, PREFIX)
     stem = f"{prefix}{VLM}text_model."
     beyond = sorted({index for index in _layers(weights, stem) if index >= config.num_hidden_layers})
     return LanguageModel(
@@ -148,7 +147,7 @@ def _pi(kind: str, folder: Path, weights: Weights) -> LanguageModel:
         rms_norm_eps=EPS,
         vocab_size=ANY_VOCABULARY,
     )
-    below = f"{_prefix(weights, PI_PREFIX)}{BOTH}paligemma."
+    below = f"{_prefix(weights, PREFIX)}{BOTH}paligemma."
     return LanguageModel(
         config=config,
         shape=_shape(config, gelu=True, plus_one=True, causal=False, outside=True),

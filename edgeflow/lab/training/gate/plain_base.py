@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.models.chat import read_with_heads, stem_of
+from edgeflow.models.chat import stem_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
+from edgeflow.models.published import read_with_heads
 from edgeflow.models.vocabulary import shares_embedding
 
 Turns = tuple[Tensor, Tensor]

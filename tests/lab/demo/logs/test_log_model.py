@@ -8,7 +8,7 @@ import torch
 from edgeflow.config.service import load_config
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.long import folding_of, memory_format, read_long
+from edgeflow.engine.chat.memory import folding_of, memory_format, read_long
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS
 from edgeflow.lab.demo.chat.logs.held_out import LogQuestion, Place, draw_question

@@ -14,6 +14,8 @@ class OnePassStub:
     """A policy that answers a frame with ROWS rows in one pass, the tool's displacements and the gripper's opening."""
 
     fixed_rows = 1
+    rtc = None
+    unusual_states = 0
     device, dtype = torch.device("cpu"), torch.float32
     unnorm_keys = ("stub",)
     inputs = PolicyInputs(

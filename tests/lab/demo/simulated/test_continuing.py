@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from edgeflow.contract import Pace
-from edgeflow.engine.control.one_pass import OnePassEngine
+from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.lab.demo.simulated.body import Delay

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgeflow.contract import Pace, PassTimes, Speculation
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun

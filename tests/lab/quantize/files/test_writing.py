@@ -22,8 +22,9 @@ from edgeflow.lab.quantize.files.writing import write_checkpoint
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.scales import ScaleForm
-from edgeflow.models.chat import load_chat_model, read_published
+from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.lab.quantize.cases import CPU, random_ids

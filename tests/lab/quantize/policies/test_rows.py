@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.layout import FlowLayouts
-from edgeflow.engine.flow.stages import PrefixSegment
+from edgeflow.engine.flow.packed import FlowLayouts
+from edgeflow.engine.flow.policy import PrefixSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.quantize.policies.rows import ActionRows, Rows
 from edgeflow.lab.quantize.policies.served import ServedPolicy

@@ -17,7 +17,7 @@ from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.lab.verify.recorded.exported import artifact_of, judged
-from edgeflow.policies.flow.exported.form import load_graphs, open_flow
+from edgeflow.policies.flow.exported import OpenedFlow
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
@@ -35,7 +35,7 @@ def verify_exported(
     """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it,
     or where a prompt is longer than every bucket."""
     artifact_of(directory, artifact)
-    opened = open_flow(artifact, architecture)
+    opened = OpenedFlow(artifact, architecture)
     recordings = read_recordings(directory, architecture.flow, architecture.margin)
     fitting = [each for each in recordings if each.steps == opened.steps]
     if not fitting:
@@ -49,7 +49,7 @@ def verify_exported(
             f"artifact: {artifact} was exported for prompts of {opened.manifest.text} tokens; the recordings have up "
             f"to {longest}: export it with --text {longest}"
         )
-    graphs = load_graphs(artifact, opened, Runtime(threads=torch.get_num_threads()))
+    graphs = opened.load(Runtime(threads=torch.get_num_threads()))
     runner, results = Runner(StaticNetwork(graphs), opened.sizes), []
     with torch.inference_mode():
         for index, recording in enumerate(fitting):

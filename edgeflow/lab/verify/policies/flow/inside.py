@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.layout import FlowLayouts
-from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.engine.flow.stages import PrefixSegment, StepSegment
+from edgeflow.engine.flow.packed import FlowLayouts
+from edgeflow.engine.flow.policy import FlowNetwork, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.lab.verify.policies.flow.recorded import Recording
 

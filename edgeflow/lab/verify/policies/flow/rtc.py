@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
-from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain
+from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain, guidance_of
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,
@@ -22,7 +21,7 @@ from edgeflow.lab.verify.policies.flow.recorded import (
 from edgeflow.lab.verify.policies.flow.runs import Run, Runner
 from edgeflow.lab.verify.policies.flow.subject import Results, Subject, unknown
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import Mode
 

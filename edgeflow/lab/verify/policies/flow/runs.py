@@ -14,11 +14,9 @@ from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
-from edgeflow.engine.flow.policy import FlowPolicy
-from edgeflow.engine.flow.stages import FlowStages, StagedNetwork
+from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.pace import paces_by_mode
-from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 
@@ -87,8 +85,7 @@ class Runner:
         run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [pace])
         stream = list(frames) * (ROUNDS if pace.depth > 1 else 1)
         decoded = run.decode([stream])[0][-len(frames) :]
-        kept: dict[FrameRef, Any] = cast("Any", run.answers).steps
-        return [_run(each.sampled.values, kept[each.sampled.frame]) for each in decoded]
+        return [_run(each.sampled.values, each.sampled.steps) for each in decoded]
 
     def _engine(self, sizes: FlowSizes, rows: int) -> FlowEngine:
         key = sizes.steps, rows

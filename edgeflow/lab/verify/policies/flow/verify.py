@@ -47,7 +47,7 @@ def verify_architecture(
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     if asked.artifact is not None:
         return verify_exported(directory, asked.artifact, architecture, asked=asked, modes=modes, tolerances=tolerances)
-    network = architecture.network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
+    network = architecture.read_network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
     subject = Subject(
         directory=directory,
         config=architecture.flow,

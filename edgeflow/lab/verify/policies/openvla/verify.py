@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import Pace, StageProgram
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.table import operator_table

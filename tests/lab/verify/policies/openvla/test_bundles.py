@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgeflow.contract import Pace
-from edgeflow.engine.control.actions import PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.verify.policies.openvla.verify import verify_bundle

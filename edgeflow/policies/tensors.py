@@ -1,0 +1,70 @@
+"""Tensors that families share: pixels of observations and their way to the device, and the numbers of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.contract import Image
+from edgeflow.kernels.kv.layout import uploaded
+from edgeflow.models.quantization import quantised_bytes
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Tensors by their published names."""
+
+
+def pixels(image: Image) -> NDArray[np.uint8]:
+    """[H, W, 3], not a copy."""
+    return np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
+
+
+def placed(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor on the device, uploaded where it is not there yet."""
+    return values if values.device.type == device.type else uploaded(values, device)
+
+
+def unit_range(image: Image, place: torch.device) -> Tensor:
+    """[3, h, w] float32, 0 to 1"""
+    copied = pixels(image).copy()  # torch takes no bytes that it may not write
+    raw = uploaded(torch.from_numpy(copied), place)
+    planes = torch.empty(3, image.height, image.width, dtype=torch.float32, device=place)
+    return planes.copy_(raw.permute(2, 0, 1)).div_(255)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNumbers:
+    """Weights that are loaded, in numbers. decoder: of the stacks' projections; floats: those that stay in float32.
+    quantised: bytes of those in 4 bits."""
+
+    decoder: int
+    floats: int
+    others: int
+    quantised: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        shapes: Shapes,
+        *,
+        decoder: tuple[str, ...],
+        floats: tuple[str, ...],
+        unused: tuple[str, ...],
+    ) -> WeightNumbers:
+        """The others say what a name contains."""
+        loaded = {name: shape for name, shape in shapes.items() if not _has(name, unused)}
+        quantised = quantised_bytes(loaded)
+        sums = {"decoder": 0, "floats": 0, "others": 0}
+        for name in loaded.keys() - quantised.keys():
+            kinds = (kind for kind, parts in (("floats", floats), ("decoder", decoder)) if _has(name, parts))
+            sums[next(kinds, "others")] += math.prod(loaded[name])
+        return cls(**sums, quantised=sum(quantised.values()))
+
+
+def _has(name: str, parts: tuple[str, ...]) -> bool:
+    return any(part in name for part in parts)
