@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.grpc.checks import check_numbers, check_open, check_text, refuse_unknown_fields, text_too_long
 from edgeflow.service.observation.pixels import check_image
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest

@@ -11,7 +11,7 @@ import re
 import struct
 from dataclasses import dataclass
 
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow_client.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, CameraNeed, PolicyInputs
-from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import ConfigError, FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason

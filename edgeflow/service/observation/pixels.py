@@ -14,7 +14,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from edgeflow.contract import CHANNELS
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.observation.jpeg import UPRIGHT, read_jpeg
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import DataLoss, InvalidArgument

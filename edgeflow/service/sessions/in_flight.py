@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgeflow.ipc.payloads import Payloads
+from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import AgeLimit
 from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent

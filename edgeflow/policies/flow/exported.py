@@ -1,4 +1,4 @@
-"""The graphs of an exported flow policy: what they must take and give, and loading them."""
+"""Flow-matching policies that were exported as static graphs (docs/npu.md): form of the graphs, and loading them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST, Graph, KVForm, Manifest, StageName, TensorSpec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgeflow.artifacts.files import AGAIN, check_contents, expect_tensors, loaded_bytes, open_artifact
+from edgeflow.artifacts.manifest import (
+    BOOL,
+    INT,
+    MANIFEST,
+    Graph,
+    KVForm,
+    Manifest,
+    StageName,
+    TensorSpec,
+    is_artifact,
+    kv_specs,
+    spec,
+)
 from edgeflow.artifacts.sessions import GraphSession, Runtime, check_providers
-from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
-from edgeflow.engine.exported.flow import FlowGraphs
+from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
+from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.flow.buckets import Bucket
 from edgeflow.engine.flow.frames import FlowSizes
+from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
-from edgeflow.policies.flow.published import FlowArchitecture
-from edgeflow.text.fields import Fields
-from edgeflow_client.errors import CheckpointError
+from edgeflow.policies.flow.config import FlowCheckpoint
+from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, Texts, TokenizedTexts
+from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, WeightNumbers, footprint, policy_of
+from edgeflow.text.checkpoint_json import Fields
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,3 +176,91 @@ def load_graphs(folder: Path, opened: OpenedFlow, runtime: Runtime) -> FlowGraph
         prefills=sessions[StageName.PREFILL],
         steps=sessions[StageName.STEP],
     )
+
+
+class StaticFlow:
+    """The folder of an artifact (engine/policy.Published). CheckpointError for one that is damaged, or of another
+    checkpoint's sizes; ConfigError for settings that it was not exported for.
+    """
+
+    def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._architecture = architecture
+        self._opened = opened = open_flow(directory, architecture)
+        settings = checkpoint.settings
+        if settings.steps not in (None, opened.steps):
+            raise ConfigError(
+                f"policy.steps: {settings.steps}; this artifact was exported for {opened.steps}: remove it, or export "
+                "the model again"
+            )
+        self._sizes = replace(opened.sizes, candidates=settings.candidates)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""
+        architecture = self._architecture
+        stored = loaded_bytes(self._directory, self._opened.manifest)
+        weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
+        found = footprint(
+            weights, architecture.stacks, architecture.vision, architecture.flow, self._sizes, dtype=dtype
+        )
+        return replace(found, capacity=self._opened.manifest.kv.positions)
+
+    def load(self, placement: Placement) -> DenoisingPolicy:
+        """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
+        check_placement(placement)
+        processors = self._checkpoint.processors
+        graphs = load_graphs(self._directory, self._opened, placement.runtime)
+        tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)
+        texts = BucketTexts(self._architecture.texts(tokenized), self._opened.manifest.text)
+        policy = policy_of(
+            self._checkpoint,
+            self._architecture,
+            sizes=self._sizes,
+            network=StaticNetwork(graphs),
+            texts=texts,
+            placement=placement,
+        )
+        try:
+            policy.text_rows(INSTRUCTION)
+        except InvalidArgument as error:
+            raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
+        return policy
+
+
+class BucketTexts:
+    """Prompts of at most so many tokens, those of the longest bucket (policies/flow/policy.Texts)."""
+
+    def __init__(self, texts: Texts, most: int) -> None:
+        self._texts = texts
+        self._most = most
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
+        """The prompt of a frame; InvalidArgument for one that no bucket holds."""
+        ids = self._texts.ids(task, state)
+        self._check(len(ids))
+        return ids
+
+    def most_rows(self, task: str) -> int:
+        """The most tokens of a task's prompt with any state."""
+        rows = self._texts.most_rows(task)
+        self._check(rows)
+        return rows
+
+    def _check(self, tokens: int) -> None:
+        if tokens > self._most:
+            raise InvalidArgument(
+                f"has {tokens} prompt tokens; the model was exported for {self._most}",
+                field="instruction",
+                reason=Reason.INSTRUCTION_TOO_LONG,
+            )
+
+
+def published_flow(directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> Published:
+    """The checkpoint or the artifact of a folder."""
+    kind = StaticFlow if is_artifact(directory) else PublishedFlow
+    return kind(directory, checkpoint, architecture)

@@ -1,4 +1,4 @@
-"""The embeddings that flow-matching policies share: flow times, rows of a step, and the rows of a prefix."""
+"""The embeddings that flow-matching networks share: flow times, rows of a step, and the rows of a prefix."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edgeflow.policies.lerobot.statistics import MEAN_STD, RANGES, Affine, read_statistics
+from edgeflow.policies.lerobot import MEAN_STD, RANGES, Affine, read_statistics
 from edgeflow_client.errors import CheckpointError
 
 LOW, HIGH = np.array([-2.0, 0.5, 3.0], np.float32), np.array([1.0, 4.5, 3.0], np.float32)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.outputs import check_writable, make_folder, text_file
+from edgeflow.lab.outputs import check_writable, make_folder, text_file
 from edgeflow_client.errors import ConfigError
 
 

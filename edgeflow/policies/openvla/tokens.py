@@ -1,19 +1,66 @@
-"""Action tokens to numbers and their meaning.
+"""Instructions to token ids, and action tokens to numbers and their meaning.
 
-Published source: OpenVLA's prismatic/vla/action_tokenizer.py (bins) and `predict_action` of
-prismatic/extern/hf/modeling_prismatic.py (un-normalisation).
+Published source: `get_vla_action` of OpenVLA's experiments/robot/openvla_utils.py (the prompts), `predict_action` of
+prismatic/extern/hf/modeling_prismatic.py (the token appended to them, un-normalisation) and
+prismatic/vla/action_tokenizer.py (bins).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from edgeflow.policies.openvla.config import ActionStatistics, OpenVLAConfig
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import ActionSchema
+
+_PROMPT = "In: What action should the robot take to {}?\nOut:"
+_VICUNA_PROMPT = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+    "USER: What action should the robot take to {}? ASSISTANT:"
+)
+_SPACE_PIECE = "▁"  # 29871 in Llama-2's vocabulary; training text went on with a space after the prompt
+_BOS = "<s>"
+
+
+def prompt_text(instruction: str, *, vicuna: bool) -> str:
+    """The prompt; the instruction is lower-cased as in training. vicuna: that of the first release."""
+    return (_VICUNA_PROMPT if vicuna else _PROMPT).format(instruction.lower())
+
+
+class Prompter:
+    """Builds the prompt a checkpoint was trained with."""
+
+    def __init__(self, directory: Path, *, vicuna: bool) -> None:
+        path = directory / "tokenizer.json"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{path} is missing or not a tokenizer: copy the checkpoint again") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._vicuna = vicuna
+        bos, space = (self._tokenizer.token_to_id(piece) for piece in (_BOS, _SPACE_PIECE))
+        if bos is None or space is None:
+            raise CheckpointError(f"{path} lacks the piece {_BOS if bos is None else _SPACE_PIECE!r}")
+        self._bos, self._space = bos, space
+
+    def text(self, instruction: str) -> str:
+        """The prompt; the instruction is lower-cased as in training."""
+        return prompt_text(instruction, vicuna=self._vicuna)
+
+    def ids(self, instruction: str) -> tuple[int, ...]:
+        """BOS, the prompt, and the trailing space piece."""
+        ids = self._tokenizer.encode(self.text(instruction)).ids
+        if ids[:1] != [self._bos]:
+            ids = [self._bos, *ids]
+        return tuple(ids) if ids[-1] == self._space else (*ids, self._space)
+
 
 SEVEN = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 SEVEN_UNITS = ("m", "m", "m", "rad", "rad", "rad", "fraction")
