@@ -19,8 +19,8 @@ from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame
+from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import LoadOptions, Placement
-from edgeflow.engine.table import operator_table
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow.policies.smolvla.family import SMOLVLA
 from edgeflow.scheduler.scheduler import Scheduler

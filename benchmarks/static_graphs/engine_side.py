@@ -8,8 +8,8 @@ from torch import Tensor
 from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
 from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
-from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.lab.gpu.subjects.random_flow import FlowShape
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
-from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, slot_bytes
 from edgeflow.kernels.kv.layout import PackedLayout
@@ -84,8 +83,8 @@ class Policy(Protocol):
     def unnorm_keys(self) -> tuple[str, ...]: ...
 
     @property
-    def rtc(self) -> RTCSettings | None:
-        """How answers continue the chunk being played; None where they cannot."""
+    def rtc(self) -> object | None:
+        """Settings of how answers continue the chunk being played; None where they cannot."""
         ...
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:

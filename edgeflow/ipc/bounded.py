@@ -19,38 +19,37 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, cast
 
 LENGTH = struct.Struct("<I")
 MEMORY_EXIT = 75  # exit code after a MemoryError
 NICENESS = 10
 
 
-def send(stream: BinaryIO, message: bytes) -> None:
-    """Write a length, then the bytes."""
-    stream.write(LENGTH.pack(len(message)) + message)
-    stream.flush()
+def serve(start: Callable[[bytes], tuple[bytes, Callable[[bytes], bytes] | None]]) -> None:
+    """The life of a bounded process: answer messages on standard streams until they end, or the memory.
 
-
-def receive(stream: BinaryIO) -> bytes | None:
-    """Read one message; None at the end."""
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
-
-
-def end_without_memory(serve: Callable[[], None]) -> None:
-    """Run until the end; an exit code says that memory was lacking."""
+    start: answers the first message, and gives what answers the others; None to end there. The process gives up the
+    priority of the one who asks, which is for robots. An exit code says that memory was lacking.
+    """
+    if hasattr(os, "sched_setscheduler"):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     try:
-        serve()
+        message, answer = _receive(), None
+        while message is not None:
+            reply, answer = start(message) if answer is None else (answer(message), answer)
+            sys.stdout.buffer.write(LENGTH.pack(len(reply)) + reply)
+            sys.stdout.buffer.flush()
+            message = None if answer is None else _receive()
     except MemoryError:
         os._exit(MEMORY_EXIT)
 
 
-def step_back() -> None:
-    """Give up the priority of the one who asks, which is for robots."""
-    if hasattr(os, "sched_setscheduler"):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+def _receive() -> bytes | None:
+    """Read one message; None at the end."""
+    head = sys.stdin.buffer.read(LENGTH.size)
+    return sys.stdin.buffer.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 
 
 def limit_memory(more_bytes: int) -> None:

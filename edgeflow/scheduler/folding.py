@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from edgeflow.scheduler.plan import Before
 
@@ -31,149 +30,80 @@ class Run:
     again: bool = False
 
 
-class Route(Protocol):
-    """The runs of one sequence, one after the other. folded: segments in the memory of its slot, those of runs that
-    have been taken included.
+class Route:
+    """The runs of one sequence, one after the other: here of a slot that holds every position at its own place.
+
+    folded: segments in the memory of the slot, those of runs that have been taken included.
     """
 
-    @property
-    def folded(self) -> int: ...
+    folded = 0
 
-    def ahead(self, known: int) -> int:
+    def ahead(self, known: int) -> int:  # noqa: ARG002 - alike for all
         """How many drafts may run behind the newest of so many known tokens before the next fold."""
-        ...
+        return UNBOUNDED
 
-    def settled(self, known: int) -> int:
+    def settled(self, known: int) -> int:  # noqa: ARG002 - alike for all
         """How many of `folded` segments are folded by the time that `known` tokens are known."""
-        ...
+        return 0
 
     def take(self, position: int, rows: int, known: int) -> Run:
         """Take the run that begins at `position`, or further back where tokens are run again.
 
         rows: of the prompt. known: tokens that are read or planned, the newest included; more than `position`.
         """
-        ...
-
-
-class Straight:
-    """The route of a slot that holds every position at its own place."""
-
-    folded = 0
-
-    def ahead(self, known: int) -> int:  # noqa: ARG002 - alike for all
-        return UNBOUNDED
-
-    def settled(self, known: int) -> int:  # noqa: ARG002
-        return 0
-
-    def take(self, position: int, rows: int, known: int) -> Run:
         if position < rows:
             return Run(first=position, stop=rows)
         return Run(first=position, stop=known, again=True)
 
 
-class Placement(Protocol):
-    """How sequences use the slots of a store.
+class SlotUse:
+    """How sequences use the slots of a store: here, slots that hold every position of a sequence.
 
+    reusable: of so many rows, behind how many another sequence may continue; it computes the rest again. again: shared
+    rows that it computes again besides: behind them, a drafter needs the features of a row and the token that follows.
     shares_slots: a sequence that begins with a prefix runs in the prefix's slot, behind it; otherwise in one to which
     the prefix's slot is copied.
     """
 
-    @property
-    def shares_slots(self) -> bool: ...
-
-    def reusable(self, prefix: int, shared: int, rows: int) -> int:
-        """How many rows a prompt of `rows` need not compute that shares the first `shared` with a prefix."""
-        ...
-
-    def route(self, prefix: int = 0) -> Route:
-        """The route of a sequence that continues a prefix of so many rows."""
-        ...
-
-    def copied(self, known: int, capacity: int) -> int:
-        """How many places of a slot to copy for a sequence that continues behind its first `known` rows."""
-        ...
-
-    def unfolded(self, capacity: int) -> int:
-        """The longest sequence of which nothing is folded."""
-        ...
-
-    def compressed(self, folded: int) -> int:
-        """The tokens of so many segments."""
-        ...
-
-    def name(self, rows: int) -> str:
-        """The way of a prompt: "short" or "long", "" where all go the same."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class OneRowAgain:
-    """A placement whose sequences compute the last row that they share with a prefix again: behind it, a drafter needs
-    the features of that row and the token that follows.
-    """
-
-    placement: Placement
-
-    @property
-    def shares_slots(self) -> bool:
-        return self.placement.shares_slots
-
-    def reusable(self, prefix: int, shared: int, rows: int) -> int:
-        return self.placement.reusable(prefix, max(shared - 1, 0), rows)
-
-    def route(self, prefix: int = 0) -> Route:
-        return self.placement.route(prefix)
-
-    def copied(self, known: int, capacity: int) -> int:
-        return self.placement.copied(known, capacity)
-
-    def unfolded(self, capacity: int) -> int:
-        return self.placement.unfolded(capacity)
-
-    def compressed(self, folded: int) -> int:
-        return self.placement.compressed(folded)
-
-    def name(self, rows: int) -> str:
-        return self.placement.name(rows)
-
-
-class Unfolded:
-    """Slots that hold every position of a sequence. reusable: of so many rows, how many another sequence may continue
-    behind; it computes the rest again.
-    """
-
     shares_slots = True
 
-    def __init__(self, reusable: Callable[[int], int]) -> None:
+    def __init__(self, reusable: Callable[[int], int], again: int = 0) -> None:
         self._reusable = reusable
+        self._again = again
 
     def reusable(self, prefix: int, shared: int, rows: int) -> int:  # noqa: ARG002 - alike for all
-        return self._reusable(shared)
+        """How many rows a prompt of `rows` need not compute that shares the first `shared` with a prefix."""
+        return self._reusable(max(shared - self._again, 0))
 
     def route(self, prefix: int = 0) -> Route:  # noqa: ARG002 - alike for all
-        return Straight()
+        """The route of a sequence that continues a prefix of so many rows."""
+        return Route()
 
     def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
+        """How many places of a slot to copy for a sequence that continues behind its first `known` rows."""
         return known
 
     def unfolded(self, capacity: int) -> int:
+        """The longest sequence of which nothing is folded."""
         return capacity
 
     def compressed(self, folded: int) -> int:  # noqa: ARG002 - alike for all
+        """The tokens of so many segments."""
         return 0
 
     def name(self, rows: int) -> str:  # noqa: ARG002 - alike for all
+        """The way of a prompt: "short" or "long", "" where all go the same."""
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folding:
+class Folding(SlotUse):
     """The sizes of a slot with memory, in tokens: what stays at the beginning, at least at the end, and what is folded
     at a time.
 
     keeps_pairs: a fold while decoding leaves the window's keys and values as they are (`fold: cached`); otherwise its
-    tokens are run again. gates_first: segment 0 of a long prompt is gated too (`first_segment: zero`).
+    tokens are run again. gates_first: segment 0 of a long prompt is gated too (`first_segment: zero`). again: as of
+    SlotUse.
     """
 
     sink: int
@@ -181,6 +111,7 @@ class Folding:
     segment: int
     keeps_pairs: bool = False
     gates_first: bool = False
+    again: int = 0
     shares_slots = False  # a sequence would change the prefix's memory
 
     @property
@@ -202,8 +133,8 @@ class Folding:
         return self.sink + segments * self.segment
 
     def reusable(self, prefix: int, shared: int, rows: int) -> int:
-        """As `Placement.reusable`: the slot of the prefix holds the state behind segments(prefix) segments."""
-        held, wanted = self.segments(prefix), self.segments(rows)
+        """As of SlotUse: the slot of the prefix holds the state behind segments(prefix) segments."""
+        held, wanted, shared = self.segments(prefix), self.segments(rows), max(shared - self.again, 0)
         if wanted < held or (held and shared < self.end(held)):
             return 0
         if wanted == held:
@@ -228,26 +159,22 @@ class Folding:
         return "long" if self.segments(rows) else "short"
 
 
-class FoldingRoute:
+class FoldingRoute(Route):
     """Algorithm 1 with the conventions that this project chose (docs/long_context.md): the sink, one segment after the
     other, the rest; while decoding a fold as soon as a whole segment lies between sink and window.
     """
 
     def __init__(self, folding: Folding, folded: int = 0) -> None:
         self._folding = folding
-        self._folded = folded
+        self.folded = folded
         self._rewound = False  # segment 0 runs again, gated
-
-    @property
-    def folded(self) -> int:
-        return self._folded
 
     def ahead(self, known: int) -> int:
         folding = self._folding
-        return max(folding.end(self._folded + 1) + folding.window - 1 - known, 0)
+        return max(folding.end(self.folded + 1) + folding.window - 1 - known, 0)
 
     def settled(self, known: int) -> int:
-        return min(self._folded, self._folding.segments(known))
+        return min(self.folded, self._folding.segments(known))
 
     def take(self, position: int, rows: int, known: int) -> Run:
         return self._of_prompt(position, rows) if position < rows == known else self._decoding(position, rows, known)
@@ -255,30 +182,30 @@ class FoldingRoute:
     def _of_prompt(self, position: int, rows: int) -> Run:
         folding = self._folding
         wanted, before = folding.segments(rows), Before.NOTHING
-        if self._folded < wanted and position == folding.end(self._folded + 1):
-            self._folded += 1
+        if self.folded < wanted and position == folding.end(self.folded + 1):
+            self.folded += 1
             before = Before.FOLD
         stop = rows
-        if self._folded < wanted:
-            stop = folding.sink if position < folding.sink else folding.end(self._folded + 1)
-        gated = self._folded > 0 or (folding.gates_first and wanted > 0 and position >= folding.sink)
+        if self.folded < wanted:
+            stop = folding.sink if position < folding.sink else folding.end(self.folded + 1)
+        gated = self.folded > 0 or (folding.gates_first and wanted > 0 and position >= folding.sink)
         return self._run(position, stop, before, gated)
 
     def _decoding(self, position: int, rows: int, known: int) -> Run:
         folding = self._folding
-        if self._folded == folding.segments(known):
-            return self._run(position, known, Before.NOTHING, self._folded > 0, again=True)
-        if folding.runs_first_again and not folding.segments(rows) and not self._folded:
+        if self.folded == folding.segments(known):
+            return self._run(position, known, Before.NOTHING, self.folded > 0, again=True)
+        if folding.runs_first_again and not folding.segments(rows) and not self.folded:
             if not self._rewound:
                 self._rewound = True
                 return self._run(folding.sink, folding.end(1), Before.REWIND, gated=True, again=True)
             if position < folding.end(1):
                 return self._run(position, folding.end(1), Before.NOTHING, gated=True, again=True)
-        self._folded += 1
+        self.folded += 1
         if folding.keeps_pairs:
             return self._run(position, known, Before.FOLD_KEEPING, gated=True, again=True)
-        return self._run(folding.end(self._folded), known, Before.FOLD, gated=True, again=True)
+        return self._run(folding.end(self.folded), known, Before.FOLD, gated=True, again=True)
 
     def _run(self, first: int, stop: int, before: Before, gated: bool, *, again: bool = False) -> Run:
-        folded = self._folded * self._folding.segment
+        folded = self.folded * self._folding.segment
         return Run(first=first, stop=stop, folded=folded, before=before, gated=gated, again=again)

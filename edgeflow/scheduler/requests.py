@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule, Drafts
-from edgeflow.scheduler.folding import UNBOUNDED, Placement, Route, Straight
+from edgeflow.scheduler.folding import UNBOUNDED, Route, SlotUse
 from edgeflow.scheduler.plan import Outcome, Pass, Segment
 
 
@@ -40,7 +40,7 @@ class RequestPlan:
     prefix_slot: int | None = None
     tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
-    route: Route = field(default_factory=Straight)
+    route: Route = field(default_factory=Route)
     rule: DraftRule = UNDRAFTED
     place: int = 0
     passes: int = 0
@@ -145,7 +145,7 @@ class Requests:
     of prefixes, which are made for whoever continues them.
     """
 
-    def __init__(self, prefixes: Mapping[int, int], placement: Placement, rule: DraftRule = UNDRAFTED) -> None:
+    def __init__(self, prefixes: Mapping[int, int], placement: SlotUse, rule: DraftRule = UNDRAFTED) -> None:
         self.prefixes = dict(prefixes)
         self._placement = placement
         self._rule = rule

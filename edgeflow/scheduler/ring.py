@@ -1,6 +1,6 @@
 """The slots of one session: a ring of K adjacent ones, one per pass of its frames, and where the next prefill goes.
 
-Two ways to rotate the ring (ActionFlow section 3.3) behind one interface:
+Two ways to rotate the ring (ActionFlow section 3.3):
 - rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
 - copy: a prefill always enters the first slot, and after each pass the KV of every frame in flight is
   copied to the following slot, as in the paper.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from edgeflow.contract import Speculation
 from edgeflow.scheduler.plan import FrameRef, Move, Place
@@ -53,42 +52,26 @@ class Flight:
         return self.speculation.most_passes(stages) if self.speculation else stages
 
 
-class Ring(Protocol):
-    """The slots of one session."""
-
-    slots: range
-
-    def claim(self) -> tuple[int, int]:
-        """Slot and generation for a new prefill."""
-        ...
-
-    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
-        """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
-        ...
-
-
-class RotatingRing:
-    """A ring in which frames keep their slots and the index of the next prefill rotates."""
+class Ring:
+    """The slots of one session: frames keep theirs, and the index of the next prefill rotates."""
 
     def __init__(self, slots: range) -> None:
         self.slots = slots
         self._claims = 0
 
     def claim(self) -> tuple[int, int]:
+        """Slot and generation for a new prefill."""
         slot = self.slots[self._claims % len(self.slots)]
         self._claims += 1
         return slot, self._claims
 
     def advance(self, flights: list[Flight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
+        """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
         return ()
 
 
-class CopyingRing:
+class CopyingRing(Ring):
     """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
-
-    def __init__(self, slots: range) -> None:
-        self.slots = slots
-        self._claims = 0
 
     def claim(self) -> tuple[int, int]:
         self._claims += 1
@@ -102,10 +85,4 @@ class CopyingRing:
         return tuple(moves)
 
 
-def make_ring(shift: Shift, slots: range) -> Ring:
-    """The ring of a session over its slots."""
-    match shift:
-        case Shift.ROTATE:
-            return RotatingRing(slots)
-        case Shift.COPY:
-            return CopyingRing(slots)
+RINGS = {Shift.ROTATE: Ring, Shift.COPY: CopyingRing}

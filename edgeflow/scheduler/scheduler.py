@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
-from edgeflow.scheduler.ring import Flight, Shift, make_ring
+from edgeflow.scheduler.ring import RINGS, Flight, Shift
 from edgeflow.scheduler.session import SessionQueue
 from edgeflow_client.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 
@@ -85,7 +85,7 @@ class Scheduler:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         first = self._free_rings.pop() * self.limits.stages
-        ring = make_ring(self.limits.shift, range(first, first + program.passes))
+        ring = RINGS[self.limits.shift](range(first, first + program.passes))
         self._sessions[session] = SessionQueue(
             session, epoch, ring, pace=pace, program=program, drain_after_ns=self.limits.drain_after_ns
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 
 from jinja2 import Template, TemplateError
 
-from edgeflow.ipc.bounded import end_without_memory, limit_memory, limit_time, receive, send, step_back
+from edgeflow.ipc.bounded import limit_memory, limit_time, serve
 from edgeflow.text.chat_template import FAILED, MOST_BYTES, REFUSED, RENDERED, Refused, sandbox
 
 MAX_REASON = 200  # characters of the template's own words
@@ -15,27 +15,23 @@ MAX_REASON = 200  # characters of the template's own words
 
 def main() -> None:
     """Render messages until standard input ends. The first message is the template."""
-    end_without_memory(_serve)
+    serve(_start)
 
 
-def _serve() -> None:
-    step_back()
-    stream, out = sys.stdin.buffer, sys.stdout.buffer
-    first = receive(stream)
-    if first is None:
-        return
+def _start(first: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
     values = json.loads(first)
     limit_memory(values["memory_bytes"])
     limit_time(values["seconds"])
     try:
         template = sandbox().from_string(values["source"])
     except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
-        send(out, FAILED + f"cannot be compiled: {error}"[:MAX_REASON].encode(errors="surrogatepass"))
-        return
-    send(out, RENDERED)
-    while (message := receive(stream)) is not None:
+        return FAILED + f"cannot be compiled: {error}"[:MAX_REASON].encode(errors="surrogatepass"), None
+
+    def answer(message: bytes) -> bytes:
         limit_time(values["seconds"])
-        send(out, _answer(template, {**values["tokens"], **json.loads(message)}))
+        return _answer(template, {**values["tokens"], **json.loads(message)})
+
+    return RENDERED, answer
 
 
 def _answer(template: Template, values: dict[str, object]) -> bytes:

@@ -11,11 +11,16 @@ from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.trajectory import Trajectory
-from edgeflow.engine.device import choose_device, choose_dtype, choose_graphs, device_name
-from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
+from edgeflow.engine.placement import (
+    choose_device,
+    choose_dtype,
+    choose_graphs,
+    device_name,
+    operator_table,
+    runtime_of,
+)
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
-from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options

@@ -19,8 +19,8 @@ from edgeflow.engine.chat.build import BuiltChat, chat_bytes, load_chat
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.placement import operators_line
 from edgeflow.engine.policy import INSTRUCTION
-from edgeflow.engine.table import operators_line
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.scheduler.scheduler import Scheduler

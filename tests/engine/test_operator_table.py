@@ -17,7 +17,7 @@ from edgeflow.config.service import load_config
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.table import operators_line
+from edgeflow.engine.placement import operators_line
 from edgeflow.kernels import linear, row_operators, weights
 from edgeflow.kernels.linear import Fp8Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN

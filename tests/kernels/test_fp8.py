@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from edgeflow.engine.table import operator_table
+from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.linear import Fp8
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table

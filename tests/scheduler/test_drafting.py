@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.scheduler.drafting import Acceptance, DraftCounts, DraftRule
-from edgeflow.scheduler.folding import Folding, OneRowAgain, Straight, Unfolded
+from edgeflow.scheduler.folding import Folding, Route, SlotUse
 from edgeflow.scheduler.plan import DraftForm, Outcome, Segment
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
 from tests.scheduler.test_folding import SIZES, Slot
@@ -201,7 +201,7 @@ def test_tokens_behind_a_stop_token_are_left_out():
 
 
 def test_a_dropped_request_takes_its_verification_with_it():
-    requests = Requests({}, Unfolded(int))
+    requests = Requests({}, SlotUse(int))
     requests.offer(1)
     requests.offer(2)
     requests.begin(2, 9, frozenset(), {}, chain())
@@ -222,7 +222,7 @@ def test_a_dropped_request_takes_its_verification_with_it():
 @pytest.mark.parametrize("prefix", [1, 2, 6])
 def test_the_last_row_of_a_prefix_runs_again(prefix: int):
     """For a drafter with features; the prefix itself stays whole."""
-    requests = Requests({1: prefix}, OneRowAgain(Unfolded(int)), chain())
+    requests = Requests({1: prefix}, SlotUse(int, again=1), chain())
     requests.offer(1)
     plan = requests.begin(9, 3, frozenset(), {1: prefix}, chain())
     assert plan.known == plan.place == prefix - 1 and plan.slot == 1
@@ -230,14 +230,14 @@ def test_the_last_row_of_a_prefix_runs_again(prefix: int):
     segment = requests.plan(20)
     assert segment is not None and segment.segments[0].length == 9 - plan.known
     assert requests.prefixes == {1: prefix}
-    assert isinstance(OneRowAgain(Unfolded(int)).route(), Straight)
+    assert type(SlotUse(int, again=1).route()) is Route
 
 
 @given(SIZES, st.integers(1, 60), st.integers(1, 60), st.integers(1, 90))
 def test_one_row_less_of_a_folded_prefix(folding: Folding, prefix: int, shared: int, rows: int):
     """What may be reused with a row again is never more than one row less, and never behind a fold that is undone."""
     shared = min(shared, prefix, rows - 1)
-    again = OneRowAgain(folding)
+    again = replace(folding, again=1)
     known = again.reusable(prefix, shared, rows)
     assert known == folding.reusable(prefix, max(shared - 1, 0), rows) <= max(shared - 1, 0)
     assert again.copied(known, 50) == folding.copied(known, 50) and again.shares_slots == folding.shares_slots

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edgeflow.scheduler.folding import Unfolded
+from edgeflow.scheduler.folding import SlotUse
 from edgeflow.scheduler.plan import Outcome, Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
 
 STOP = 7
-REUSABLE = Unfolded(int)  # all of a prefix
+REUSABLE = SlotUse(int)  # all of a prefix
 SLOTS = 2
 
 
@@ -102,7 +102,7 @@ def test_tokens_of_one_outcome_end_at_the_stop_token_and_at_the_limit():
 def test_the_longest_whole_prefix_wins(prefixes: dict[int, int], shared: dict[int, int], rows: int, step: int):
     """Of its rows as many are known as another request may continue behind."""
     shared = {slot: min(count, prefixes.get(slot, count), rows) for slot, count in shared.items()}
-    requests = Requests(prefixes, Unfolded(lambda known: known - known % step))
+    requests = Requests(prefixes, SlotUse(lambda known: known - known % step))
     requests.offer(1)
     plan = requests.begin(rows, 2, frozenset(), shared)
     whole = [count for slot, count in prefixes.items() if shared.get(slot) == count < rows]

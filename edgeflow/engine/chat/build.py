@@ -30,16 +30,14 @@ from edgeflow.engine.chat.memory import (
 from edgeflow.engine.chat.plane import ChatPlane, Prefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
-from edgeflow.engine.device import choose_device, choose_graphs
 from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
-from edgeflow.engine.exported.placement import runtime_of
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
+from edgeflow.engine.placement import check_kv, choose_device, choose_graphs, runtime_of
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import SamplingKind
 from edgeflow.engine.shapes import ShapeClasses
-from edgeflow.engine.table import check_kv
 from edgeflow.ipc.chat_messages import ChatReady, LongSlots
 from edgeflow.ipc.messages import Message
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, LATENT, KVFormat, KVShape, slot_bytes

@@ -28,7 +28,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.models.chat import ChatModel, PromptRows
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
-from edgeflow.scheduler.folding import Folding, OneRowAgain, Placement, Unfolded
+from edgeflow.scheduler.folding import Folding, SlotUse
 from edgeflow.scheduler.plan import DraftForm, Pass, Segment
 from edgeflow_client.errors import Internal, WorkerError
 from edgeflow_client.reasons import Reason
@@ -161,13 +161,12 @@ class ChatEngine:
         self.drafts = drafts
         self._table = table or built_in_table()
         self.row_permille = ROW_PERMILLE
-        self.placement: Placement = folding or Unfolded(kv.format.reusable)
         rows = 1 if drafts is None else drafts.rows
         sampling = SamplingState(kv.slots, kv.positions + rows, model.config.vocab_size, model.device)
         self._state, self._sampling = SlotState(kv, sampling, rows), sampling
         self._verifier = None if drafts is None else self._verified(drafts)
-        if self._verifier is not None and self._verifier.store is not None:
-            self.placement = OneRowAgain(self.placement)
+        again = int(self._verifier is not None and self._verifier.store is not None)
+        self.placement = replace(folding, again=again) if folding else SlotUse(kv.format.reusable, again)
         keeps_ids = folding is not None or drafts is not None
         options: dict[str, Any] = {
             "state": self._state,

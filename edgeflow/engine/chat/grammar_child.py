@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from edgeflow.ipc.bounded import end_without_memory, limit_memory, limit_time, receive, send, step_back
+from edgeflow.ipc.bounded import limit_memory, limit_time, serve
 
 COMPILE_S = 5  # processor time of one schema
 MEMORY_BYTES = 512 << 20  # beside the tokenizer, of all that is kept
@@ -111,31 +110,26 @@ class Compiler:
 
 def main() -> None:
     """Answer questions until standard input ends, or the memory."""
-    end_without_memory(_serve)
+    serve(_start)
 
 
-def _serve() -> None:
-    step_back()
-    stream, out = sys.stdin.buffer, sys.stdout.buffer
-    first = receive(stream)
-    if first is None:
-        return
+def _start(first: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
     try:
         values = json.loads(first)
         tokenizer = LLTokenizer(values["definition"], n_vocab=values["vocab"], eos_token=values["stop_ids"])
     except Exception:  # the library knows fewer kinds of tokenizers than there are
-        send(out, REFUSED + b"this model's tokenizer cannot follow a schema")
-        return
-    send(out, MASK)
+        return REFUSED + b"this model's tokenizer cannot follow a schema", None
     limit_memory(MEMORY_BYTES)
     compiler = Compiler(tokenizer)
-    while (message := receive(stream)) is not None:
+
+    def answer(message: bytes) -> bytes:
         limit_time(COMPILE_S)
         try:
-            answer = compiler.answer(message)
+            return compiler.answer(message)
         except (ValueError, MemoryError) as error:
-            answer = REFUSED + (str(error) or "needs too much memory").encode()
-        send(out, answer)
+            return REFUSED + (str(error) or "needs too much memory").encode()
+
+    return MASK, answer
 
 
 def _follow(matcher: LLMatcher, tokens: Iterable[int]) -> None:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.device import choose_dtype
-from edgeflow.engine.table import check_head, operator_table, quantised_line
+from edgeflow.engine.placement import check_head, choose_dtype, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.dimensions import SIGNATURES, stage_of

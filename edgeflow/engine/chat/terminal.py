@@ -17,9 +17,9 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.memory import SlotSize, folding_of, read_long, remarks, store_format
 from edgeflow.engine.chat.precision import choose_chat_dtype
-from edgeflow.engine.device import choose_device
 from edgeflow.engine.drafts.kinds import choose_drafts
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
+from edgeflow.engine.placement import choose_device
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.text_stream import TextStream

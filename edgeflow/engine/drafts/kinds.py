@@ -9,9 +9,7 @@ from typing import Protocol
 import torch
 
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.drafts.drafter import Drafter
-from edgeflow.engine.drafts.eagle import EagleDrafter
-from edgeflow.engine.drafts.lookup import LookupDrafter
+from edgeflow.engine.drafts.drafters import Drafter, EagleDrafter, LookupDrafter
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from edgeflow.engine.drafts.drafter import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter, ReadRows
 from edgeflow.engine.outcomes import drafted_lines
 from edgeflow.engine.program import RanRows
 from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample

@@ -12,8 +12,8 @@ from edgeflow.artifacts.files import TokenForm, loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.exported.placement import check_host
 from edgeflow.engine.exported.tokens import StaticDecoder, load_token_graphs, token_form
+from edgeflow.engine.placement import check_host
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow.models.published import PublishedChat, read_published

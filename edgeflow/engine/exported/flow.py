@@ -18,14 +18,12 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.engine.exported.batches import StepBatch, step_batches
+from edgeflow.engine.exported.batches import BOUND, BatchedStep, StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 
 CPU = torch.device("cpu")
-BOUND = 256
-"""Bindings of a graph that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,21 +210,18 @@ class _Prefix:
         return self._prefill.bind(self._inputs, kv_arrays(kv, "_rows"))
 
 
-class _Step:
+class _Step(BatchedStep):
     """A step of one batch. steps: N, the index of flow time 0."""
 
     def __init__(self, stages: StaticStages, session: GraphSession, steps: int) -> None:
+        super().__init__(session, stages.kv)
         self._stages = stages
-        self._session = session
         self._clean = steps
-        own = [each for each in session.graph.inputs if not each.name.startswith(("key.", "value."))]
-        self._inputs = {each.name: zeros(each) for each in own}
         for name in ("seen", "crossed"):
             if name in self._inputs:
                 self._inputs[name][:] = True  # lines that are ignored see something
         self._velocity = zeros(session.graph.outputs[0])
-        self._copied: Array | None = None
-        self._over = lru_cache(BOUND)(self._bound)
+        self._outputs = {"velocity": self._velocity}
 
     def run(self, batch: StepBatch, frames: Sequence[StepSegment], inputs: StepInputs, velocity: Tensor) -> None:
         """Velocities of the batch's rows."""
@@ -239,26 +234,5 @@ class _Step:
         for row, line in zip(rows, lines, strict=True):
             for name, mask in self._stages.mask_of(frames[row].slot).items():
                 given[name][line] = mask
-        if batch.first is None:
-            self._copy([frames[row].slot for row in rows])
-        self._over(batch.first).run()
+        self._run(batch, [frames[row].slot for row in rows])
         velocity[rows] = torch.from_numpy(self._velocity[lines])
-
-    def _copy(self, slots: Sequence[int]) -> None:
-        """The keys and values of slots enter the batch's own memory."""
-        kv = self._stages.kv
-        if self._copied is None:
-            shape = (*kv.shape[:2], self._session.graph.batch, *kv.shape[3:])
-            self._copied = np.zeros(shape, np.float32)
-        for line, slot in enumerate(slots):
-            self._copied[:, :, line] = kv[:, :, slot]
-
-    def _bound(self, first: int | None) -> BoundGraph:
-        """Over slots from the first one on, or over copies."""
-        kv, size = self._stages.kv, self._session.graph.batch
-        if first is None:
-            if self._copied is None:
-                raise RuntimeError("nothing was copied")
-            kv, first = self._copied, 0
-        past = kv_arrays(kv[:, :, first : first + size])
-        return self._session.bind(self._inputs | past, {"velocity": self._velocity})

@@ -19,7 +19,7 @@ from torch import Tensor
 from edgeflow.artifacts.files import TokenForm
 from edgeflow.artifacts.manifest import Array, KVForm, Manifest, kv_arrays, spec, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, load_sessions
-from edgeflow.engine.exported.batches import StepBatch, step_batches
+from edgeflow.engine.exported.batches import BatchedStep, StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
@@ -230,19 +230,15 @@ class _Prefill:
         return self._bound[key]
 
 
-class _Step:
+class _Step(BatchedStep):
     """A decode step of one batch."""
 
     def __init__(self, session: GraphSession, kv: Array) -> None:
-        batch = session.graph.batch
-        self._kv = kv
-        self._session = session
-        self._inputs = {each.name: zeros(each) for each in session.graph.inputs if "." not in each.name}
+        super().__init__(session, kv)
         self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves
         self._logits = zeros(next(each for each in session.graph.outputs if each.name == "logits"))
-        self._made = np.zeros((*kv.shape[:2], batch, 1, *kv.shape[4:]), np.float32)
-        self._copied: Array | None = None
-        self._bound: dict[int | None, BoundGraph] = {}
+        self._made = np.zeros((*kv.shape[:2], session.graph.batch, 1, *kv.shape[4:]), np.float32)
+        self._outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
 
     def run(self, batch: StepBatch, segments: Sequence[Rows], tokens: Array, logits: Array) -> bool:
         """Logits of the batch's rows; whether all are finite. Keys and values enter the slots."""
@@ -252,37 +248,13 @@ class _Step:
         given["ids"][lines, 0] = tokens[list(batch.rows)]
         given["position"][lines, 0] = starts
         given["seen"][lines, 0, :-1] = np.arange(self._kv.shape[3]) < starts[:, None]
-        if batch.first is None:
-            self._copy(slots)
-        self._over(batch.first).run()
+        self._run(batch, slots)
         self._kv[:, :, slots, starts] = self._made[:, :, lines, 0]
         found = self._logits[lines]
         for each, row in zip(own, found, strict=True):
             if each.sampled is not None:
                 logits[each.sampled] = row
         return bool(np.isfinite(found).all())
-
-    def _copy(self, slots: Sequence[int]) -> None:
-        """The keys and values of slots enter the batch's own memory."""
-        if self._copied is None:
-            shape = (*self._kv.shape[:2], self._session.graph.batch, *self._kv.shape[3:])
-            self._copied = np.zeros(shape, np.float32)
-        for line, slot in enumerate(slots):
-            self._copied[:, :, line] = self._kv[:, :, slot]
-
-    def _over(self, first: int | None) -> BoundGraph:
-        """Over slots from the first one on, or over copies."""
-        if first not in self._bound:
-            size, kv = self._session.graph.batch, self._kv
-            if first is None:
-                if self._copied is None:
-                    raise RuntimeError("nothing was copied")
-                past = self._copied
-            else:
-                past = kv[:, :, first : first + size]
-            outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
-            self._bound[first] = self._session.bind(self._inputs | kv_arrays(past), outputs)
-        return self._bound[first]
 
 
 def token_form(config: LlamaConfig, images: tuple[int, ...] | None) -> TokenForm:

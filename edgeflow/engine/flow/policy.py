@@ -18,6 +18,7 @@ from torch import Tensor
 
 from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
+from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
 from edgeflow.models.stack_norms import Condition
@@ -160,6 +161,9 @@ class FlowPolicy(Policy, Protocol):
     sizes: FlowSizes
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def rtc(self) -> RTCSettings | None: ...
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots. capacity: positions of a slot, prefix and step."""

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.console import reporting
-from edgeflow.engine.device import choose_device
-from edgeflow.engine.table import absent_line, check_head, operator_table
+from edgeflow.engine.placement import absent_line, check_head, choose_device, operator_table
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.lab.tuning.operators import refusals, regress, serving, shown_table, tune, unmatched

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from edgeflow.engine.table import operator_table
+from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.table.bind_linear import check_one_copy, choices_by_rows
 from edgeflow.kernels.table.dimensions import STAGES, kv_formats, only_role
 from edgeflow.kernels.table.implementations import Hardware

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.engine.chat.precision import choose_chat_dtype
-from edgeflow.engine.device import DTYPES, choose_dtype
+from edgeflow.engine.placement import DTYPES, choose_dtype
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.weights import FLOAT

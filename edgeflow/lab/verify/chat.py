@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.engine.device import choose_dtype
-from edgeflow.engine.table import operator_table
+from edgeflow.engine.placement import choose_dtype, operator_table
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.implementations import REFERENCE

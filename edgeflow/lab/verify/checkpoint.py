@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from edgeflow.contract import KVName
-from edgeflow.engine.device import choose_device
-from edgeflow.engine.exported.placement import check_host
+from edgeflow.engine.placement import check_host, choose_device
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
 from edgeflow.lab.export.policies.families import EXPORT
 from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_kv

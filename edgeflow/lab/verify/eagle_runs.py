@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
-from edgeflow.engine.drafts.drafter import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter, ReadRows
 from edgeflow.engine.drafts.kinds import Eagle
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots

@@ -25,8 +25,8 @@ from edgeflow.artifacts.manifest import (
 )
 from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
-from edgeflow.engine.exported.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.flow.buckets import Bucket
+from edgeflow.engine.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint

@@ -14,9 +14,9 @@ from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Array, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow.engine.exported.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
 from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config

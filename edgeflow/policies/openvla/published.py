@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from edgeflow.engine.memory import activation_bytes, written_bytes
+from edgeflow.engine.placement import check_kv
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.engine.table import check_kv
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, check_action_tokens
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config

@@ -245,7 +245,7 @@ def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatc
         ("os.kill(os.getpid(), signal.SIGXCPU)", "processor time"),
         ("os.kill(os.getpid(), signal.SIGABRT)", "512 MiB"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "512 MiB"),
-        ("c._serve = lambda: bytes(1 << 60); c.main()", "512 MiB"),
+        ("c._start = lambda _: bytes(1 << 60); c.main()", "512 MiB"),
         ("os.kill(os.getpid(), signal.SIGBUS)", "was lost"),
         ("sys.exit(1)", "was lost"),
         ("sys.exit(0)", "was lost"),

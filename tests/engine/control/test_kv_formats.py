@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.config.service import ServiceConfig, load_config
-from edgeflow.engine import table as engine_table
+from edgeflow.engine import placement as engine_table
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.memory import widened_bytes, written_bytes
+from edgeflow.engine.placement import check_kv
 from edgeflow.engine.policy import LoadOptions
-from edgeflow.engine.table import check_kv
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat, KVShape
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table

@@ -12,7 +12,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
-from edgeflow.engine.device import choose_graphs
+from edgeflow.engine.placement import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.drafter import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter, ReadRows
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.slots import SlotState

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeflow.engine.device import choose_device
+from edgeflow.engine.placement import choose_device
 from edgeflow.lab.demo.chat.batches import ASIDE, Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgeflow.engine.device import choose_device
+from edgeflow.engine.placement import choose_device
 from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser, Prompts, draw_batch, make_prompts
 from edgeflow.lab.demo.flow_training.chunks import Labels, label_all
 from edgeflow.lab.demo.flow_training.data import FlowDataset, make_flow_dataset

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.engine.device import choose_device
+from edgeflow.engine.placement import choose_device
 from edgeflow.lab.demo.training.batches import Batch, Prompts, draw_batch, make_prompts
 from edgeflow.lab.demo.training.data import Dataset, make_dataset
 from edgeflow.lab.demo.training.export import write_checkpoint

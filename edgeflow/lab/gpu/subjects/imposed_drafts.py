@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.drafts.drafter import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter, ReadRows
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots

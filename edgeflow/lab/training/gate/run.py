@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rich.progress import Progress
 
-from edgeflow.engine.device import choose_device, choose_dtype
+from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.outputs import check_writable, make_folder, writing
 from edgeflow.lab.training.gate.batching import Epochs
 from edgeflow.lab.training.gate.initial import initial_gate

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from edgeflow.engine.device import choose_device
+from edgeflow.engine.placement import choose_device
 from edgeflow.lab.demo.chat.batches import Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint

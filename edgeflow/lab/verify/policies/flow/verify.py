@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
-from edgeflow.engine.table import operator_table
 from edgeflow.lab.verify.policies.flow.exported import verify_exported
 from edgeflow.lab.verify.policies.flow.inside import values_inside
 from edgeflow.lab.verify.policies.flow.recorded import Recording, read_recordings

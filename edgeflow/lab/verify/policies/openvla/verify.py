@@ -20,8 +20,8 @@ from torch import Tensor
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.engine.table import operator_table
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import rounded_capacity

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.table import operator_table
+from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.policies.openvla_oft.recorded import OFTBundle, OFTCase, read_oft_bundle
 from edgeflow.lab.verify.policies.request import Verification

@@ -1,4 +1,4 @@
-"""Builds the operator table of a model: built-in entries, a conversion of weights, an overlay."""
+"""Where a model runs, from the names in the configuration: device, dtype, operator table, exported graphs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.device import choose_device, choose_dtype, device_name
+from edgeflow.engine.policy import INSTRUCTION, Placement, Policy
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -15,7 +16,38 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.table.overlay import ANY_MODEL, load_entries, read_overlay, tune_options
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.quantization import Quantization, read_quantization
-from edgeflow_client.errors import ConfigError
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
+from edgeflow_client.reasons import Reason
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; `auto` takes CUDA if available. ConfigError when the named device is not available."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
+    return torch.device(name)
+
+
+def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """True when passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. `on` on a CPU: ConfigError."""
+    if name == "on" and device.type != "cuda":
+        raise ConfigError("graphs: on needs a CUDA device; run `edgeflow doctor`, or use auto")
+    return name == "on" or (name == "auto" and device.type == "cuda" and dtype != torch.float32)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of a name; `auto` is bfloat16 on CUDA and float32 on a CPU."""
+    if name != "auto":
+        return DTYPES[name]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a device, for a person."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
 
 
 def operator_table(
@@ -107,3 +139,47 @@ def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torc
     if chosen.implementation.weight != weights:
         reasons = "; ".join(each for each in chosen.passed_over if each.startswith(weights))
         raise ConfigError(f"{section}weights: {weights} cannot be served here: {reasons or f'not for {device.type}'}")
+
+
+def runtime_of(config: ServiceConfig) -> Runtime:
+    """By the configured providers, with the threads of the worker."""
+    return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
+
+
+def check_placement(placement: Placement) -> None:
+    """ConfigError for a device or a dtype that graphs do not have."""
+    check_host(placement.device, str(placement.dtype).removeprefix("torch."))
+
+
+def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:
+    """ConfigError for another device than the host, or for another dtype than float32. section: of the configuration
+    that names the dtype, as in `operator_table`.
+    """
+    if device.type != "cpu":
+        raise ConfigError(
+            f"device: {device.type}; an exported artifact is fed on the host: use cpu, and artifact.providers for an "
+            "accelerator"
+        )
+    if dtype not in ("auto", "float32"):
+        raise ConfigError(
+            f"{section}dtype: {dtype}; an exported artifact takes and gives float32: use auto or float32; the "
+            "precision of its graphs is chosen when it is exported"
+        )
+
+
+def check_prompt(tokens: int, most: int) -> None:
+    """InvalidArgument for a prompt that no bucket of exported graphs holds."""
+    if tokens > most:
+        raise InvalidArgument(
+            f"has {tokens} prompt tokens; the model was exported for {most}",
+            field="instruction",
+            reason=Reason.INSTRUCTION_TOO_LONG,
+        )
+
+
+def check_text(policy: Policy) -> None:
+    """CheckpointError for a policy whose buckets do not hold an ordinary instruction."""
+    try:
+        policy.text_rows(INSTRUCTION)
+    except InvalidArgument as error:
+        raise CheckpointError(f"model: {INSTRUCTION!r} {error.text}: export it with more tokens of text") from None
