@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Optional
 
 import typer
 from typer.core import TyperCommand
 
-from edgeflow.contract import KVName
 from edgeflow_client.loadtest.terminal import setting_command, settings_of
 from edgeflow_client.types import Mode
 
@@ -19,10 +18,6 @@ MODE_HELP = (
     "young actions at a high rate; auto: highest rate within the age limit, and without one speculative where tokens "
     "are drafted, else serial."
 )
-DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
-TOLERANCE_HELP = "In mode speculative, bins that a token may be from its draft and still be settled; 0: exact tokens."
-PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are settled."
-AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
 OptionalMode = Optional[Mode]  # noqa: UP045 - typer reads these at run time
 OptionalText = Optional[str]  # noqa: UP045
 OptionalInt = Optional[int]  # noqa: UP045
@@ -44,23 +39,6 @@ Settings = Annotated[
         "Repeatable.",
     ),
 ]
-
-Embedded = Annotated[
-    Literal["tokens", "flow"],
-    typer.Option(help="Embedded policy: tokens (one action of tokens), or flow (chunks by flow matching)."),
-]
-OptionalEmbedded = Annotated[
-    Optional[Literal["tokens", "flow"]],  # noqa: UP045
-    typer.Option(
-        help="Embedded policy: tokens (the default), or flow (chunks by flow matching). With --model: the kind that it "
-        "must be of."
-    ),
-]
-ChosenKV = Annotated[KVName, typer.Option(help="KV format: model (in the model's dtype), int8, fp8 or int4.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")]
-EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
-"""Model names of the embedded policies."""
-MOST_SEED = 2**63 - 1
 
 
 def overrides_of(given: Sequence[str], options: Mapping[str, object]) -> dict[str, object]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edgeflow.commands.options import ChosenKV, Json
+from edgeflow.commands.options import Json
+from edgeflow.lab.commands.options import ChosenKV
 
 
 def eval_chat(

@@ -8,14 +8,8 @@ from typing import Annotated
 import typer
 
 from edgeflow.commands.options import (
-    AGE_HELP,
-    DEPTH_HELP,
-    EMBEDDED_POLICIES,
     MODE_HELP,
-    PASSES_HELP,
-    TOLERANCE_HELP,
     Json,
-    OptionalEmbedded,
     OptionalFloat,
     OptionalInt,
     OptionalMode,
@@ -23,6 +17,14 @@ from edgeflow.commands.options import (
     TlsCert,
     TlsKey,
     TokenFile,
+)
+from edgeflow.lab.commands.options import (
+    AGE_HELP,
+    DEPTH_HELP,
+    EMBEDDED_POLICIES,
+    PASSES_HELP,
+    TOLERANCE_HELP,
+    OptionalEmbedded,
 )
 from edgeflow_client.types import MOST_TOLERANCE_BINS
 

@@ -7,23 +7,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgeflow.commands.options import (
+from edgeflow.commands.options import MODE_HELP, Json, OptionalFloat, OptionalInt, OptionalText
+from edgeflow.contract import Speculation
+from edgeflow.lab.commands.options import (
     DEPTH_HELP,
     EMBEDDED_POLICIES,
-    MODE_HELP,
-    MOST_SEED,
     PASSES_HELP,
     TOLERANCE_HELP,
     ChosenKV,
     Device,
     Embedded,
-    Json,
-    OptionalFloat,
-    OptionalInt,
-    OptionalText,
 )
-from edgeflow.contract import Speculation
 from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.policies.flow.config import MOST_SEED
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import MOST_TOLERANCE_BINS, Mode
 

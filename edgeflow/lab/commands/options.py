@@ -1,0 +1,29 @@
+"""Options that several commands of the laboratory share. Typer reads these types at run time."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Optional
+
+import typer
+
+from edgeflow.contract import KVName
+
+DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
+TOLERANCE_HELP = "In mode speculative, bins that a token may be from its draft and still be settled; 0: exact tokens."
+PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are settled."
+AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
+Embedded = Annotated[
+    Literal["tokens", "flow"],
+    typer.Option(help="Embedded policy: tokens (one action of tokens), or flow (chunks by flow matching)."),
+]
+OptionalEmbedded = Annotated[
+    Optional[Literal["tokens", "flow"]],  # noqa: UP045
+    typer.Option(
+        help="Embedded policy: tokens (the default), or flow (chunks by flow matching). With --model: the kind that it "
+        "must be of."
+    ),
+]
+ChosenKV = Annotated[KVName, typer.Option(help="KV format: model (in the model's dtype), int8, fp8 or int4.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu or cuda.")]
+EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
+"""Model names of the embedded policies."""
