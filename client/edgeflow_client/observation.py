@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,9 @@ def encode_state(state: State | None, proprio: Sequence[float], specs: Sequence[
     """
     if state is None:
         return _flat(proprio, specs)
-    _check_named(state, specs)
+    if not isinstance(cast("object", state), Mapping):
+        named = ", ".join(f"{spec.name!r}: [{spec.size} numbers]" for spec in specs)
+        raise InvalidArgument(f"must be a dict {{{named}}}, got {type(state).__name__}", field="state")
     if len(proprio):
         raise InvalidArgument("give the state by name or as proprio, not both", field="state")
     names = [spec.name for spec in specs]
@@ -96,25 +98,16 @@ def encode_state(state: State | None, proprio: Sequence[float], specs: Sequence[
     return [number for spec in specs for number in _vector(state[spec.name], spec)]
 
 
-def _check_named(state: object, specs: Sequence[StateSpec]) -> None:
-    if not isinstance(state, Mapping):
-        named = ", ".join(f"{spec.name!r}: [{spec.size} numbers]" for spec in specs)
-        raise InvalidArgument(f"must be a dict {{{named}}}, got {type(state).__name__}", field="state")
-
-
-def _check_flat(proprio: object) -> None:
+def _flat(proprio: Sequence[float], specs: Sequence[StateSpec]) -> Sequence[float]:
     if isinstance(proprio, str | bytes) or not isinstance(proprio, Sequence | np.ndarray):
         raise InvalidArgument(
             f"must be a list or a numpy array of numbers, got {type(proprio).__name__}", field="proprio"
         )
-
-
-def _flat(proprio: Sequence[float], specs: Sequence[StateSpec]) -> Sequence[float]:
-    _check_flat(proprio)
     agreed = sum(spec.size for spec in specs)
     if len(proprio) != agreed:
+        sizes = ", ".join(f"{spec.name!r} of {spec.size}" for spec in specs) or "no state"
         raise InvalidArgument(
-            f"has {len(proprio)} values; the session was opened with {agreed}: {_sizes(specs)}", field="proprio"
+            f"has {len(proprio)} values; the session was opened with {agreed}: {sizes}", field="proprio"
         )
     start = 0
     for spec in specs:
@@ -141,7 +134,3 @@ def _vector(values: Numbers, spec: StateSpec) -> list[float]:
     if wrong.size:
         raise InvalidArgument(f"has {values[wrong[0]]!r} at {wrong[0]}; it must be a finite float32", field=field)
     return [float(number) for number in numbers]
-
-
-def _sizes(specs: Sequence[StateSpec]) -> str:
-    return ", ".join(f"{spec.name!r} of {spec.size}" for spec in specs) or "no state"

@@ -79,9 +79,8 @@ def channel(
     if shown == Credentials():
         return library.insecure_channel(address, options=options)
     if shown.ca or shown.cert or not _is_loopback(address):
-        transport = grpc.ssl_channel_credentials(
-            _read_optional("ca", shown.ca), _read_optional("key", shown.key), _read_optional("cert", shown.cert)
-        )
+        files = {"ca": shown.ca, "key": shown.key, "cert": shown.cert}
+        transport = grpc.ssl_channel_credentials(*(path and _read(name, path) for name, path in files.items()))
     else:
         transport = grpc.local_channel_credentials(grpc.LocalConnectionType.LOCAL_TCP)
     if shown.token:
@@ -97,19 +96,13 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def _read_optional(name: str, path: Path | None) -> bytes | None:
-    return None if path is None else _read(name, path)
-
-
 def _read(name: str, path: Path) -> bytes:
     try:
         return read_regular(path.expanduser(), MAX_FILE_BYTES)
     except OSError as error:
-        raise _unreadable(name, f"cannot read {path}: {error.strerror}") from None
-
-
-def _unreadable(name: str, text: str) -> InvalidArgument:
-    return InvalidArgument(text, field=f"credentials.{name}", reason=Reason.CREDENTIALS)
+        raise InvalidArgument(
+            f"cannot read {path}: {error.strerror}", field=f"credentials.{name}", reason=Reason.CREDENTIALS
+        ) from None
 
 
 def check_address(address: object) -> None:

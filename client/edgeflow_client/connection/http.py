@@ -88,7 +88,10 @@ class HttpService:
             connection.close()
         if response.status != 200:
             raise Refused(response.status, error_text(data))
-        return _parsed(data)
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise Unavailable("the answer is not JSON") from None
 
 
 def error_text(data: bytes) -> str:
@@ -97,10 +100,3 @@ def error_text(data: bytes) -> str:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return "the answer does not come from an edgeflow service"
-
-
-def _parsed(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        raise Unavailable("the answer is not JSON") from None
