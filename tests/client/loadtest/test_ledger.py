@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
-from edgeflow_client.loadtest.robots.playing import Playing
+from edgeflow_client.loadtest.robots.playing import ChunkPlayer
 from edgeflow_client.loadtest.robots.robot import hear
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.rpc import control_pb2 as pb
@@ -55,13 +55,13 @@ def test_offered_is_the_sum_of_all_fates(steps):
                 for index in range(argument):
                     ledger.offer_in_vain(due_ns + index * MS)
             case "act":
-                hear(ledger, Playing(), action(argument, (argument + first) * MS), first, now * MS)
+                hear(ledger, ChunkPlayer(), action(argument, (argument + first) * MS), first, now * MS)
             case "lose":
                 ledger.lose()
                 first = len(ledger.frames)
             case disposition:
                 seq, more = argument
-                hear(ledger, Playing(), status(seq, seq + more, disposition), first, now * MS)
+                hear(ledger, ChunkPlayer(), status(seq, seq + more, disposition), first, now * MS)
     frames = summarise(measured([ledger]), [ledger]).frames
     refused = sum(sum(each.values()) for each in (frames.rejected, frames.dropped, frames.unanswered))
     assert frames.offered == len(ledger.frames) == frames.acted + frames.superseded + refused
@@ -71,8 +71,8 @@ def test_offered_is_the_sum_of_all_fates(steps):
 def test_the_action_and_its_status_are_one_fate():
     ledger = Ledger(0)
     ledger.offer(7 * MS, 8 * MS)
-    hear(ledger, Playing(), action(1, 7 * MS), 0, 57 * MS)
-    hear(ledger, Playing(), status(1, 0, Disposition.ACTED), 0, 58 * MS)
+    hear(ledger, ChunkPlayer(), action(1, 7 * MS), 0, 57 * MS)
+    hear(ledger, ChunkPlayer(), status(1, 0, Disposition.ACTED), 0, 58 * MS)
     (frame,) = ledger.frames
     assert (frame.fate, frame.age_ns, frame.server_ns, frame.timings.passes) == (Fate.ACTED, 50 * MS, 40, 3)
     assert not ledger.happenings and ledger.under_way == 0
@@ -81,8 +81,8 @@ def test_the_action_and_its_status_are_one_fate():
 def test_a_second_fate_is_against_the_protocol():
     ledger = Ledger(0)
     acted(ledger, 0, 5)
-    hear(ledger, Playing(), status(1, 0, Disposition.DROPPED), 0, MS)
-    hear(ledger, Playing(), action(1, 0), 0, MS)
+    hear(ledger, ChunkPlayer(), status(1, 0, Disposition.DROPPED), 0, MS)
+    hear(ledger, ChunkPlayer(), action(1, 0), 0, MS)
     assert [each.reason for each in ledger.happenings] == ["STATUS_FOR_NO_FRAME", "ACTION_FOR_NO_FRAME"]
     assert ledger.frames[0].fate is Fate.ACTED
 
@@ -90,7 +90,7 @@ def test_a_second_fate_is_against_the_protocol():
 def test_an_action_with_another_stamp_answers_nothing():
     ledger = Ledger(0)
     ledger.offer(7 * MS, 7 * MS)
-    hear(ledger, Playing(), action(1, 8 * MS), 0, 57 * MS)
+    hear(ledger, ChunkPlayer(), action(1, 8 * MS), 0, 57 * MS)
     assert ledger.frames[0].fate is Fate.UNANSWERED and ledger.under_way == 1
     assert [each.kind for each in ledger.happenings] == ["contradicted"]
 
@@ -109,10 +109,14 @@ def test_a_range_disposes_of_all_its_frames_counted_from_the_stream():
     disposed(ledger, 0, Disposition.REJECTED, "RATE_EXCEEDED")
     for due in (1, 2, 3):
         ledger.offer(due * MS, due * MS)
-    hear(ledger, Playing(), status(1, 3, Disposition.SUPERSEDED), 1, 9 * MS)
+    hear(ledger, ChunkPlayer(), status(1, 3, Disposition.SUPERSEDED), 1, 9 * MS)
     assert [frame.fate for frame in ledger.frames] == [Fate.REJECTED, *[Fate.SUPERSEDED] * 3]
     hear(
-        ledger, Playing(), pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="WORKER_LOST")), 1, 9 * MS
+        ledger,
+        ChunkPlayer(),
+        pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="WORKER_LOST")),
+        1,
+        9 * MS,
     )
     assert [(each.kind, each.reason) for each in ledger.happenings] == [("hold", "WORKER_LOST")]
 
@@ -124,5 +128,5 @@ def test_a_chunk_is_late_once_its_last_row_is():
         ledger.offer(0, 0)
         message = action(1, 0)
         message.action.max_age_ms, message.action.horizon, message.action.step_ms = 100, 4, 20.0
-        hear(ledger, Playing(), message, 0, age_ms * MS)
+        hear(ledger, ChunkPlayer(), message, 0, age_ms * MS)
         assert ledger.frames[0].missed(None) is missed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow_client.loadtest.robots.playing import Playing, Seamed
+from edgeflow_client.loadtest.robots.playing import ChunkPlayer, Seamed
 from edgeflow_client.rpc import control_pb2 as pb
 
 MS = 1_000_000
@@ -23,18 +23,18 @@ def chunk(seq: int, stamp_ms: int, *, continues: int = 0, conditioned: int = 0) 
     )
 
 
-def said(playing: Playing, stamp_ms: int) -> pb.Frame:
+def said(playing: ChunkPlayer, stamp_ms: int) -> pb.Frame:
     frame = pb.Frame(stamp_ns=stamp_ms * MS)
     playing.report(frame)
     return frame
 
 
 def test_nothing_is_said_before_the_first_answer():
-    assert said(Playing(), 100) == pb.Frame(stamp_ns=100 * MS)
+    assert said(ChunkPlayer(), 100) == pb.Frame(stamp_ns=100 * MS)
 
 
 def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
-    playing = Playing()
+    playing = ChunkPlayer()
     assert playing.heard(chunk(3, 1000), 1080 * MS) == Seamed()
     frame = said(playing, 1120)
     assert (frame.playing.seq, frame.playing.step) == (3, 2)
@@ -42,7 +42,7 @@ def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
 
 
 def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
-    playing = Playing()
+    playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
     assert said(playing, 1329).playing.seq == 1
     assert not said(playing, 1330).HasField("playing")
@@ -53,7 +53,7 @@ def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
 
 
 def test_a_late_chunk_is_played_only_where_nothing_else_is_valid():
-    playing = Playing()
+    playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
     assert playing.heard(chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
     late = chunk(3, 1100, continues=2, conditioned=2)
@@ -71,7 +71,7 @@ def test_a_late_chunk_is_played_only_where_nothing_else_is_valid():
 
 @pytest.mark.parametrize("held", [True, False])
 def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
-    playing = Playing()
+    playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
     if held:
         playing.heard(pb.Action(command=pb.COMMAND_HOLD), 1100 * MS)
@@ -84,7 +84,7 @@ def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
 
 
 def test_single_actions_are_not_played():
-    playing = Playing()
+    playing = ChunkPlayer()
     single = pb.Action(command=pb.COMMAND_ACT, seq=1, stamp_ns=1000 * MS, horizon=1, valid_for_ms=250)
     assert playing.heard(single, 1040 * MS) == Seamed()
     assert said(playing, 1050) == pb.Frame(stamp_ns=1050 * MS)

@@ -30,7 +30,7 @@ class _Played:
     until_ns: int
 
 
-class Playing:
+class ChunkPlayer:
     """The chunks of one stream: which one is played when, and the newest that arrived.
 
     A chunk that does not fit is played only once no row of the one before is due; the SDK would keep one that comes

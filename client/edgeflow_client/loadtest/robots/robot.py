@@ -25,7 +25,7 @@ from edgeflow_client.connection.wire import (
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Pattern, instants
-from edgeflow_client.loadtest.robots.playing import Playing, Seamed
+from edgeflow_client.loadtest.robots.playing import ChunkPlayer, Seamed
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Command, Disposition
@@ -77,7 +77,7 @@ class LoadRobot:
         self._connection = connection
         self._clock = clock
         self._backoff = Backoff(random)
-        self._playing = Playing()
+        self._playing = ChunkPlayer()
         self._call: Any = None  # while a stream is open
         self._first = 0  # frames offered before the present stream
         self._changed = asyncio.Event()
@@ -214,7 +214,7 @@ class LoadRobot:
         if message.WhichOneof("kind") != "opened":
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
-        self._playing = Playing()
+        self._playing = ChunkPlayer()
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
         self.ledger.happen(self._clock.now_ns(), "opened", "", f"session {self.admitted.session}")
@@ -223,7 +223,7 @@ class LoadRobot:
         self._changed.set()
 
 
-def hear(ledger: Ledger, playing: Playing, message: pb.ServerMessage, first: int, now_ns: int) -> None:
+def hear(ledger: Ledger, playing: ChunkPlayer, message: pb.ServerMessage, first: int, now_ns: int) -> None:
     """Record one message. playing: of its stream. first: number of frames in the ledger that were offered before it."""
     match message.WhichOneof("kind"):
         case "action":
