@@ -14,14 +14,13 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.outcomes import Sampled, read_outcome
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier, ran_rows
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
-from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
+from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table

@@ -14,12 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract, Drafting
 from edgeflow.engine.outcomes import guessed_lines, plain_lines
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
-from edgeflow.engine.staging import PassInputs
+from edgeflow.engine.staging import Contract, Drafting, PassInputs
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy
