@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
@@ -70,7 +70,7 @@ class Generation:
             route=engine.placement.route(prefix),
             rule=engine.rule(constrained=constraint is not None),
         )
-        self.source = Source(engine.model, prompt)
+        self.source = PromptSource(engine.model, prompt)
         self.constraint = constraint
         self.tokens: list[int] = []
         engine.begin(slot, params, prompt, known=known)
@@ -86,7 +86,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RequestStep:
     """The result of a pass for a request: tokens, or None for a chunk of its prompt; and the logits of its sampled rows
     [n, V], where kept.
     """
@@ -103,7 +103,7 @@ class _Launched:
     generations: tuple[Generation, ...]
 
 
-def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[Step]:
+def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[RequestStep]:
     """Run one pass of requests in different slots, each by a chunk of at most `chunk` rows or a token."""
     launched = _launch(engine, generations, chunk)
     return _commit(engine, launched) if launched is not None else []
@@ -140,7 +140,7 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
 
 
-def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
+def _commit(engine: ChatEngine, launched: _Launched) -> list[RequestStep]:
     ticket, first, rows = launched.ticket, 0, dict[int, Tensor]()
     for segment, samples in zip(ticket.planned.segments, ticket.samples, strict=False):
         if ticket.logits is not None and samples:
@@ -150,13 +150,13 @@ def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
     return [_step(each, outcomes[each.plan.slot], rows.get(each.plan.slot)) for each in launched.generations]
 
 
-def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
+def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> RequestStep:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
     if generation.constraint is not None and tokens and generation.finish is None:
         generation.constraint.accept(tokens, outcome.drafts)
     told = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
-    return Step(told if tokens else None, logits)
+    return RequestStep(told if tokens else None, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class FixedPrefix:
         plan = RequestPlan(
             number=0, slot=self.slot, rows=len(self.prompt), route=engine.placement.route(), rule=engine.rule()
         )
-        source = Source(engine.model, self.prompt)
+        source = PromptSource(engine.model, self.prompt)
         engine.clear(self.slot)
         while (segment := plan.next(chunk)) is not None:
             engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))
