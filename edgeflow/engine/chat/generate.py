@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine, PromptSource
+from edgeflow.engine.chat.grammar import Grammar
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
@@ -19,16 +19,6 @@ from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
-
-
-class Constraint(Protocol):
-    """A constraint on an answer. allowed: [R, V] bool, for the newest token and the drafts behind it as far as they are
-    permitted. accept: called with the tokens that were chosen, and with the drafts that stand behind them.
-    """
-
-    def allowed(self) -> Tensor: ...
-
-    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None: ...
 
 
 def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
@@ -56,7 +46,7 @@ class Generation:
         known: int = 0,
         prefix: int = 0,
         ignore_stop: bool = False,
-        constraint: Constraint | None = None,
+        constraint: Grammar | None = None,
     ) -> None:
         tokens = most_tokens(prompt, params, engine.kv.positions)
         stop_ids = frozenset[int]() if ignore_stop else engine.model.stop_ids
