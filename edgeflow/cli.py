@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgeflow import __version__
-from edgeflow.commands import chatting, prefixes, serving, settings
+from edgeflow.commands import chat, serving
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_to
 from edgeflow.openmp import limit_spinning
@@ -31,16 +31,16 @@ config_app = typer.Typer(help="Print or check the configuration file of the serv
 app.add_typer(config_app, name="config")
 token_app = typer.Typer(help="Manage the access tokens of a service.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
-app.add_typer(prefixes.prefix_app, name="prefix")
-app.command()(serving.serve)
+app.add_typer(chat.prefix_app, name="prefix")
+app.command(cls=serving.ServeCommand)(serving.serve)
 app.command()(serving.health)
 app.command(cls=LoadtestCommand)(loadtest)
-app.command()(chatting.chat)
+app.command(cls=chat.ChatCommand)(chat.chat)
 app.command()(doctor)
 add_to(app)
-config_app.command("schema")(settings.config_schema)
-config_app.command("check")(settings.config_check)
-token_app.command("new")(settings.token_new)
+config_app.command("schema")(serving.config_schema)
+config_app.command("check")(serving.config_check)
+token_app.command("new")(serving.token_new)
 
 
 def _show_version(wanted: bool) -> None:

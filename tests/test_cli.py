@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import Verdict
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
@@ -149,6 +150,11 @@ def failure(served: subprocess.CompletedProcess[str]) -> str:
         ({}, ["--model", "two\nlines"], ["two lines"]),
         ({}, ["--ready-file", "nowhere/ready.json"], ["ready_file", "nowhere"]),
         ({}, ["--device", "tpu"], ["device", "tpu"]),
+        ({}, ["--set", "grpc.prot=1"], ["grpc.prot: unknown key; did you mean grpc.port?"]),
+        ({}, ["--set", "max_sessions=0"], ["max_sessions: 0 should be greater than or equal to 1"]),
+        ({}, ["--set", "decode_threads=many"], ['decode_threads: "many" should be a valid integer']),
+        ({}, ["--set", "grpc.port=1"], ["grpc.port: is given twice"]),
+        ({}, ["--set", "depth"], ["set: 'depth' is not KEY=VALUE"]),
     ],
     ids=[
         "no-directory",
@@ -162,6 +168,11 @@ def failure(served: subprocess.CompletedProcess[str]) -> str:
         "two-lines",
         "ready-file",
         "device",
+        "set-unknown-key",
+        "set-limit",
+        "set-type",
+        "set-twice",
+        "set-no-value",
     ],
 )
 def test_a_bad_start_is_one_line_and_exit_code_2(
@@ -246,24 +257,68 @@ def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, tar
 @pytest.mark.parametrize(
     ("command", "target"),
     [
-        ("serve", "edgeflow.service.run.run_service"),
-        ("robot 127.0.0.1:1", "edgeflow.lab.demo.command.robot_command"),
+        ("serve --set tolerance_bins=1 --set max_passes=3", "edgeflow.service.run.run_service"),
+        ("robot 127.0.0.1:1 --tolerance-bins 1 --max-passes 3", "edgeflow.lab.demo.command.robot_command"),
     ],
 )
-def test_how_drafts_are_verified_is_an_option(monkeypatch, command: str, target: str):
+def test_how_drafts_are_verified_is_chosen(monkeypatch, command: str, target: str):
     given: list[object] = []
 
     def take(*arguments: object, **_: object) -> int:
-        given.extend(each for each in arguments if hasattr(each, "mode") or hasattr(each, "session"))
+        given.extend(each for each in arguments if hasattr(each, "mode"))
         return 0
 
     monkeypatch.setattr(target, take)
-    options = "--mode speculative --tolerance-bins 1 --max-passes 3"
-    result = CliRunner().invoke(app, [*command.split(), *options.split()])
+    result = CliRunner().invoke(app, [*command.split(), "--mode", "speculative"])
     assert result.exit_code == 0, result.output
     (plan,) = given
-    plan = getattr(plan, "session", plan)
     assert (plan.mode, plan.tolerance_bins, plan.max_passes) == (Mode.SPECULATIVE, 1, 3)
+
+
+def test_settings_reach_the_configuration(monkeypatch, tmp_path):
+    """Over the file's, as JSON or text; null removes what the file sets."""
+    given: list[ServiceConfig] = []
+    monkeypatch.setattr("edgeflow.service.run.run_service", lambda config, *_, **__: given.append(config) or 0)
+    (tmp_path / "c.json").write_text('{"max_sessions": 4, "grpc": {"port": 1}, "alias": "arm"}')
+    settings = [
+        "max_sessions=null",
+        "tls.cert=a=b.pem",
+        "tls.key=k.pem",
+        'http.names=["robots.local"]',
+        "standby=false",
+    ]
+    words = [word for each in settings for word in ("--set", each)]
+    result = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "c.json"), "--mode", "serial", *words])
+    assert result.exit_code == 0, result.output
+    (config,) = given
+    assert (config.max_sessions, config.standby, config.mode) == (None, False, "serial")
+    assert (config.tls.cert, config.http.names, config.grpc.port, config.alias) == (
+        "a=b.pem",
+        ["robots.local"],
+        1,
+        "arm",
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("serve --depth 3", "--depth: is not an option; write --set depth=VALUE"),
+        ("serve --tls-client-ca x", "--tls-client-ca: is not an option; write --set tls.client_ca=VALUE"),
+        ("serve --tokens x", "--tokens: is not an option; write --set tokens_file=VALUE"),
+        ("serve --chat-operators x", "--chat-operators: is not an option; write --set chat.operators=VALUE"),
+        ("serve --weights fp8", "--weights: is not an option; write --set weights=VALUE"),
+        ("chat --draft lookup", "--draft: is not an option; write --set chat.draft=VALUE"),
+        ("chat --eagle3 x", "--eagle3: is not an option; write --set chat.eagle3.model=VALUE"),
+        ("chat --gate x", "--gate: is not an option; write --set chat.long.gate=VALUE"),
+        ("chat --capacity=64", "--capacity: is not an option; write --set chat.capacity=VALUE"),
+        ("chat --set draft=lookup", "draft: `edgeflow chat` reads device and the keys of chat, such as chat.capacity"),
+        ("chat --set chat.capacity=1", "chat.capacity: 1 should be greater than or equal to 16"),
+    ],
+)
+def test_an_option_of_a_service_or_of_chat_that_is_a_setting_is_answered_in_one_line(typed: str, told: str):
+    result = CliRunner().invoke(app, typed.split())
+    assert isinstance(result.exception, ConfigError) and result.exception.text == told
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
-"""Options shared by several commands. Typer reads these types at run time."""
+"""Options shared by several commands, and settings of the configuration. Typer reads these types at run time."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from edgeflow.contract import KVName
+from edgeflow_client.loadtest.terminal import setting_command, settings_of
 from edgeflow_client.types import Mode
 
 MODE_HELP = (
@@ -31,6 +35,15 @@ TokenFile = Annotated[
     OptionalPath, typer.Option(help="File that contains the access token; default: the variable EDGEFLOW_TOKEN.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to standard output.")]
+Settings = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another key of the configuration, dotted, such as chat.capacity=4096; the value as JSON or text. "
+        "Repeatable.",
+    ),
+]
 
 Embedded = Annotated[
     Literal["tokens", "flow"],
@@ -48,3 +61,26 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto, cpu 
 EMBEDDED_POLICIES = {"tokens": "demo", "flow": "demo-flow"}
 """Model names of the embedded policies."""
 MOST_SEED = 2**63 - 1
+
+
+def overrides_of(given: Sequence[str], options: Mapping[str, object]) -> dict[str, object]:
+    """The configuration's keys that `--set` and options give."""
+    return settings_of(given, options, _json_or_text)
+
+
+def config_command(section: str, renamed: Mapping[str, str]) -> type[TyperCommand]:
+    """The class of a command that takes the keys of a section, "" for all; see setting_command."""
+
+    def keys() -> list[str]:
+        from edgeflow.config.service import ServiceConfig, keys_of
+
+        return [key for key in keys_of(ServiceConfig) if key.startswith(section)]
+
+    return setting_command(keys, renamed)
+
+
+def _json_or_text(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -1,33 +1,40 @@
-"""Commands that serve, and that ask whether the service is ready."""
+"""The commands of the service: serve, health, and those about its configuration and tokens."""
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from edgeflow.commands.options import (
-    AGE_HELP,
-    DEPTH_HELP,
     MODE_HELP,
-    PASSES_HELP,
-    TOLERANCE_HELP,
     Json,
+    OptionalFloat,
     OptionalInt,
     OptionalMode,
     OptionalPath,
     OptionalText,
+    Settings,
+    config_command,
+    overrides_of,
 )
-from edgeflow.console import JsonPrinter, ServicePrinter
+from edgeflow.console import progress_bar
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import EdgeflowError, StartError
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
-    from edgeflow.service.observe.log import EventLog, LogAnnouncer
+    from edgeflow.service.observe.log import EventLog, LineWriter, LogAnnouncer
+    from edgeflow.service.observe.status import ServiceStatus
+
+ServeCommand = config_command("", {"tokens": "tokens_file"})
 
 
 def serve(
@@ -39,38 +46,19 @@ def serve(
         OptionalText, typer.Option(help="Checkpoint directory, hub id, or an embedded policy: demo, demo-flow.")
     ] = None,
     mode: Annotated[OptionalMode, typer.Option(metavar="MODE", help=MODE_HELP)] = None,
-    depth: Annotated[OptionalInt, typer.Option(help=DEPTH_HELP)] = None,
-    tolerance_bins: Annotated[OptionalInt, typer.Option(help=TOLERANCE_HELP)] = None,
-    max_passes: Annotated[OptionalInt, typer.Option(help=PASSES_HELP)] = None,
-    max_action_age_ms: Annotated[OptionalInt, typer.Option(help=AGE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
         OptionalText, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
-    ] = None,
-    operators: Annotated[
-        OptionalText, typer.Option(help="Operator overlay for the policy, from `edgeflow tune`.")
-    ] = None,
-    chat_operators: Annotated[OptionalText, typer.Option(help="Operator overlay for the chat model.")] = None,
-    weights: Annotated[
-        OptionalText,
-        typer.Option(help="Weights of the language model: float, or fp8 (CUDA from sm_89; emulated on a CPU)."),
     ] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,
     http_host: Annotated[OptionalText, typer.Option(help="Address of the HTTP server.")] = None,
     http_port: Annotated[OptionalInt, typer.Option(help="Port of the HTTP server; 0 = any free port.")] = None,
     health_port: Annotated[OptionalInt, typer.Option(help="Port of the health listener; 0 = any free port.")] = None,
-    tls_cert: Annotated[
-        OptionalText, typer.Option(help="Certificate of the service (PEM); turns TLS on for gRPC and HTTP.")
-    ] = None,
-    tls_key: Annotated[OptionalText, typer.Option(help="Private key of the certificate (PEM).")] = None,
-    tls_client_ca: Annotated[
-        OptionalText, typer.Option(help="CA of client certificates (PEM); turns mutual TLS on.")
-    ] = None,
-    tokens: Annotated[OptionalText, typer.Option(help="File of access tokens; see `edgeflow token new`.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
     ] = False,
+    given: Settings = [],  # noqa: B006 - typer reads it
     ready_file: Annotated[
         OptionalPath, typer.Option(help="File to write when ready: the grpc, http and health ports, as JSON.")
     ] = None,
@@ -82,27 +70,16 @@ def serve(
     from edgeflow.service.host.resources import check_limits
     from edgeflow.service.observe.log import EventLog
 
-    overrides = {
+    options = {
         "model": model,
         "mode": mode.value if mode else None,
-        "depth": depth,
-        "tolerance_bins": tolerance_bins,
-        "max_passes": max_passes,
-        "max_action_age_ms": max_action_age_ms,
         "device": device,
         "profile": profile,
-        "operators": operators,
-        "chat.operators": chat_operators,
-        "weights": weights,
         "grpc.host": grpc_host,
         "grpc.port": grpc_port,
         "http.host": http_host,
         "http.port": http_port,
         "health.port": health_port,
-        "tls.cert": tls_cert,
-        "tls.key": tls_key,
-        "tls.client_ca": tls_client_ca,
-        "tokens_file": tokens,
         "insecure": insecure or None,
     }
     with Output() as output:
@@ -112,7 +89,7 @@ def serve(
             from edgeflow.config.service import load_config
             from edgeflow.service.run import run_service
 
-            settings = load_config(config, overrides)
+            settings = load_config(config, overrides_of(given, options))
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
                 code = run_service(
                     settings, announcer, ready_file=ready_file, log=output.lines, observers=context.obj or ()
@@ -136,6 +113,65 @@ def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter |
     return ServicePrinter(Console(file=cast("IO[str]", output.lines)))
 
 
+class JsonPrinter:
+    """Prints every announcement as a line of JSON."""
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def __call__(self, status: ServiceStatus) -> None:
+        self._lines.write(f"{json.dumps(asdict(status))}\n")
+
+    def close(self) -> None:
+        """Wait for a moment until all is written."""
+        self._lines.close()
+
+
+class ServicePrinter:
+    """Prints the start as a progress bar and every later phase as a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = progress_bar(console)
+        self._task = self._progress.add_task("loading", total=None)
+        self._progress.start()
+
+    def __call__(self, status: ServiceStatus) -> None:
+        match status.phase.value:
+            case "starting" | "warming":
+                self._progress.update(
+                    self._task, description=status.step or "starting", completed=status.done, total=status.total or None
+                )
+            case "ready":
+                self._progress.stop()
+                self._console.print(
+                    f"[green]ready[/]: {status.model} on {status.device}; "
+                    f"gRPC {status.grpc_address}, HTTP {status.http_address}",
+                    highlight=False,
+                )
+                if status.memory:
+                    self._console.print(f"  {status.memory}", highlight=False, markup=False)
+                if status.chat:
+                    self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
+                if status.operators:
+                    self._console.print(f"  operators: {status.operators}", highlight=False, markup=False)
+                what = "actions" if status.horizon == 1 else f"chunks of {status.horizon} actions"
+                for mode, fps, age_ms in status.forecasts:
+                    self._console.print(
+                        f"  {mode:>9}: one robot alone gets {fps:.1f} {what} per second, {age_ms:.0f} ms old",
+                        highlight=False,
+                    )
+                for warning in status.warnings:
+                    self._console.print(f"  [yellow]{escape(warning)}[/]", highlight=False)
+            case phase:
+                self._progress.stop()
+                self._console.print(phase)
+
+    def close(self) -> None:
+        """Remove the progress bar."""
+        self._progress.stop()
+
+
 def health(
     config: Annotated[OptionalPath, typer.Option(help="Configuration file of the service.")] = None,
     health_port: Annotated[
@@ -149,4 +185,49 @@ def health(
     from edgeflow.config.service import load_config
     from edgeflow.service.host.probe import probe
 
-    print(probe(load_config(config, {"health.port": health_port}), timeout_s))
+    print(probe(load_config(config, overrides_of([], {"health.port": health_port})), timeout_s))
+
+
+def config_schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    from edgeflow.config.service import schema_json
+
+    print(schema_json())
+
+
+def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:
+    """Check a configuration file and what it names on this machine, and print it with all defaults filled in."""
+    from edgeflow.config.service import load_config
+    from edgeflow.service.host.preflight import check_configured
+
+    config = load_config(path, {})
+    check_configured(config)
+    print(config.model_dump_json(indent=2))
+
+
+def token_new(
+    principal: Annotated[
+        str, typer.Option(help="Owner of the token: 1 to 64 letters, digits, dots, underscores or hyphens.")
+    ],
+    role: Annotated[
+        list[str], typer.Option(help="Role: control, observe, chat or admin. Repeat the option for several.")
+    ],
+    tokens: Annotated[str, typer.Option(help="Tokens file to add the token's hash to.")] = "tokens.json",
+    days: Annotated[
+        OptionalFloat, typer.Option(min=0, max=36500, help="Days until the token expires; default: never.")
+    ] = None,
+    out: Annotated[
+        OptionalPath, typer.Option(help="New file for the token, readable by you alone; default: print it.")
+    ] = None,
+) -> None:
+    """Create an access token and print it, once: the tokens file stores its SHA-256 only.
+
+    A running service accepts the token within a second.
+    """
+    from edgeflow.service.security.auth import new_token, secret_file
+
+    if out is None:
+        print(new_token(tokens, principal, role, days))
+        return
+    with secret_file(out) as file:
+        file.write(new_token(tokens, principal, role, days) + "\n")

@@ -207,12 +207,11 @@ class ServiceConfig(Section):
 def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceConfig:
     """Load a configuration file and apply `overrides`; ConfigError in one line.
 
-    overrides: by dotted key (`grpc.port`); None keeps the file's value or the default.
+    overrides: by dotted key (`grpc.port`).
     """
     values = _read_config(path) if path else {}
     for key, value in overrides.items():
-        if value is not None:
-            _set(values, key, value)
+        _set(values, key, value)
     try:
         config = ServiceConfig.model_validate(values)
     except ValidationError as error:
@@ -225,6 +224,17 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
 def schema_json() -> str:
     """The JSON schema of the configuration file."""
     return json.dumps(ServiceConfig.model_json_schema(), indent=2)
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """The dotted keys of a section, and of the sections in it."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            keys += keys_of(kind, f"{prefix}{name}.")
+    return keys
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -272,7 +282,7 @@ def _describe(detail: ErrorDetails) -> str:
 
 def _suggestion(loc: tuple[int | str, ...]) -> str:
     """`; did you mean grpc.port?`: the closest name in the same section, else in any section."""
-    names = _all_keys(ServiceConfig, "")
+    names = keys_of(ServiceConfig)
     prefix = "".join(f"{part}." for part in loc[:-1])
     here = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
     turned = [name for name in here if sorted(name) == sorted(str(loc[-1]))]  # difflib finds mode nearer to modle
@@ -284,16 +294,6 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     if near:
         return f"; did you mean {leaves[near[0]]}?"
     return f"; known: {', '.join(name for name in here if '.' not in name)}"
-
-
-def _all_keys(model: type[BaseModel], prefix: str) -> list[str]:
-    keys = []
-    for name, field in model.model_fields.items():
-        keys.append(prefix + name)
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += _all_keys(kind, f"{prefix}{name}.")
-    return keys
 
 
 def _check_addresses(config: ServiceConfig) -> None:

@@ -6,12 +6,12 @@ Control reads it too, so nothing here imports torch; `load` and `prepare` import
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -32,6 +32,8 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 Model = TypeVar("Model", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a camera, or of a number of a vector."""
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+"""Of settings: other keys, other types and numbers that are not finite are rejected."""
 REPORTED = 3  # errors of a message
 
 
@@ -88,6 +90,19 @@ class Family:
     def every_mode(self) -> tuple[Mode, ...]:
         """The modes of its policies, with those that are made of others."""
         return (*self.modes, *([Mode.DEPTH] if Mode.PIPELINED in self.modes else []), Mode.AUTO)
+
+
+def check_length(key: str, entries: Sequence[object], size: int, what: str, *, kind: str = "entries") -> None:
+    """ConfigError for a list that is given and does not have an entry for each number of a vector."""
+    if entries and len(entries) != size:
+        raise ConfigError(f"policy.{key}: {len(entries)} {kind}, but {what} has {size} numbers")
+
+
+def check_unique(key: str, names: list[str]) -> None:
+    """ConfigError for a name that is repeated."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
 
 
 def validated(family: str, model: type[Model], given: Settings, missing: Mapping[str, str]) -> Model:

@@ -38,7 +38,7 @@ ALLOWED = {
     ): "a service that a person named",
     ("client/edgeflow_client/__init__.py", "importlib.import_module"): "modules of its own table",
     ("edgeflow/commands/laboratory.py", "importlib.import_module"): "modules that its own table names",
-    ("edgeflow/commands/chatting.py", "input"): "the person at the terminal of `edgeflow chat`",
+    ("edgeflow/commands/chat.py", "input"): "the person at the terminal of `edgeflow chat`",
     (
         "edgeflow/kernels/table/implementations.py",
         "importlib.import_module",

@@ -48,10 +48,10 @@ def test_the_embedded_policy_is_found_or_it_is_said_how_to_get_it(tmp_path: Path
     assert load_config(None, {}).model_path == tmp_path
 
 
-def test_flags_override_the_file_and_none_does_not(tmp_path: Path):
-    path = write(tmp_path / "c.json", {"mode": "serial", "grpc": {"port": 1}})
-    config = load_config(path, {"grpc.port": 0, "mode": None, "http.port": 7})
-    assert (config.mode, config.grpc.port, config.http.port) == ("serial", 0, 7)
+def test_overrides_come_before_the_file(tmp_path: Path):
+    path = write(tmp_path / "c.json", {"mode": "serial", "grpc": {"port": 1}, "max_sessions": 4})
+    config = load_config(path, {"grpc.port": 0, "max_sessions": None, "http.port": 7})
+    assert (config.mode, config.grpc.port, config.http.port, config.max_sessions) == ("serial", 0, 7, None)
 
 
 def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from edgeflow.commands.serving import ServicePrinter
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.service import ServiceConfig
-from edgeflow.console import ServicePrinter
 from edgeflow.engine.chat import build as chat_build
 from edgeflow.engine.chat.build import chat_bytes, load_chat
 from edgeflow.engine.chat.memory import memory_need, weight_bytes

@@ -79,6 +79,14 @@ def test_a_new_epoch_recalls_even_a_frame_whose_last_pass_was_launched():
     assert [scheduler.commit(number, [Outcome(ref, (7,))]) for number in range(K)] == [[], [], []]
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_reset_to_an_epoch_that_has_begun_recalls_nothing(epoch: int):
+    scheduler = make(1)
+    offer(scheduler, 1)
+    assert scheduler.reset(0, epoch) == []
+    assert shape(scheduler.plan(0)) == [(1, 0)]
+
+
 def speculative(stages: int = 6, *, shift: Shift = Shift.ROTATE, bins: int = 0, passes: int = 0) -> Scheduler:
     scheduler = Scheduler(SchedulerLimits(stages, 1, 100, drain_after_ns=50, shift=shift))
     scheduler.open(0, 1, Pace(0, Speculation(bins, passes)))
@@ -97,16 +105,16 @@ def test_outcomes_drive_the_plan():
     offer(scheduler, 1)
     ref = FrameRef(0, 1, 1)
 
-    def rows() -> tuple[int, int, int]:
+    def rows() -> tuple[int, int, int, bool]:
         (segment,) = segments(scheduler)
-        return segment.start, segment.length, segment.stage
+        return segment.start, segment.length, segment.stage, segment.certain
 
-    assert rows() == (0, ROWS + 5, 0), "its drafts follow the prompt"
-    assert rows() == (ROWS + 5, 5, 1), "one token is certain, five may follow"
+    assert rows() == (0, ROWS + 5, 0, True), "its drafts follow the prompt"
+    assert rows() == (ROWS + 5, 5, 1, False), "one token is certain, five may follow"
     assert scheduler.commit(0, [Outcome(ref, (1,))]) == []
-    assert rows() == (ROWS + 5, 4, 2), "at the furthest"
+    assert rows() == (ROWS + 5, 4, 2, False), "at the furthest"
     assert scheduler.commit(1, [Outcome(ref, (2, 3))]) == []
-    assert rows() == (ROWS + 6, 2, 4), "two were settled, and one is certain of the pass under way"
+    assert rows() == (ROWS + 6, 2, 4, False), "two were settled, and one is certain of the pass under way"
     assert scheduler.commit(2, [Outcome(ref, (4, 5, 6))]) == [Departure(ref, Leaving.DONE)], "before its last pass"
     assert scheduler.commit(3, [Outcome(ref, (9,))]) == []
     assert scheduler.plan(0) is None
@@ -121,6 +129,7 @@ def test_a_guess_is_read_from_the_frame_before_in_its_epoch():
         offer(scheduler, 2)
         newest = next(segment for segment in segments(scheduler) if segment.stage == 0)
         assert newest.guess == Place(1 if shift is Shift.COPY else 0, ROWS), "where it is before the slots move"
+        assert [segment.guess for segment in segments(scheduler)] == [None, None], "a prompt's drafts alone are guessed"
         scheduler.reset(0, 2)
         offer(scheduler, 3, epoch=2)
         (after,) = segments(scheduler)
@@ -230,3 +239,14 @@ def test_rings_are_limited_and_come_back():
         scheduler.open(0, 1, Pace(1))
     scheduler.close(0)
     scheduler.open(7, 1, Pace(1))
+
+
+def test_a_ring_that_came_back_is_nobody_else_s():
+    scheduler = make(1, sessions=3)
+    scheduler.close(1)
+    scheduler.open(7, 1, Pace(1))
+    for session in (0, 2, 7):
+        offer(scheduler, 1, session)
+    planned = scheduler.plan(0)
+    assert planned is not None
+    assert {segment.sequence.session: segment.slot for segment in planned.segments} == {0: 0, 2: 2 * K, 7: K}

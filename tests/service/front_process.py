@@ -29,7 +29,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from edgeflow.config.service import load_config
-from edgeflow.console import JsonPrinter
+from edgeflow.commands.serving import JsonPrinter
 from edgeflow.service import app
 from edgeflow.service.run import run_service
 from edgeflow.service.host.output import Output

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp
 from edgeflow_client.loadtest.run import LoadRun, Measurement
 from edgeflow_client.loadtest.summary import summarise
 from edgeflow_client.loadtest.tables import print_results
+from edgeflow_client.loadtest.terminal import table_console
 
-WIDE = 140  # columns of a table that goes to a file or a pipe
 WINDOW_NS = 1_000_000_000
 LOOK_BACK = 2_000  # frames of a robot that may hold the last second's actions
 
@@ -92,14 +91,14 @@ def loadtest_command(
 ) -> int:
     """Run the test and report it; exit code 0 or 1, StartError when it cannot run.
 
-    limits: see verdict. chat: run beside the robots, after the same load without it.
+    limits: see results.judge. chat: run beside the robots, after the same load without it.
     """
     folder = _prepare(out)
     run, results = measured(plan, limits, credentials, Console(stderr=True), chat)
     if as_json:
         print(results_json(results))
     else:
-        print_results(results, Console(width=None if sys.stdout.isatty() else WIDE))
+        print_results(results, table_console())
     if folder is not None:
         write_folder(folder, run, results)
     return 0 if results.met else 1
@@ -179,12 +178,7 @@ async def _measure(
 
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or no POSIX
         loop.add_signal_handler(signal.SIGINT, interrupt)
-    run = LoadRun(plan, frames, credentials, view or _no_view)
-    return await run.measure(stop)
-
-
-def _no_view(run: Measurement, now_ns: int) -> None:
-    """Show nothing."""
+    return await LoadRun(plan, frames, credentials, view).measure(stop)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -5,6 +5,8 @@ With matplotlib, but without a display or its global state.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,58 +40,46 @@ def draw(folder: Path, run: Measurement) -> None:
 
 def draw_ages(path: Path, run: Measurement) -> None:
     """Plot the age of each action over time."""
-    figure = figure_of(8.0, 3.6)
-    axes = figure.subplots()
-    for colour, ledger in zip(colours(len(run.ledgers)), run.ledgers, strict=True):
-        frames = received_of(run, ledger)
-        seconds = [(frame.received_ns - run.begin_ns) / 1e9 for frame in frames]
-        axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=2)
-    _label(axes, "seconds", "age, ms")
-    save(figure, path)
+    with _axes(path, "seconds", "age, ms") as axes:
+        for colour, ledger in zip(colours(len(run.ledgers)), run.ledgers, strict=True):
+            frames = received_of(run, ledger)
+            seconds = [(frame.received_ns - run.begin_ns) / 1e9 for frame in frames]
+            axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=2)
 
 
 def draw_distribution(path: Path, run: Measurement) -> None:
     """Plot the cumulative distribution of the ages."""
-    figure = figure_of(8.0, 3.6)
-    axes = figure.subplots()
     ages = np.sort([frame.age_ns / 1e6 for ledger in run.ledgers for frame in received_of(run, ledger)])
-    if ages.size:
-        axes.step(ages, (np.arange(ages.size) + 1) / ages.size, where="post")
-    _label(axes, "age, ms", "share of actions")
-    axes.set_ylim(0, 1.02)
-    save(figure, path)
+    with _axes(path, "age, ms", "share of actions") as axes:
+        axes.set_ylim(0, 1.02)
+        if ages.size:
+            axes.step(ages, (np.arange(ages.size) + 1) / ages.size, where="post")
 
 
 def draw_rates(path: Path, run: Measurement) -> None:
     """Plot offered and acted frames per second."""
-    figure = figure_of(8.0, 3.6)
-    axes = figure.subplots()
     edges = _edges(run)
     offered = [frame.scheduled_ns for ledger in run.ledgers for frame in ledger.frames]
     acted = [frame.received_ns for ledger in run.ledgers for frame in received_of(run, ledger)]
-    for name, instants in (("offered", offered), ("acted", acted)):
-        counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
-        axes.step(edges[:-1], counts / np.diff(edges), where="post", label=name)
-    _label(axes, "seconds", "frames per second")
-    axes.legend()
-    save(figure, path)
+    with _axes(path, "seconds", "frames per second") as axes:
+        for name, instants in (("offered", offered), ("acted", acted)):
+            counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
+            axes.step(edges[:-1], counts / np.diff(edges), where="post", label=name)
+        axes.legend()
 
 
 def draw_dispositions(path: Path, run: Measurement) -> None:
     """Plot the fates of the frames that were due in each window of time."""
-    figure = figure_of(8.0, 3.6)
-    axes = figure.subplots()
     edges = _edges(run)
     frames = [frame for ledger in run.ledgers for frame in ledger.frames]
     below = np.zeros(len(edges) - 1)
-    for fate, colour in FATE_COLOURS.items():
-        due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
-        counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
-        axes.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour, label=fate.value)
-        below = below + counts
-    _label(axes, "seconds", "frames")
-    axes.legend()
-    save(figure, path)
+    with _axes(path, "seconds", "frames") as axes:
+        for fate, colour in FATE_COLOURS.items():
+            due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
+            counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
+            axes.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour, label=fate.value)
+            below = below + counts
+        axes.legend()
 
 
 def figure_of(width: float, height: float) -> Figure:
@@ -110,8 +100,14 @@ def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.linspace(0.0, seconds, min(max(int(seconds), 1), MAX_WINDOWS) + 1)
 
 
-def _label(axes: Axes, x: str, y: str) -> None:
+@contextmanager
+def _axes(path: Path, x: str, y: str) -> Iterator[Axes]:
+    """The axes of a picture, which is written at the end; values are 0 or more."""
+    figure = figure_of(8.0, 3.6)
+    axes = figure.subplots()
+    yield axes
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    save(figure, path)

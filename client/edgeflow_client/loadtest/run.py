@@ -72,7 +72,7 @@ class LoadRun:
         plan: LoadPlan,
         frames: Sequence[tuple[bytes, ...]],
         credentials: Credentials | None = None,
-        tick: Tick = lambda _run, _now_ns: None,
+        tick: Tick | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plan = plan
@@ -183,7 +183,8 @@ class LoadRun:
 
     async def _wait_until(self, reached: Callable[[int], bool], run: Measurement, stop: asyncio.Event) -> None:
         while not stop.is_set() and not reached(now_ns := self._clock.now_ns()):
-            self._tick(run, now_ns)
+            if self._tick is not None:
+                self._tick(run, now_ns)
             await asyncio.sleep(TICK_S)
 
     async def _probe(self, run: Measurement) -> None:

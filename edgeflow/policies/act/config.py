@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from edgeflow.policies.family import Name, Settings, check_kind, validated
+from edgeflow.policies.family import STRICT, Name, Settings, check_kind, check_length, check_unique, validated
 from edgeflow.policies.lerobot import (
     ACTION,
     BATCH,
@@ -33,7 +33,7 @@ from edgeflow.policies.lerobot import (
 )
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow.text.weight_files import find_weights
-from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import check_chunk
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -146,7 +146,7 @@ class ACTSettings(BaseModel):
     numbers, in order; empty = not stated.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     control_rate_hz: Rate
     action_names: list[Name] = []
@@ -156,17 +156,13 @@ class ACTSettings(BaseModel):
 def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:
     """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
     read = validated("act", ACTSettings, settings, MISSING)
-    _check_names("action_names", read.action_names, config.action, "action")
-    _check_names("state_names", read.state_names, config.state, STATE)
+    for key, names, size, what in (
+        ("action_names", read.action_names, config.action, "action"),
+        ("state_names", read.state_names, config.state, STATE),
+    ):
+        check_length(key, names, size, what, kind="names")
+        check_unique(key, names)
     return read
-
-
-def _check_names(key: str, names: list[str], size: int, what: str) -> None:
-    if names and len(names) != size:
-        raise ConfigError(f"policy.{key}: {len(names)} names, but {what} has {size} numbers")
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
 
 
 def load_processors(directory: Path, config: ACTConfig) -> Normalisation:

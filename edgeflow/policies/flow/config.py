@@ -5,16 +5,15 @@ A file edgeflow.json beside the checkpoint gives defaults of the section `policy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.policies.family import Name, Settings, validated
+from edgeflow.policies.family import STRICT, Name, Settings, check_length, check_unique, validated
 from edgeflow.policies.lerobot import (
     ABSOLUTE,
     ACTION,
@@ -185,7 +184,7 @@ class ChunkingSettings(BaseModel):
     checkpoint's training set; None = rtc_training_max_delay of its config.json.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     schedule: Literal["ZEROS", "ONES", "LINEAR", "EXP"] = "LINEAR"
     execution_horizon: Annotated[int, Field(ge=1)] | None = None
@@ -201,7 +200,7 @@ class FlowSettings(BaseModel):
     candidates: chunks that are denoised for a frame. rtc: None = answers begin anew.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     control_rate_hz: Annotated[float, AfterValidator(_rate)]
     action_names: list[Name] = []
@@ -225,11 +224,11 @@ def read_settings(family: str, directory: Path, given: Settings, config: FlowCon
     stated = read_json(directory / DEFAULTS_FILE, required=False)
     read = validated(family, FlowSettings, {**stated, **given}, MISSING)
     for key in ("action_names", "action_units", "action_low", "action_high", "action_relative"):
-        _check_length(key, getattr(read, key), config.action, ACTION)
+        check_length(key, getattr(read, key), config.action, ACTION)
     for key in ("state_names", "state_units"):
-        _check_length(key, getattr(read, key), config.state, STATE)
+        check_length(key, getattr(read, key), config.state, STATE)
     for key in ("action_names", "state_names", "absent_cameras"):
-        _check_unique(key, getattr(read, key))
+        check_unique(key, getattr(read, key))
     pairs = zip(read.action_low, read.action_high, strict=False)
     wrong = [(low, high) for low, high in pairs if low >= high]
     if wrong:
@@ -238,17 +237,6 @@ def read_settings(family: str, directory: Path, given: Settings, config: FlowCon
     if read.rtc is not None:
         _check_chunking(read.rtc, config)
     return read
-
-
-def _check_length(key: str, values: Sequence[object], size: int, what: str) -> None:
-    if values and len(values) != size:
-        raise ConfigError(f"policy.{key}: {len(values)} entries, but {what} has {size} numbers")
-
-
-def _check_unique(key: str, names: list[str]) -> None:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
 
 
 def _check_cameras(absent: list[str], cameras: list[str]) -> None:

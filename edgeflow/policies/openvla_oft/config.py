@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, Field, PlainValidator
 
-from edgeflow.policies.family import Name, Settings, check_kind, validated
+from edgeflow.policies.family import STRICT, Name, Settings, check_kind, validated
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import MAX_HORIZON, check_chunk
@@ -59,7 +59,7 @@ Step = Annotated[int | Literal["latest"] | None, PlainValidator(_checked_step)]
 class OFTSettings(BaseModel):
     """The settings that a policy is served with. Keys that are given override those of the preset."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     preset: Literal["libero", "aloha", "bridge"] | None = Field(None, description="the keys that a robot is known by")
     chunk: int = Field(ge=1, le=MOST["chunk"], description="actions per answer")

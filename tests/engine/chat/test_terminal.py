@@ -178,7 +178,7 @@ def test_an_interrupt_ends_the_answer_of_the_command_and_not_the_command(tmp_pat
     write_chat_checkpoint(tmp_path, "qwen2", max_position_embeddings=32768)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 271}))
     command = [sys.executable, "-m", "edgeflow.cli", "chat", "--model", str(tmp_path)]
-    command += ["--max-tokens", "30000", "--capacity", "32768"]
+    command += ["--set", "chat.max_tokens=30000", "--set", "chat.capacity=32768"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 

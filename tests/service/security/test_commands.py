@@ -60,8 +60,8 @@ def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--tls-cert", "service.pem", "--tls-key", "other.key"), "does not match the certificate"),
-        (("--tokens", "public.json"), "chmod o-rwx"),
+        (("--set", "tls.cert=service.pem", "--set", "tls.key=other.key"), "does not match the certificate"),
+        (("--set", "tokens_file=public.json"), "chmod o-rwx"),
     ],
 )
 def test_a_start_that_cannot_be_safe_is_one_line(tmp_path: Path, options: tuple[str, ...], words: str):

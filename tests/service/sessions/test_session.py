@@ -12,6 +12,7 @@ from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, Reset
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import LATE_IN_A_ROW
 from edgeflow.service.sessions.events import ActionEvent, End, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import INVALID_IN_A_ROW
 from edgeflow.service.sessions.rates import BURST, CHANGES, SECOND_NS
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.reasons import Reason
@@ -31,7 +32,7 @@ def submit(session: Session, seq: int, instruction: str | None = None) -> Submit
     return frame
 
 
-def answer(session: Session, frame: SubmitFrame, took_ns: int = 1) -> None:
+def answer(session: Session, frame: SubmitFrame, took_ns: int = 1, valid: bool = True) -> None:
     session.result(
         FrameResult(
             session=1,
@@ -39,7 +40,7 @@ def answer(session: Session, frame: SubmitFrame, took_ns: int = 1) -> None:
             seq=frame.seq,
             chunk=Chunk((0.0, 0.0, 0.5)),
             token_ids=[7, 8, 9],
-            valid=True,
+            valid=valid,
             queue_ns=1,
             inference_ns=took_ns,
             passes=3,
@@ -240,6 +241,43 @@ def test_a_robot_of_a_long_period_that_sent_a_frame_keeps_its_place_for_five_per
     session.take(1)
     session.tick(29 * SECOND_NS)
     assert session.active and not session.parked
+
+
+def test_a_robot_that_falls_silent_again_holds_again():
+    session, period_ns = Session(1, REQUEST, SCHEMA, RULES, 0), REQUEST.control_period_ns
+    for seq, sent_ns in ((1, 0), (2, 8 * period_ns)):
+        stamped(session, seq, sent_ns, sent_ns, took_ms=1)
+        silent_ns = sent_ns + 6 * period_ns
+        session.tick(silent_ns)
+        assert commands(session, silent_ns) == ["hold"]
+        session.tick(silent_ns + period_ns)
+        assert commands(session, silent_ns + period_ns) == [], "once"
+
+
+def test_an_answer_that_is_not_taken_gives_way_to_the_next():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    first, second = submit(session, 1), submit(session, 2)
+    answer(session, first)
+    answer(session, second)
+    events = session.take(3)
+    assert [(each.seq, each.disposition) for each in events if isinstance(each, StatusEvent)] == [
+        (1, Disposition.SUPERSEDED),
+        (2, Disposition.ACTED),
+    ]
+    assert [each.seq for each in events if isinstance(each, ActionEvent)] == [2]
+
+
+def test_a_fault_refuses_frames_and_its_stop_stays_in_force():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    for seq in range(1, INVALID_IN_A_ROW + 1):
+        assert not session.answers.guard.fault
+        answer(session, submit(session, seq), valid=False)
+    session.hold(Reason.INGRESS_SILENT)
+    assert commands(session) == ["stop"]
+    session.admit(9, 9, 9)
+    session.offer(CheckedFrame(seq=9, stamp_ns=9, images=(b"abc",)), 9)
+    assert [(each.seq, each.reason) for each in session.take(9) if isinstance(each, StatusEvent)] == [(9, Reason.FAULT)]
+    assert decoded(session, 9, alone=True) is None
 
 
 def default_session() -> Session:

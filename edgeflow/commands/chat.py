@@ -1,18 +1,32 @@
-"""`edgeflow prefix`: list and change the fixed prefixes of a running service."""
+"""Commands about chat: a conversation in the terminal, and the fixed prefixes of a running service."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.commands.options import Json, OptionalPath, OptionalText, TlsCa, TlsCert, TlsKey, TokenFile
-from edgeflow_client.errors import ConfigError
+from edgeflow.commands.options import (
+    Json,
+    OptionalFloat,
+    OptionalPath,
+    OptionalText,
+    Settings,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    config_command,
+    overrides_of,
+)
+from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.files import read_regular
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
@@ -24,6 +38,47 @@ Address = Annotated[str, typer.Option(help="HTTP address of the service, host:po
 Slot = Annotated[str, typer.Argument(help="Id of a slot declared in chat.slots.")]
 
 prefix_app = typer.Typer(help="List and change the fixed prompt prefixes of a running service.", no_args_is_help=True)
+ChatCommand = config_command("chat.", {"eagle3": "chat.eagle3.model"})
+
+
+def chat(
+    model: Annotated[
+        OptionalText, typer.Option(help="Checkpoint directory, hub id, demo-chat (embedded model) or demo-logs.")
+    ] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    system_file: Annotated[
+        OptionalPath, typer.Option(help="Text file with the system message, such as a log to ask about.")
+    ] = None,
+    device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
+    temperature: Annotated[
+        OptionalFloat,
+        typer.Option(min=0, max=2, help="Sampling temperature, 0 = greedy; default: the checkpoint's own."),
+    ] = None,
+    given: Settings = [],  # noqa: B006 - typer reads it
+) -> None:
+    """Chat with a model in the terminal; Ctrl-D ends the conversation."""
+    from edgeflow.config.service import load_config
+    from edgeflow.engine.chat.terminal import converse, open_conversation, read_text
+
+    if system_file is not None:
+        if system:
+            raise ConfigError("system_file: give --system or --system-file, not both")
+        system = read_text(system_file, "system_file")
+    overrides = overrides_of(given, {"chat.model": model, "device": device})
+    for key in overrides:
+        if key != "device" and not key.startswith("chat."):
+            raise ConfigError(f"{key}: `edgeflow chat` reads device and the keys of chat, such as chat.capacity")
+    config = load_config(None, overrides)
+    path = config.chat_path
+    if path is None:
+        raise CheckpointError("model: the embedded chat model is not installed: give a checkpoint with --model")
+    console = Console(stderr=True)
+    with console.status("loading"):
+        conversation = open_conversation(config.chat, path, config.device, temperature, system)
+    for remark in conversation.remarks:
+        console.print(remark, style="yellow", highlight=False)
+    prompt = "> " if sys.stdin.isatty() else ""
+    converse(conversation, lambda: input(prompt), lambda text: print(text, end="", flush=True))
 
 
 @prefix_app.command("list")
