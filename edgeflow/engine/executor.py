@@ -14,14 +14,13 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
 from edgeflow.engine.outcomes import Sampled, read_outcome
-from edgeflow.engine.program import PassOutputs, PassProgram, Verifier, ran_rows
+from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
-from edgeflow.engine.staging import PassInputs, harmless, input_bytes, stage
+from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -249,8 +248,8 @@ class Executor:
             where, counts = (on_device(each, self._device) for each in _slots_and_rows(planned))
             on_host = self.graphs is None and self._device.type == "cpu"
             form = planned.segments[0].form  # a recording without sampling may be of another one
-            ran = ran_rows(replace(shape, form=form), outputs, where, counts, on_host=on_host)
-            return self._program.settle(ran, kind, allowed)
+            drafted = replace(shape, form=form)
+            return self._program.settle(drafted, outputs, where, counts, kind, allowed=allowed, on_host=on_host)
         if outputs.logits is None:
             return None
         slots = [segment.slot for segment in planned.segments if segment.samples]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,8 @@ MOST_GRAPHS = 256
 WARM_UPS = 2  # the first compiles and reserves, the second shows that nothing is left to do
 
 
-class Record(Protocol):
-    """Records what a program launches; returns the replay, and the outputs that every replay overwrites."""
-
-    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]: ...
+Record: TypeAlias = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+"""Records what a program launches; returns the replay, and the outputs that every replay overwrites."""
 
 
 class CudaRecord:

@@ -14,12 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract, Drafting
 from edgeflow.engine.outcomes import guessed_lines, plain_lines
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
-from edgeflow.engine.staging import PassInputs
+from edgeflow.engine.staging import Contract, Drafting, PassInputs
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy
@@ -28,26 +27,40 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanRows:
-    """The rows of a pass behind its forward pass, of sequences with drafts.
+class ReadRows:
+    """Rows of S slots that have become part of their sequences, one segment after the other.
 
-    slots [S]; counts [S]: rows of each segment, without padding; they are part of the slot's length already. lengths:
-    with padding, on the host. form: of all segments. reach: a bound on where they end, on the host. verifies: every row
-    of each segment is sampled, and all segments are of one length; otherwise the last row of each is. stage: of the
-    pass. logits: of the sampled rows [n, V], None where nothing is sampled. features, rope, on_host: as of `ReadRows`.
+    slots [S]; firsts [S]: the place of the first row; counts [S]: rows of each, without padding. lengths: with padding,
+    on the host. features [sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps);
+    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make. reach: a bound on where
+    rows end, on the host. sampled: whether the newest token is known, so that there is something to draft behind.
+    on_host: the host may read.
     """
 
     slots: Tensor
+    firsts: Tensor
     counts: Tensor
     lengths: tuple[int, ...]
+    features: Tensor | None
+    rope: Tensor
     form: DraftForm
     reach: int
+    sampled: bool
+    on_host: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanRows:
+    """The rows of a pass behind its forward pass, of sequences with drafts. read: these, as a drafter reads them.
+
+    verifies: every row of each segment is sampled, and all segments are of one length; otherwise the last row of each
+    is. stage: of the pass. logits: of the sampled rows [n, V], None where nothing is sampled.
+    """
+
+    read: ReadRows
     verifies: bool
     stage: str
     logits: Tensor | None
-    features: Tensor | None
-    rope: Tensor
-    on_host: bool
 
 
 class Verifier(Protocol):
@@ -77,7 +90,7 @@ class PassOutputs:
     """The results of a pass on the device. results int64, a line for each segment that samples (outcomes.py); logits
     [n, V] of the sampled rows: None where nothing is sampled.
 
-    features, rope: of sequences with drafts, as in RanRows; None for others.
+    features, rope: of sequences with drafts, as in ReadRows; None for others.
     """
 
     results: Tensor | None
@@ -244,15 +257,47 @@ class PassProgram:
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
         return hidden
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        """The results of a pass with drafts whose sampling waited."""
+    def settle(
+        self,
+        shape: PassShape,
+        outputs: PassOutputs,
+        slots: Tensor,
+        counts: Tensor,
+        kind: SamplingKind,
+        allowed: Tensor | None = None,
+        *,
+        on_host: bool,
+    ) -> Tensor | None:
+        """The results of a pass with drafts. slots, counts [N]: of its segments; counts without padding. ValueError
+        where its segments are not alike.
+        """
+        several = shape.most_samples > 1
+        if outputs.rope is None or (several and not shape.verifies):
+            raise ValueError("drafts cannot be verified beside prompts")
+        if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
+            raise ValueError(
+                f"sequences with drafts share a pass where all sample alike: {shape.samples} of {shape.lengths} rows"
+            )
+        read = ReadRows(
+            slots=slots,
+            firsts=self._state.length.index_select(0, slots) - counts,
+            counts=counts,
+            lengths=shape.lengths,
+            features=outputs.features,
+            rope=outputs.rope,
+            form=shape.form,
+            reach=shape.reach,
+            sampled=outputs.logits is not None,
+            on_host=on_host,
+        )
+        ran = RanRows(read=read, verifies=shape.verifies, stage=shape.stage, logits=outputs.logits)
         return self._verifying.settle(ran, kind, allowed)
 
     def _settled(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
         counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
-        ran = ran_rows(shape, outputs, inputs.slots, counts, on_host=on_host)
-        return replace(outputs, results=self._verifying.settle(ran, kind))
+        results = self.settle(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
+        return replace(outputs, results=results)
 
     @property
     def _verifying(self) -> Verifier:
@@ -318,29 +363,3 @@ class PassProgram:
         index = (places - self._state.answer[slots]).clamp(0, len(drafting.near) - 1)
         allowed = inputs.tolerance[inputs.owner] * drafting.near[index]
         return ((drafted - rows.ids).abs() <= allowed) & rows.finite
-
-
-def ran_rows(shape: PassShape, outputs: PassOutputs, slots: Tensor, counts: Tensor, *, on_host: bool) -> RanRows:
-    """The rows of a pass with drafts. slots, counts [N]: of its segments; counts without padding. ValueError where its
-    segments are not alike.
-    """
-    several = shape.most_samples > 1
-    if outputs.rope is None or (several and not shape.verifies):
-        raise ValueError("drafts cannot be verified beside prompts")
-    if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
-        raise ValueError(
-            f"sequences with drafts share a pass where all sample alike: {shape.samples} of {shape.lengths} rows"
-        )
-    return RanRows(
-        slots=slots,
-        counts=counts,
-        lengths=shape.lengths,
-        form=shape.form,
-        reach=shape.reach,
-        verifies=shape.verifies,
-        stage=shape.stage,
-        logits=outputs.logits,
-        features=outputs.features,
-        rope=outputs.rope,
-        on_host=on_host,
-    )

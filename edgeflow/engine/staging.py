@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.contract import Contract
+from edgeflow.engine.policy import Decoder
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.scheduler.plan import Pass, Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafting:
+    """Drafts of an answer of K tokens. Both int64, on the device.
+
+    first [K-1]: the guess of a sequence that has none before it. near [K]: 1 where a token may settle within a
+    tolerance, 0 where it settles exactly.
+    """
+
+    first: Tensor
+    near: Tensor
+
+
+class Contract(Hashable, Protocol):
+    """How the prompts of one model's sequences enter its passes.
+
+    A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be
+    padded: rows behind the last one are written behind it in the slot, where the sequence's next row replaces them.
+    """
+
+    @property
+    def decoder(self) -> Decoder: ...
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How drafts behind a prompt begin and settle; None where prompts have none."""
+        ...
+
+    @property
+    def components(self) -> int:
+        """Numbers per RoPE position: 1, or 3 for M-RoPE."""
+        ...
+
+    @property
+    def keeps_ids(self) -> bool:
+        """True where numbers hold the tokens of prompts, as folds and drafts need them (`ids`)."""
+        ...
+
+    def count(self, rows: int) -> int:
+        """Whole numbers that a segment of so many rows brings."""
+        ...
+
+    def payload_bytes(self, rows: int) -> int:
+        """Size of its payload."""
+        ...
+
+    def numbers(self, prompt: Any, rows: int) -> Sequence[int]:
+        """The whole numbers of a prompt in a segment of `rows`, at most `count(rows)`; zeros follow."""
+        ...
+
+    def payload(self, prompt: Any) -> Tensor:
+        """The payload, on the host or on the device, at most `payload_bytes(rows)` long."""
+        ...
+
+    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        """Segments as rows [n, E], without reading anything on the host. payload: those of all segments, as bytes."""
+        ...
+
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
+        """The token of each row of each segment, and the one behind the last; where `keeps_ids`."""
+        ...
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """RoPE positions of all segments [C, rows], and the shift of each behind its prompt; None where C is 1."""
+        ...
+
 
 CONTINUES = -1
 GUESSLESS = -1
@@ -32,7 +99,7 @@ class PassInputs:
     the last repeated, and counts [S], without padding; of all segments, tolerance [N]. Where prompts have drafts:
     guesses [P, 3], for each the slot and position at which they are read, and the rows of the prompt; slot GUESSLESS
     for the first guess; drafts, which of the sampled rows are drafts behind a prompt.
-    moves [M, 3]. numbers: of each prefill (engine/contract.py). All int64. payload: bytes.
+    moves [M, 3]. numbers: of each prefill (engine/staging.py). All int64. payload: bytes.
     """
 
     slots: Tensor
@@ -67,23 +134,14 @@ class PassInputs:
         sections = _sections_of(shape, contract)
         integers = buffer[: 8 * sections.total].view(torch.long)
         empty = integers[:0]
-        views = [integers[part] if part.stop > part.start else empty for part in sections.parts]
-        (
-            slots,
-            starts,
-            rows,
-            row_segment,
-            row_offset,
-            owner,
-            spread,
-            drafts,
-            counts,
-            sampled,
-            moves,
-            tolerance,
-            guesses,
-            *numbers,
-        ) = views
+        views = {name: integers[part] if part.stop > part.start else empty for name, part in sections.parts.items()}
+        numbers = tuple(views.pop(name) for name in sections.prefills)
+        sampled = views.pop("sampled")
+        if len(views["counts"]):
+            views["spread"] = views["spread"].view(len(views["counts"]), -1)
+        for name in ("guesses", "moves"):
+            if len(views[name]):
+                views[name] = views[name].view(-1, 3)
         length = sum(shape.lengths)
         single = shape.single_rows
         turned = folding or contract.components > 1 or shape.tree
@@ -91,7 +149,7 @@ class PassInputs:
         layout = PackedLayout(
             lengths=shape.lengths,
             reach=shape.reach,
-            row_slot=slots if single else integers.new_empty(length),
+            row_slot=views["slots"] if single else integers.new_empty(length),
             row_position=row_position,
             rope_position=integers.new_empty(contract.components, length) if turned else row_position[None],
             sampled_rows=sampled,
@@ -101,23 +159,8 @@ class PassInputs:
             sees=_of_trees(integers, length) if shape.tree else None,
             gated=shape.gated,
         )
-        return cls(
-            slots=slots,
-            starts=starts,
-            rows=rows,
-            row_segment=row_segment,
-            row_offset=row_offset,
-            owner=owner,
-            spread=spread.view(len(counts), -1) if len(counts) else spread,
-            drafts=drafts,
-            counts=counts,
-            tolerance=tolerance,
-            guesses=guesses.view(-1, 3) if len(guesses) else guesses,
-            moves=moves.view(-1, 3) if shape.moves else moves,
-            numbers=tuple(numbers),
-            payload=buffer[8 * sections.total :] if shape.prefills else empty,
-            layout=layout,
-        )
+        payload = buffer[8 * sections.total :] if shape.prefills else empty
+        return cls(**views, numbers=numbers, payload=payload, layout=layout)
 
 
 def _of_trees(like: Tensor, rows: int) -> Sees:
@@ -205,45 +248,40 @@ def _filled(
     for first, each, count in zip(sections.firsts, segments, shape.samples, strict=True):
         from_row = first + each.rows - each.samples
         sampled += range(from_row, from_row + count)  # padding follows the rows that are sampled
-    varying: list[tuple[int, Sequence[int]]] = [
-        (SLOTS, [each.slot for each in segments]),
-        (STARTS, [each.start for each in segments]),
-        (ROWS, [each.rows for each in segments]),
-        (SAMPLED, sampled),
-        (MOVES, [each for move in moves for each in move]),
-    ]
+    varying: dict[str, Sequence[int]] = {
+        "slots": [each.slot for each in segments],
+        "starts": [each.start for each in segments],
+        "rows": [each.rows for each in segments],
+        "sampled": sampled,
+        "moves": [each for move in moves for each in move],
+    }
     if shape.most_samples > 1:
         sampling = zip(segments, shape.samples, strict=True)
-        varying += [
-            (COUNTS, [each.samples for each, samples in sampling if samples]),
-            (TOLERANCE, [each.tolerance for each in segments]),
-        ]
+        varying["counts"] = [each.samples for each, samples in sampling if samples]
+        varying["tolerance"] = [each.tolerance for each in segments]
     if shape.drafts:
         prompts = segments[: len(shape.prefills)]
-        varying += [(GUESSES, [each for row in prompts for each in (*row.guess, row.rows - row.samples + 1)])]
+        varying["guesses"] = [each for row in prompts for each in (*row.guess, row.rows - row.samples + 1)]
     whole = list(sections.constants)
-    for index, values in (*varying, *enumerate(numbers, start=GUESSES + 1)):
-        first = sections.parts[index].start
+    for name, values in (*varying.items(), *zip(sections.prefills, numbers, strict=True)):
+        first = sections.parts[name].start
         whole[first : first + len(values)] = values
     return whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
-    """Where the whole numbers of a shape lie, in the order of PassInputs.over: slots, starts, rows, row_segment,
-    row_offset, owner, spread, drafts, counts, sampled rows, moves, tolerance, guesses, and those of each prefill.
+    """Where the whole numbers of a shape lie, by the names of PassInputs and `sampled`; prefills: the names of those
+    that each prefill brings.
 
     constants: those that follow from the shape, and zeros. firsts: first row of each segment.
     """
 
-    parts: tuple[slice, ...]
+    parts: dict[str, slice]
+    prefills: tuple[str, ...]
     total: int
     constants: tuple[int, ...]
     firsts: tuple[int, ...]
-
-
-SLOTS, STARTS, ROWS, COUNTS, SAMPLED, MOVES, TOLERANCE, GUESSES = 0, 1, 2, 8, 9, 10, 11, 12
-"""Places in `_Sections.parts` of sections that vary."""
 
 
 def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
@@ -253,51 +291,38 @@ def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
 @lru_cache(maxsize=1024)
 def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
     """counts: whole numbers of each prefill. The key holds numbers alone, so that no model is kept alive."""
-    sizes = _section_sizes(shape, counts)
-    starts = _firsts([_even(size) for size in sizes])
-    parts = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
-    whole = [0] * sum(map(_even, sizes))
-    lengths = () if shape.single_rows else shape.lengths
-    constants = [
-        [index for index, length in enumerate(lengths) for _ in range(length)],
-        [at for length in lengths for at in range(length)],
-        *_sampling_sections(shape),
-    ]
-    for part, values in zip(parts[3:8], constants, strict=True):
-        whole[part] = values
-    return _Sections(parts, len(whole), tuple(whole), tuple(_firsts(shape.lengths)))
-
-
-def _sampling_sections(shape: PassShape) -> list[list[int]]:
-    """owner, spread and drafts."""
-    if shape.samples_each:
-        return [[], [], []]
-    owner = [index for index, samples in enumerate(shape.samples) for _ in range(samples)]
-    if shape.most_samples == 1:
-        return [owner, [], []]
-    counts, most = [samples for samples in shape.samples if samples], shape.most_samples
-    runs = zip(_firsts(counts), counts, strict=True)
-    spread = [first + min(at, count - 1) for first, count in runs for at in range(most)]
+    lengths, sampled = () if shape.single_rows else shape.lengths, sum(shape.samples)
+    sampling = [samples for samples in shape.samples if samples] if shape.most_samples > 1 else []
+    several, segments = len(sampling), shape.segments
+    owner = [] if shape.samples_each else [at for at, samples in enumerate(shape.samples) for _ in range(samples)]
+    runs = zip(_firsts(sampling), sampling, strict=True)
     of_prompts = zip(_firsts(shape.samples), shape.samples[: len(shape.prefills)], strict=False)
-    return [owner, spread, [at for first, count in of_prompts for at in range(first + 1, first + count)]]
+    given = {f"numbers {index}": [0] * count for index, count in enumerate(counts)}
+    values = {
+        "slots": [0] * segments,
+        "starts": [0] * segments,
+        "rows": [0] * segments,
+        "row_segment": [at for at, length in enumerate(lengths) for _ in range(length)],
+        "row_offset": [at for length in lengths for at in range(length)],
+        "owner": owner,
+        "spread": [first + min(at, count - 1) for first, count in runs for at in range(shape.most_samples)],
+        "drafts": [at for first, count in of_prompts for at in range(first + 1, first + count)],
+        "counts": [0] * several,
+        "sampled": [0] * sampled,
+        "moves": [0] * 3 * shape.moves,
+        "tolerance": [0] * (segments if several else 0),
+        "guesses": [0] * (3 * len(shape.prefills) if shape.drafts else 0),
+        **given,
+    }
+    whole: list[int] = []
+    parts = {}
+    for name, each in values.items():
+        parts[name] = slice(len(whole), len(whole) + len(each))
+        whole += [*each, *[0] * (len(each) % 2)]  # Triton compiles again for a pointer that is no multiple of 16 bytes
+    firsts = tuple(_firsts(shape.lengths))
+    return _Sections(parts=parts, prefills=tuple(given), total=len(whole), constants=tuple(whole), firsts=firsts)
 
 
 def _firsts(lengths: Sequence[int]) -> list[int]:
     """Where each of several runs begins when they lie end to end."""
     return list(accumulate(lengths, initial=0))[:-1]
-
-
-def _section_sizes(shape: PassShape, counts: Sequence[int]) -> list[int]:
-    segments, rows = shape.segments, 0 if shape.single_rows else sum(shape.lengths)
-    sampled, sampling = sum(shape.samples), sum(samples > 0 for samples in shape.samples)
-    several = sampling if shape.most_samples > 1 else 0
-    sizes = [segments, segments, segments, rows, rows]
-    drafts = sum(max(samples - 1, 0) for samples in shape.samples[: len(shape.prefills)])
-    sizes += [0 if shape.samples_each else sampled, several * shape.most_samples, drafts, several]
-    sizes += [sampled, 3 * shape.moves, segments if several else 0, 3 * len(shape.prefills) * (shape.drafts > 0)]
-    return [*sizes, *counts]
-
-
-def _even(count: int) -> int:
-    """Sections begin at multiples of 16 bytes: Triton compiles a kernel again for a pointer that does not."""
-    return count + count % 2

@@ -263,30 +263,9 @@ class Pong:
     unusual_states: int = 0
 
 
-Message: TypeAlias = (
-    Begin
-    | StandingBy
-    | OpenSession
-    | ChangePace
-    | SubmitFrame
-    | ResetSession
-    | CloseSession
-    | ChatStart
-    | ChatStop
-    | SetPrefix
-    | Ping
-    | Shutdown
-    | WarmupProgress
-    | ChatReady
-    | ChatToken
-    | ChatDone
-    | ChatRefused
-    | PrefixSet
-    | WorkerReady
-    | WorkerFailed
-    | SessionOpened
-    | SessionRefused
-    | FrameResult
-    | FrameDropped
-    | Pong
-)
+_Sessions: TypeAlias = Begin | StandingBy | OpenSession | ChangePace | SubmitFrame | ResetSession | CloseSession
+_Chat: TypeAlias = ChatStart | ChatStop | SetPrefix
+_ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRefused | PrefixSet
+_Life: TypeAlias = WorkerReady | WorkerFailed
+_Answers: TypeAlias = SessionOpened | SessionRefused | FrameResult | FrameDropped | Pong
+Message: TypeAlias = _Sessions | _Chat | Ping | Shutdown | WarmupProgress | _ChatAnswers | _Life | _Answers

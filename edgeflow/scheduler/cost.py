@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from edgeflow.contract import PassTimes
 
 DRIFT_PERCENT = 20
 DRIFT_SAMPLES = 20
@@ -19,21 +21,6 @@ class PassSample:
     decodes: int
     ns: int
     lead_ns: int = 0
-
-
-Self = TypeVar("Self")
-
-
-class Times(Protocol):
-    """The times of the passes of a model."""
-
-    def pass_ns(self, prefills: int, decodes: int) -> int:
-        """The time of a pass."""
-        ...
-
-    def corrected(self: Self, percent: int, *, with_prefill: bool) -> Self:
-        """These times with passes of one kind at percent / 100 of what they are here."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +47,14 @@ class ChunkTimes:
         return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
 
 
-TimesOf = TypeVar("TimesOf", bound=Times)
+TimesOf = TypeVar("TimesOf", PassTimes, ChunkTimes)
 
 
 class CostModel(Generic[TimesOf]):
     """Pass times that follow the device: what drifted by more than 20 % takes its measured value."""
 
     def __init__(self, times: TimesOf) -> None:
-        self.times = times
+        self.times: TimesOf = times
         self._ratios: dict[bool, list[int]] = {True: [], False: []}
 
     def observe(self, samples: Iterable[PassSample]) -> bool:

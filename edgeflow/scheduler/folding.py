@@ -14,7 +14,7 @@ UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RouteRun:
     """Positions first .. stop of a sequence, which may be cut into several segments of passes.
 
     folded: tokens that have left the slot for its memory; a position's place is the position less these. before: what
@@ -46,14 +46,14 @@ class Route:
         """How many of `folded` segments are folded by the time that `known` tokens are known."""
         return 0
 
-    def take(self, position: int, rows: int, known: int) -> Run:
+    def take(self, position: int, rows: int, known: int) -> RouteRun:
         """Take the run that begins at `position`, or further back where tokens are run again.
 
         rows: of the prompt. known: tokens that are read or planned, the newest included; more than `position`.
         """
         if position < rows:
-            return Run(first=position, stop=rows)
-        return Run(first=position, stop=known, again=True)
+            return RouteRun(first=position, stop=rows)
+        return RouteRun(first=position, stop=known, again=True)
 
 
 class SlotUse:
@@ -176,10 +176,10 @@ class FoldingRoute(Route):
     def settled(self, known: int) -> int:
         return min(self.folded, self._folding.segments(known))
 
-    def take(self, position: int, rows: int, known: int) -> Run:
+    def take(self, position: int, rows: int, known: int) -> RouteRun:
         return self._of_prompt(position, rows) if position < rows == known else self._decoding(position, rows, known)
 
-    def _of_prompt(self, position: int, rows: int) -> Run:
+    def _of_prompt(self, position: int, rows: int) -> RouteRun:
         folding = self._folding
         wanted, before = folding.segments(rows), Before.NOTHING
         if self.folded < wanted and position == folding.end(self.folded + 1):
@@ -191,7 +191,7 @@ class FoldingRoute(Route):
         gated = self.folded > 0 or (folding.gates_first and wanted > 0 and position >= folding.sink)
         return self._run(position, stop, before, gated)
 
-    def _decoding(self, position: int, rows: int, known: int) -> Run:
+    def _decoding(self, position: int, rows: int, known: int) -> RouteRun:
         folding = self._folding
         if self.folded == folding.segments(known):
             return self._run(position, known, Before.NOTHING, self.folded > 0, again=True)
@@ -206,6 +206,6 @@ class FoldingRoute(Route):
             return self._run(position, known, Before.FOLD_KEEPING, gated=True, again=True)
         return self._run(folding.end(self.folded), known, Before.FOLD, gated=True, again=True)
 
-    def _run(self, first: int, stop: int, before: Before, gated: bool, *, again: bool = False) -> Run:
+    def _run(self, first: int, stop: int, before: Before, gated: bool, *, again: bool = False) -> RouteRun:
         folded = self.folded * self._folding.segment
-        return Run(first=first, stop=stop, folded=folded, before=before, gated=gated, again=again)
+        return RouteRun(first=first, stop=stop, folded=folded, before=before, gated=gated, again=again)

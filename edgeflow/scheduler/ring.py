@@ -23,7 +23,7 @@ class Shift(str, Enum):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
+class FrameInFlight:
     """A frame in flight.
 
     stage: of its next pass. length: rows of its KV in the slot. Both count one token for a pass that is not
@@ -65,7 +65,7 @@ class Ring:
         self._claims += 1
         return slot, self._claims
 
-    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
+    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
         """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
         return ()
 
@@ -77,7 +77,7 @@ class CopyingRing(Ring):
         self._claims += 1
         return self.slots[0], self._claims
 
-    def advance(self, flights: list[Flight]) -> tuple[Move, ...]:
+    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:
         moves = []
         for flight in sorted(flights, key=lambda flight: -flight.slot):
             moves.append(Move(flight.slot, flight.slot + 1, flight.length + flight.slack))

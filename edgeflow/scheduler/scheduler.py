@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
-from edgeflow.scheduler.ring import RINGS, Flight, Shift
+from edgeflow.scheduler.ring import RINGS, FrameInFlight, Shift
 from edgeflow.scheduler.session import SessionQueue
 from edgeflow_client.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 
@@ -66,7 +66,7 @@ class Scheduler:
         self.counts = SchedulerCounts()
         self._sessions: dict[int, SessionQueue] = {}
         self._free_rings = list(range(limits.max_sessions))[::-1]
-        self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], Flight]]] = {}
+        self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], FrameInFlight]]] = {}
 
     def open(self, session: int, epoch: int, pace: Pace, program: StageProgram | None = None) -> None:
         """Give a session its ring. ResourceExhausted when every ring is taken.
@@ -138,7 +138,7 @@ class Scheduler:
         chosen = self._choose(now_ns)
         if not chosen:
             return None
-        launched: list[tuple[SessionQueue, Segment[FrameRef], Flight]] = []
+        launched: list[tuple[SessionQueue, Segment[FrameRef], FrameInFlight]] = []
         moves: list[Move] = []
         number = self.counts.passes
         full = False

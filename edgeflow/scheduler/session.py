@@ -11,7 +11,7 @@ from __future__ import annotations
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
-from edgeflow.scheduler.ring import Flight, Ring
+from edgeflow.scheduler.ring import FrameInFlight, Ring
 
 
 class SessionQueue:
@@ -32,9 +32,9 @@ class SessionQueue:
         self._rounds_left = 0
         self._drain_after_ns = drain_after_ns
         self._waiting: Frame | None = None
-        self._flights: list[Flight] = []
-        self._landing: list[Flight] = []
-        self._newest: Flight | None = None  # of this epoch, whether it has left or not
+        self._flights: list[FrameInFlight] = []
+        self._landing: list[FrameInFlight] = []
+        self._newest: FrameInFlight | None = None  # of this epoch, whether it has left or not
         self._idle_since_ns: int | None = None
 
     @property
@@ -113,7 +113,7 @@ class SessionQueue:
             return None
         return self._idle_since_ns + self._drain_after_ns
 
-    def take(self) -> tuple[list[tuple[Segment[FrameRef], Flight]], tuple[Move, ...]]:
+    def take(self) -> tuple[list[tuple[Segment[FrameRef], FrameInFlight]], tuple[Move, ...]]:
         """Advance by one pass; return its segments, each with what `commit` knows it by, and the slot copies after."""
         if self._rounds_left > 0 and self._flights:
             self._rounds_left -= 1
@@ -123,7 +123,7 @@ class SessionQueue:
         self._land()
         return taken, self.ring.advance(self._flights)
 
-    def commit(self, flight: Flight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
+    def commit(self, flight: FrameInFlight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
         settled = len(outcome.tokens) if self._most_drafts else 1
         flight.settled = min(flight.settled + settled, self.stages)
@@ -160,15 +160,15 @@ class SessionQueue:
         self._forget(left)
         return left
 
-    def _done(self, flight: Flight) -> bool:
+    def _done(self, flight: FrameInFlight) -> bool:
         return flight.settled >= self.stages or flight.committed >= flight.leaves_after(self.stages)
 
-    def _too_old(self, flight: Flight, now_ns: int) -> bool:
+    def _too_old(self, flight: FrameInFlight, now_ns: int) -> bool:
         """True for a frame that drafts, is past its age, and is not the newest that has begun."""
         newer = self._newest is not None and flight.frame < self._newest.frame
         return bool(flight.speculation and newer and 0 < flight.expires_ns <= now_ns)
 
-    def _departure(self, flight: Flight, why: Leaving) -> Departure:
+    def _departure(self, flight: FrameInFlight, why: Leaving) -> Departure:
         return Departure(flight.frame, why, flight.committed, flight.settled)
 
     def _forget(self, left: list[Departure]) -> None:
@@ -195,7 +195,7 @@ class SessionQueue:
     def _admit(self, frame: Frame) -> None:
         slot, generation = self.ring.claim()
         before = self._newest
-        self._newest = Flight(
+        self._newest = FrameInFlight(
             frame=frame.ref,
             rows=frame.rows,
             slot=slot,
@@ -210,11 +210,11 @@ class SessionQueue:
         self._rounds_left = 0 if self._pace.speculation else rounds_of(self._pace.depth, self.stages) - 1
         self._idle_since_ns = None
 
-    def _next_rows(self, flight: Flight) -> int:
+    def _next_rows(self, flight: FrameInFlight) -> int:
         """Rows of a frame's next pass, which is not its prompt's."""
         return self.stages - flight.stage if flight.speculation else self._unrolled[flight.stage].rows
 
-    def _advance(self, flight: Flight) -> Segment[FrameRef]:
+    def _advance(self, flight: FrameInFlight) -> Segment[FrameRef]:
         stage = self._unrolled[flight.stage]
         rows, samples = stage.rows or flight.rows, stage.rows or 1
         drafts = self.stages - flight.stage - 1 if flight.speculation else 0
@@ -248,6 +248,6 @@ class SessionQueue:
         return now_ns - self._idle_since_ns >= self._drain_after_ns
 
 
-def _seq(flight: Flight) -> int:
+def _seq(flight: FrameInFlight) -> int:
     """The order of frames in flight, which are all of one epoch."""
     return flight.frame.seq

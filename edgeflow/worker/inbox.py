@@ -13,7 +13,7 @@ from edgeflow_client.clock import Clock, MonotonicClock
 CHAT_PER_TURN = 8
 
 
-class Drained(NamedTuple):
+class InboxContents(NamedTuple):
     """Everything of control that waited, and the frames that were superseded before they were seen.
 
     arrived_ns: of the frame of each session among the messages, however long the loop was busy since.
@@ -90,12 +90,12 @@ class Inbox:
                 self._changed.wait(timeout_s)
             self._woken = False
 
-    def drain(self) -> Drained:
+    def drain(self) -> InboxContents:
         """Take everything of control that waits, and the next few messages of chat."""
         with self._changed:
             messages = [self._frames.pop(each) if isinstance(each, int) else each for each in self._messages]
             chat = [self._chat.popleft() for _ in range(min(len(self._chat), CHAT_PER_TURN))]
-            drained = Drained(messages, self._superseded, self._arrived_ns, chat)
+            drained = InboxContents(messages, self._superseded, self._arrived_ns, chat)
             self._messages.clear()
             self._superseded, self._arrived_ns = [], {}
         if chat:

@@ -10,7 +10,7 @@ from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PassTimes
 from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.plane import ControlPlane
+from edgeflow.engine.control.plane import ControlLoop
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.executor import Running
 from edgeflow.ipc.chat_messages import ChatStart, ChatStop, SetPrefix
@@ -53,7 +53,7 @@ class Worker:
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
-        self._control = ControlPlane(
+        self._control = ControlLoop(
             engine,
             scheduler,
             clock,

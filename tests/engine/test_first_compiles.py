@@ -13,7 +13,6 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
-from edgeflow.engine.contract import Contract
 from edgeflow.engine.control.engine import ActionTokens
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
@@ -24,7 +23,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
-from edgeflow.engine.staging import PassInputs, input_bytes
+from edgeflow.engine.staging import Contract, PassInputs, input_bytes
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey

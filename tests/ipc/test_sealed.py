@@ -14,6 +14,7 @@ from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, pa
 from edgeflow.ipc.sealed import read_sealed, seal, seal_written, unseal
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
 from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 
@@ -105,7 +106,7 @@ def test_a_message_crosses_with_its_descriptors():
         mode=Mode.SERIAL,
         unnorm_key="",
     )
-    act = Act(request=1, opened=opened, state=[0.5], peer="p", principal="", token="", received_ns=5, decode_ns=6)
+    act = Act(request=1, opened=opened, state=[0.5], caller=Caller("p"), received_ns=5, decode_ns=6)
     pixels = seal(b"abcdef")
     assert here.send(act, [pixels])
     os.close(pixels)

@@ -27,7 +27,7 @@ from edgeflow.engine.chat.memory import (
     store_format,
     weight_bytes,
 )
-from edgeflow.engine.chat.plane import ChatPlane, Prefix
+from edgeflow.engine.chat.plane import ChatPlane, DeclaredPrefix
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
@@ -71,7 +71,7 @@ class BuiltChat:
 
     name: str
     engine: ChatEngine
-    prefixes: tuple[Prefix, ...]
+    prefixes: tuple[DeclaredPrefix, ...]
     times: ChunkTimes
     fingerprint: str
     numbers: str
@@ -244,7 +244,7 @@ def build_chat(
                 progress(f"prefix {slot.id}", done, len(prompt))
         except RequestError as error:
             raise ConfigError(f"chat.slots {slot.id}: {error.text}") from error
-        prefixes.append(Prefix(slot.id, fixed))
+        prefixes.append(DeclaredPrefix(slot.id, fixed))
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)

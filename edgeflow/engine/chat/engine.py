@@ -48,7 +48,7 @@ def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: 
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """Rows of a prompt. hidden [n, E]; positions [C, n]: of RoPE, on the host; shift: as of Prompt. ids: their tokens,
     and the one behind them if the prompt goes on.
     """
@@ -81,14 +81,14 @@ class TextTokens:
     def payload_bytes(self, rows: int) -> int:
         return rows * self._row_bytes
 
-    def numbers(self, prompt: Chunk, rows: int) -> Sequence[int]:
+    def numbers(self, prompt: PromptChunk, rows: int) -> Sequence[int]:
         ids = prompt.ids if self.keeps_ids else ()
         if self.components == 1:
             return ids
         padded = [[*line, *[0] * (rows - len(line))] for line in prompt.positions.expand(3, -1).tolist()]
         return [*padded[0], *padded[1], *padded[2], prompt.shift, *ids]
 
-    def payload(self, prompt: Chunk) -> Tensor:
+    def payload(self, prompt: PromptChunk) -> Tensor:
         return prompt.hidden
 
     def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:  # noqa: ARG002
@@ -109,18 +109,18 @@ class TextTokens:
         return 3 * rows + 1 if self.components > 1 else 0
 
 
-class Source:
+class PromptSource:
     """The rows of a prompt, chunk by chunk."""
 
     def __init__(self, model: ChatModel, prompt: Prompt) -> None:
         self.prompt = prompt
         self._rows = PromptRows(model, prompt)
 
-    def chunk(self, segment: Segment[int]) -> Chunk:
+    def chunk(self, segment: Segment[int]) -> PromptChunk:
         """The rows of a segment of the prompt."""
         prompt, start = self.prompt, segment.start + segment.folded
         stop = start + segment.length
-        return Chunk(
+        return PromptChunk(
             self._rows.take(start, stop), prompt.positions[:, start:stop], prompt.shift, prompt.ids[start : stop + 1]
         )
 
@@ -283,7 +283,7 @@ class ChatEngine:
         self._state.move(slots[:1], slots[1:])
 
     @torch.inference_mode()
-    def launch(self, planned: Pass[int], sources: Mapping[int, Source], *, waits: bool = False) -> Ticket[int]:
+    def launch(self, planned: Pass[int], sources: Mapping[int, PromptSource], *, waits: bool = False) -> Ticket[int]:
         """Start a pass; the rows of its prompts come from `sources`. waits: as of Executor.launch."""
         prompts = {segment.sequence: sources[segment.sequence].chunk(segment) for segment in planned.prefills}
         return self._of(planned).launch(planned, prompts, waits=waits)

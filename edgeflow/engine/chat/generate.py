@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.engine import ChatEngine, PromptSource
+from edgeflow.engine.chat.grammar import Grammar
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
@@ -19,16 +19,6 @@ from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
-
-
-class Constraint(Protocol):
-    """A constraint on an answer. allowed: [R, V] bool, for the newest token and the drafts behind it as far as they are
-    permitted. accept: called with the tokens that were chosen, and with the drafts that stand behind them.
-    """
-
-    def allowed(self) -> Tensor: ...
-
-    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None: ...
 
 
 def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
@@ -56,7 +46,7 @@ class Generation:
         known: int = 0,
         prefix: int = 0,
         ignore_stop: bool = False,
-        constraint: Constraint | None = None,
+        constraint: Grammar | None = None,
     ) -> None:
         tokens = most_tokens(prompt, params, engine.kv.positions)
         stop_ids = frozenset[int]() if ignore_stop else engine.model.stop_ids
@@ -70,7 +60,7 @@ class Generation:
             route=engine.placement.route(prefix),
             rule=engine.rule(constrained=constraint is not None),
         )
-        self.source = Source(engine.model, prompt)
+        self.source = PromptSource(engine.model, prompt)
         self.constraint = constraint
         self.tokens: list[int] = []
         engine.begin(slot, params, prompt, known=known)
@@ -86,7 +76,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RequestStep:
     """The result of a pass for a request: tokens, or None for a chunk of its prompt; and the logits of its sampled rows
     [n, V], where kept.
     """
@@ -103,7 +93,7 @@ class _Launched:
     generations: tuple[Generation, ...]
 
 
-def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[Step]:
+def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[RequestStep]:
     """Run one pass of requests in different slots, each by a chunk of at most `chunk` rows or a token."""
     launched = _launch(engine, generations, chunk)
     return _commit(engine, launched) if launched is not None else []
@@ -140,7 +130,7 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
 
 
-def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
+def _commit(engine: ChatEngine, launched: _Launched) -> list[RequestStep]:
     ticket, first, rows = launched.ticket, 0, dict[int, Tensor]()
     for segment, samples in zip(ticket.planned.segments, ticket.samples, strict=False):
         if ticket.logits is not None and samples:
@@ -150,13 +140,13 @@ def _commit(engine: ChatEngine, launched: _Launched) -> list[Step]:
     return [_step(each, outcomes[each.plan.slot], rows.get(each.plan.slot)) for each in launched.generations]
 
 
-def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> Step:
+def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> RequestStep:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
     if generation.constraint is not None and tokens and generation.finish is None:
         generation.constraint.accept(tokens, outcome.drafts)
     told = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
-    return Step(told if tokens else None, logits)
+    return RequestStep(told if tokens else None, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +161,7 @@ class FixedPrefix:
         plan = RequestPlan(
             number=0, slot=self.slot, rows=len(self.prompt), route=engine.placement.route(), rule=engine.rule()
         )
-        source = Source(engine.model, self.prompt)
+        source = PromptSource(engine.model, self.prompt)
         engine.clear(self.slot)
         while (segment := plan.next(chunk)) is not None:
             engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.executor import Running, Ticket
@@ -75,7 +75,7 @@ def _yield_to_the_loop() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class DeclaredPrefix:
     """A declared fixed prefix whose KV lies in its slot."""
 
     slot_id: str
@@ -107,7 +107,7 @@ class ChatPlane:
         *,
         name: str,
         engine: ChatEngine,
-        prefixes: Sequence[Prefix],
+        prefixes: Sequence[DeclaredPrefix],
         times: ChunkTimes,
         chunk: int,
         clock: Clock,
@@ -128,7 +128,7 @@ class ChatPlane:
         self._grammars = grammars
         self._image_prompts = ImagePrompts()
         self._waiting: dict[int, _Request | SetPrefix] = {}
-        self._sources: dict[int, Source] = {}  # of the request that runs
+        self._sources: dict[int, PromptSource] = {}  # of the request that runs
         self._masked: Ticket[int] | None = None
 
     @property
@@ -277,8 +277,8 @@ class ChatPlane:
         if prompt is None:
             self._prefix_set(message)
         else:
-            self._prefixes[slot] = Prefix(message.slot, FixedPrefix(prompt, slot))
-            self._sources = {message.request: Source(self.engine.model, prompt)}
+            self._prefixes[slot] = DeclaredPrefix(message.slot, FixedPrefix(prompt, slot))
+            self._sources = {message.request: PromptSource(self.engine.model, prompt)}
             self.engine.clear(slot)
 
     def _begin_request(self, number: int, request: _Request) -> None:
@@ -294,7 +294,7 @@ class ChatPlane:
         shared = {slot: prefix.fixed.prompt.common(prompt) for slot, prefix in self._prefixes.items()}
         rule = self.engine.rule(constrained=request.grammar is not None)
         request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared, rule)
-        self._sources = {number: Source(model, prompt)}
+        self._sources = {number: PromptSource(model, prompt)}
         plan = request.plan
         if plan.prefix_slot not in (None, plan.slot):
             self.engine.lend(plan.prefix_slot, plan.slot, plan.known)

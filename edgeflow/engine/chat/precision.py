@@ -45,7 +45,7 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ChosenWeights:
     """The operator table of a model, the format of its weights, and that of its head. `told` is the line shown at the
     start: which weights, and why."""
 
@@ -55,7 +55,7 @@ class Weights:
     head: str = FLOAT
 
 
-def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> Weights:
+def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> ChosenWeights:
     """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here.
 
     ConfigError where no operator here serves them.
@@ -64,7 +64,7 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     table = _table(config, chosen, dtype, device)
     check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
     told = told if config.head == FLOAT else f"{told}, head in {config.head}"
-    return Weights(table, told, format=chosen, head=config.head)
+    return ChosenWeights(table, told, format=chosen, head=config.head)
 
 
 def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:

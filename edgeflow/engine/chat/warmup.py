@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from edgeflow.engine.chat.engine import ChatEngine, Source
+from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.prompt import Prompt
@@ -24,7 +24,7 @@ def run_each_kind(engine: ChatEngine, chunk: int) -> None:
     Kernels differ by how far the slot is read, and by whether the number of rows is even or a multiple of 16; the
     greedy operator by whether scores are the logits themselves or derived from them, as under a mask.
     """
-    source, capacity = Source(engine.model, _anything(engine)), engine.kv.capacity
+    source, capacity = PromptSource(engine.model, _anything(engine)), engine.kv.capacity
     rules = {engine.rule(constrained=each) for each in (False, True)}
     for rule, end in product(sorted(rules, key=lambda rule: rule.rows), _ends(capacity)):
         for rows in sorted({1, min(chunk, end - 1), max(min(chunk, end - 1) - 1, 1)}):
@@ -89,5 +89,5 @@ def _run_masked(engine: ChatEngine, segment: Segment[int]) -> None:
     engine.collect(engine.sample(ticket, mask))
 
 
-def _run(engine: ChatEngine, source: Source, segment: Segment[int]) -> None:
+def _run(engine: ChatEngine, source: PromptSource, segment: Segment[int]) -> None:
     engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import StageProgram
-from edgeflow.engine.contract import Drafting
 from edgeflow.engine.executor import Executor, Stamp, Ticket, stamp_on
 from edgeflow.engine.flow.guidance import Previous
 from edgeflow.engine.flow.policy import FlowPolicy
@@ -21,6 +20,7 @@ from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.shapes import ShapeClasses
+from edgeflow.engine.staging import Drafting
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
@@ -204,7 +204,7 @@ def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -
 
 
 class ActionTokens:
-    """The contract of a policy (engine/contract.py). Numbers: the prompt's ids; payload: pixels, float32."""
+    """The contract of a policy (engine/staging.py). Numbers: the prompt's ids; payload: pixels, float32."""
 
     components = 1
     keeps_ids = False

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class MotionBounds:
     """The limits of a dimension, per step; inf = none. low, high: of its position."""
 
     velocity: float = math.inf
@@ -69,7 +69,7 @@ def rise(room: float, jerk: float) -> float:
     return _last_steps(room, jerk)[0]
 
 
-def braked(v: float | None, a: float | None, bounds: Bounds) -> float:
+def braked(v: float | None, a: float | None, bounds: MotionBounds) -> float:
     """The velocity after a step that brakes as much as the limits allow, and comes to rest without turning back."""
     if v is None:
         return 0.0
@@ -81,7 +81,7 @@ def braked(v: float | None, a: float | None, bounds: Bounds) -> float:
     return 0.0 if change == -speed else v + sign * change
 
 
-def reach(motion: Motion, bounds: Bounds) -> tuple[float, float]:
+def reach(motion: Motion, bounds: MotionBounds) -> tuple[float, float]:
     """The lowest and the highest position of a motion that brakes from now on, the present one included.
 
     ValueError where its position is not known.
@@ -104,7 +104,7 @@ def reach(motion: Motion, bounds: Bounds) -> tuple[float, float]:
     return (x, end) if x <= end else (end, x)
 
 
-def braking_rows(speed: float, bounds: Bounds) -> int:
+def braking_rows(speed: float, bounds: MotionBounds) -> int:
     """The steps in which a motion of constant velocity comes to rest."""
     return _way(speed, 0.0, bounds)[1]
 
@@ -126,7 +126,7 @@ def _turned(speed: float, a: float, jerk: float) -> tuple[float, float, float]:
     return ahead, max(-(speed + steps * (a + jerk * (steps + 1) / 2.0)), 0.0), -(a + steps * jerk)
 
 
-def _way(speed: float, a: float | None, bounds: Bounds) -> tuple[float, int]:
+def _way(speed: float, a: float | None, bounds: MotionBounds) -> tuple[float, int]:
     """The way in which a motion that does not turn back comes to rest, and the steps."""
     jerk, most = bounds.jerk, bounds.acceleration
     way, falling, holding = 0.0, 0, 0
@@ -144,7 +144,7 @@ def _way(speed: float, a: float | None, bounds: Bounds) -> tuple[float, int]:
     return way, falling + holding + last
 
 
-def _falling(speed: float, a: float, bounds: Bounds) -> int:
+def _falling(speed: float, a: float, bounds: MotionBounds) -> int:
     """The steps in which an acceleration falls by the jerk until it is that of a motion that brakes.
 
     The deceleration d of the next one is the limit, or all that the speed there allows. The root takes the velocity
@@ -181,7 +181,7 @@ MOST_TRIES = 8  # of a step between the safe one and the wanted one
 CLOSE = 2.0**-10  # of the way between them
 
 
-def rows_within(wanted: Sequence[float], start: Motion, bounds: Bounds) -> tuple[list[float], bool]:
+def rows_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) -> tuple[list[float], bool]:
     """Positions near the wanted ones, within the bounds; False where the start could not be continued.
 
     The motion that was given is then forgotten as far as needed, its acceleration first. From a position outside the
@@ -204,7 +204,7 @@ def rows_within(wanted: Sequence[float], start: Motion, bounds: Bounds) -> tuple
     return rows, continued
 
 
-def steps_within(wanted: Sequence[float], start: Motion, bounds: Bounds) -> tuple[list[float], bool]:
+def steps_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) -> tuple[list[float], bool]:
     """The same for displacements; x of the start is the pose that they begin from, if it is known.
 
     Where that is outside the bounds, no step leads further out.
@@ -221,7 +221,7 @@ def steps_within(wanted: Sequence[float], start: Motion, bounds: Bounds) -> tupl
     return rows, continued
 
 
-def next_step(motion: Motion, wanted: float, bounds: Bounds) -> float:
+def next_step(motion: Motion, wanted: float, bounds: MotionBounds) -> float:
     """The velocity nearest to the wanted one after which the motion is safe, if it was."""
     low, high = _interval(motion, bounds)
     v = min(max(wanted, low), high)
@@ -231,7 +231,7 @@ def next_step(motion: Motion, wanted: float, bounds: Bounds) -> float:
     return v if outside <= 0.0 else _nearest_step(motion, v, outside, bounds)
 
 
-def _nearest_step(motion: Motion, v: float, outside: float, bounds: Bounds) -> float:
+def _nearest_step(motion: Motion, v: float, outside: float, bounds: MotionBounds) -> float:
     """The velocity nearest to v, which leads so far outside, after which the motion is safe: by false position."""
     safe = braked(motion.v, motion.a, bounds)
     near, far = 0.0, 1.0  # shares of the way from the safe step to v
@@ -250,13 +250,13 @@ def _nearest_step(motion: Motion, v: float, outside: float, bounds: Bounds) -> f
     return safe + near * (v - safe)
 
 
-def _outside(motion: Motion, bounds: Bounds) -> float:
+def _outside(motion: Motion, bounds: MotionBounds) -> float:
     """How far a motion that brakes from now on leads outside the positions; 0 or less where it does not."""
     low, high = reach(motion, bounds)
     return max(bounds.low - low, high - bounds.high)
 
 
-def is_safe(motion: Motion, bounds: Bounds, slack: float = 0.0) -> bool:
+def is_safe(motion: Motion, bounds: MotionBounds, slack: float = 0.0) -> bool:
     """True when a motion is within the bounds and can be brought to rest within them. slack: for rounding."""
     v, a, share = motion.v, motion.a, 1.0 + ROUNDING
     if v is not None and abs(v) > bounds.velocity * share + slack:
@@ -269,7 +269,7 @@ def is_safe(motion: Motion, bounds: Bounds, slack: float = 0.0) -> bool:
     return not bounds.boxed or motion.x is None or _outside(motion, bounds) <= slack
 
 
-def _safe(start: Motion, bounds: Bounds) -> tuple[Motion, bool]:
+def _safe(start: Motion, bounds: MotionBounds) -> tuple[Motion, bool]:
     """As much of a motion as is safe; False where that is not all of it."""
     for motion in (start, Motion(start.x, start.v), Motion(start.x)):
         if is_safe(motion, bounds, _slack(start)):
@@ -282,7 +282,7 @@ def _slack(motion: Motion) -> float:
     return 64.0 * sys.float_info.epsilon * (abs(motion.x) if motion.x is not None else 0.0)
 
 
-def _interval(motion: Motion, bounds: Bounds) -> tuple[float, float]:
+def _interval(motion: Motion, bounds: MotionBounds) -> tuple[float, float]:
     """The velocities that the limits permit next, but for those on positions."""
     v, a = motion.v, motion.a
     if v is None:

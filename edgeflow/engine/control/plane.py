@@ -16,9 +16,9 @@ from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.tracks import (
     Begun,
-    Opened,
+    FrameRecord,
+    OpenedSession,
     SteadyTokens,
-    Track,
     departed,
     dropped,
     observation_of,
@@ -52,7 +52,7 @@ KEPT_PASSES = 4096  # between two questions of control
 KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 
-class ControlPlane:
+class ControlLoop:
     """The robots' sessions on one engine. The worker's loop launches and commits its passes."""
 
     def __init__(
@@ -73,9 +73,9 @@ class ControlPlane:
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
         self._trajectory = trajectory or TrajectoryConfig()
-        self._opened: dict[int, Opened] = {}
+        self._opened: dict[int, OpenedSession] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
-        self._tracks: dict[FrameRef, Track] = {}
+        self._tracks: dict[FrameRef, FrameRecord] = {}
         self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
@@ -152,7 +152,7 @@ class ControlPlane:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
-        self._opened[message.session] = Opened(
+        self._opened[message.session] = OpenedSession(
             unnorm_key=key,
             schema=schema,
             program=program,
@@ -196,7 +196,7 @@ class ControlPlane:
             self._refuse(ref, error)
             return
         self._waiting[ref] = message
-        self._tracks[ref] = Track(message=message, arrived_ns=arrived_ns)
+        self._tracks[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
@@ -272,7 +272,7 @@ class ControlPlane:
         self._tracks.pop(ref, None)
         self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
 
-    def _prepare(self, message: SubmitFrame, track: Track) -> Any:
+    def _prepare(self, message: SubmitFrame, track: FrameRecord) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
         prompt = policy.prepare(observation_of(message, policy.inputs))
         track.continues = False
@@ -318,7 +318,7 @@ class ControlPlane:
             )
         )
 
-    def _choose(self, answer: Answer, track: Track, opened: Opened) -> tuple[Chosen, ChunkReport]:
+    def _choose(self, answer: Answer, track: FrameRecord, opened: OpenedSession) -> tuple[Chosen, ChunkReport]:
         """The chunk to be sent, and how it came about.
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.

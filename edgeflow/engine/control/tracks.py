@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
-from edgeflow.engine.control.continuity import Continuity, Plan
+from edgeflow.engine.control.continuity import Continuity, PlayedRows
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.executor import Stamp
 from edgeflow.ipc.messages import FrameDropped, SubmitFrame
@@ -51,7 +51,7 @@ class SteadyTokens:
 
 
 @dataclass(slots=True, kw_only=True)
-class Track:
+class FrameRecord:
     """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
 
     plan: what is played from its capture on, as known when it was launched; seam: or why there is none. continues: the
@@ -63,7 +63,7 @@ class Track:
     started_ns: int = 0
     drafts: int = 0
     tolerance_bins: int = 0
-    plan: Plan | None = None
+    plan: PlayedRows | None = None
     seam: Seam = Seam.NONE
     continues: bool = False
 
@@ -78,7 +78,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedSession:
     """The parameters of a session, as in OpenSession, and what they mean with this policy.
 
     steady: the tokens that must not waver. chunks: the last ones; None where answers are single actions.

@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 from edgeflow.config.sections import CandidateWeights, DimensionLimits, TrajectoryConfig
 from edgeflow.contract import PolicyInputs
-from edgeflow.engine.control.continuity import HISTORY, Plan
-from edgeflow.engine.control.motion import ROUNDING, Bounds, Motion, braking_rows, is_safe, rows_within, steps_within
+from edgeflow.engine.control.continuity import HISTORY, PlayedRows
+from edgeflow.engine.control.motion import (
+    ROUNDING,
+    Motion,
+    MotionBounds,
+    braking_rows,
+    is_safe,
+    rows_within,
+    steps_within,
+)
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.trajectory import Candidate, Limited, LimitKind
 from edgeflow_client.types import ActionSchema
@@ -31,7 +39,7 @@ class Dimension:
     index: int
     name: str
     relative: bool
-    bounds: Bounds
+    bounds: MotionBounds
     number: int | None
 
 
@@ -54,7 +62,7 @@ def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, 
                 f"{field}.{box}: {name} is a displacement, and the pose that it begins from is not known: set "
                 f"{field}.state to the number of the state that is {name}, as observation.state[0]"
             )
-    bounds = Bounds(
+    bounds = MotionBounds(
         velocity=_per_step(limits.velocity, step_s),
         acceleration=_per_step(limits.acceleration, step_s**2),
         jerk=_per_step(limits.jerk, step_s**3),
@@ -86,7 +94,7 @@ def _check_start(field: str, name: str, limits: DimensionLimits, *, relative: bo
         )
 
 
-def _check_braking(field: str, limits: DimensionLimits, bounds: Bounds, step_s: float) -> None:
+def _check_braking(field: str, limits: DimensionLimits, bounds: MotionBounds, step_s: float) -> None:
     """Refuse a workspace in which a motion of the greatest velocity needs more than MOST_BRAKING rows to rest."""
     speed, rows = bounds.velocity, MOST_BRAKING
     if not bounds.boxed or math.isinf(speed) or (found := braking_rows(speed, bounds)) <= rows:
@@ -165,7 +173,7 @@ class Trajectory:
         count: int,
         actions_of: Callable[[int], Rows],
         normalised: Rows | None,
-        plan: Plan | None,
+        plan: PlayedRows | None,
         state: Sequence[float] = (),
         delay: int = 0,
     ) -> Chosen:
@@ -185,7 +193,7 @@ class Trajectory:
         return Chosen(actions=actions, index=index, limited=limited, candidates=scores)
 
     def within_limits(
-        self, actions: Rows, plan: Plan | None, state: Sequence[float] = (), delay: int = 0
+        self, actions: Rows, plan: PlayedRows | None, state: Sequence[float] = (), delay: int = 0
     ) -> tuple[Rows, tuple[Limited, ...]]:
         """A chunk [H, D] within the limits from the row on that is played first, with what they did to it.
 
@@ -233,11 +241,13 @@ class Trajectory:
         excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
         return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
-    def _best(self, chunks: Sequence[Rows], normalised: Rows, plan: Plan | None) -> tuple[int, tuple[Candidate, ...]]:
+    def _best(
+        self, chunks: Sequence[Rows], normalised: Rows, plan: PlayedRows | None
+    ) -> tuple[int, tuple[Candidate, ...]]:
         scores = tuple(self._score(chunk, values, plan) for chunk, values in zip(chunks, normalised, strict=True))
         return min(range(len(scores)), key=lambda index: scores[index].score), scores
 
-    def _score(self, chunk: Rows, values: Rows, plan: Plan | None) -> Candidate:
+    def _score(self, chunk: Rows, values: Rows, plan: PlayedRows | None) -> Candidate:
         """The scores of a candidate; the greatest number there is where it is not finite."""
         horizon, dims = chunk.shape
         values = values[:horizon, :dims]
@@ -257,7 +267,7 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _played(dimension: Dimension, plan: Plan) -> _Played:
+def _played(dimension: Dimension, plan: PlayedRows) -> _Played:
     passed = plan.actions[: plan.delay, dimension.index]
     return _Played(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
 
@@ -330,7 +340,7 @@ def _amounts(dimension: Dimension, history: Sequence[float], rows: Rows, pose: f
     }
 
 
-def _limit(bounds: Bounds, kind: LimitKind) -> float:
+def _limit(bounds: MotionBounds, kind: LimitKind) -> float:
     limits = {
         LimitKind.VELOCITY: bounds.velocity,
         LimitKind.ACCELERATION: bounds.acceleration,
@@ -339,7 +349,7 @@ def _limit(bounds: Bounds, kind: LimitKind) -> float:
     return limits[kind]
 
 
-def _slack(bounds: Bounds, positions: Rows) -> float:
+def _slack(bounds: MotionBounds, positions: Rows) -> float:
     """For the rounding of positions."""
     size = bounds.high - bounds.low
     return ROUNDING * (float(np.abs(positions).max(initial=0.0)) + (size if math.isfinite(size) else 0.0))

@@ -12,7 +12,6 @@ each pass extends it by the rows that are settled, and then grows a tree or a ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -22,35 +21,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.eagle3.growing import TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.scheduler.plan import DraftForm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRows:
-    """Rows of S slots that have become part of their sequences, one segment after the other.
-
-    slots [S]; firsts [S]: the place of the first row; counts [S]: rows of each, without padding. lengths: with padding,
-    on the host. features [sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps);
-    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make. reach: a bound on where
-    rows end, on the host. sampled: whether the newest token is known, so that there is something to draft behind.
-    on_host: the host may read.
-    """
-
-    slots: Tensor
-    firsts: Tensor
-    counts: Tensor
-    lengths: tuple[int, ...]
-    features: Tensor | None
-    rope: Tensor
-    form: DraftForm
-    reach: int
-    sampled: bool
-    on_host: bool
 
 
 class Drafter(Protocol):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from edgeflow.engine.drafts.drafters import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.outcomes import drafted_lines
-from edgeflow.engine.program import RanRows
+from edgeflow.engine.program import RanRows, ReadRows
 from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
@@ -76,27 +76,16 @@ class DraftVerifier:
         return self._drafter.width(form)
 
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        read = ReadRows(
-            slots=ran.slots,
-            firsts=self._state.length.index_select(0, ran.slots) - ran.counts,
-            counts=ran.counts,
-            lengths=ran.lengths,
-            features=ran.features,
-            rope=ran.rope,
-            form=ran.form,
-            reach=ran.reach,
-            sampled=ran.logits is not None,
-            on_host=ran.on_host,
-        )
+        read = ran.read
         if ran.logits is None:
             self._drafter.draft(read)
             return None
         choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
         if ran.verifies:
-            if allowed is not None and len(ran.slots) > 1:
+            if allowed is not None and len(read.slots) > 1:
                 raise ValueError("drafts under a grammar are verified one sequence at a time")
-            verify = self._verify_tree if ran.form is DraftForm.TREE else self._verify_chain
-            read, rows = verify(ran, read, choose)
+            verify = self._verify_tree if read.form is DraftForm.TREE else self._verify_chain
+            read, rows = verify(read, choose)
         else:
             read, rows = self._continue(read, choose)
         settled = read.counts if ran.verifies else torch.ones_like(read.counts)
@@ -118,24 +107,24 @@ class DraftVerifier:
         self._state.ids[read.slots, places] = rows.ids
         return read, rows
 
-    def _verify_chain(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
+    def _verify_chain(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """Every row gives a token; those up to the first that replaces its draft are settled."""
         state, slots, firsts = self._state, read.slots, read.firsts
-        at = torch.arange(ran.lengths[0], device=slots.device)
+        at = torch.arange(read.lengths[0], device=slots.device)
         places = firsts[:, None] + at
         tokens = state.ids[slots[:, None], places]
         before = Earlier(tokens, (at > 0) & (at <= at[:, None])) if choose.penalised else None
         rows = choose(slots, places + 1, before)
         given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
-        right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(ran.counts)[:, None])
+        right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(read.counts)[:, None])
         settled = accepted_of_chain(right)
         state.ids[slots[:, None], places + 1] = given
         state.length.index_copy_(0, slots, firsts + settled)
         return replace(read, counts=settled), rows
 
-    def _verify_tree(self, ran: RanRows, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
+    def _verify_tree(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """Every row gives a token; those on the accepted path are settled, and the rows of the path are kept."""
-        state, slots, firsts, length = self._state, read.slots, read.firsts, ran.lengths[0]
+        state, slots, firsts, length = self._state, read.slots, read.firsts, read.lengths[0]
         bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
         at = torch.arange(length, device=slots.device)
         tokens = state.ids[slots[:, None], firsts[:, None] + at]
@@ -143,8 +132,8 @@ class DraftVerifier:
         rows = choose(slots, firsts[:, None] + depth + 1, before)
         given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
         right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
-        right = right & (at < choose.most(ran.counts)[:, None])
-        settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(ran.form), length))
+        right = right & (at < choose.most(read.counts)[:, None])
+        settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(read.form), length))
         self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
         index = (path + length * torch.arange(len(slots), device=slots.device)[:, None]).flatten()
         rows, kept = rows.select(index), torch.arange(1, path.shape[1] + 1, device=slots.device)

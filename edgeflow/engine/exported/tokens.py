@@ -48,7 +48,7 @@ class TokenGraphs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SlotRows:
     """Rows of one slot in a pass. first: of the pass's rows. start: their first position. sampled: the index of the
     line of the results that the last of them gives, None where it is not sampled."""
 
@@ -109,7 +109,7 @@ class StaticDecoder:
         )
 
 
-def rows_of(layout: PackedLayout) -> list[Rows]:
+def rows_of(layout: PackedLayout) -> list[SlotRows]:
     """The segments of a pass on the host; ValueError where one samples several rows, as drafts do."""
     slots, positions = layout.row_slot.tolist(), layout.row_position.tolist()
     lines = {row: line for line, row in enumerate(layout.sampled_rows.tolist())}
@@ -119,7 +119,7 @@ def rows_of(layout: PackedLayout) -> list[Rows]:
         if len(sampled) > 1 or (sampled and first + length - 1 not in lines):
             raise ValueError("exported graphs sample the last row of a segment; they verify no drafts")
         found.append(
-            Rows(
+            SlotRows(
                 slot=slots[first],
                 first=first,
                 start=positions[first],
@@ -143,7 +143,7 @@ class _Store:
         self._prefills = [_Prefill(tower, prefill, self.kv) for tower, prefill in pairs]
         self._steps = {each.graph.batch: _Step(each, self.kv) for each in graphs.steps}
 
-    def run(self, hidden: Tensor, segments: Sequence[Rows], samples: int) -> Tensor:
+    def run(self, hidden: Tensor, segments: Sequence[SlotRows], samples: int) -> Tensor:
         """Logits [samples, V]; keys and values enter the slots."""
         rows, logits = hidden.numpy(), np.empty((samples, self._graphs.vocabulary), np.float32)
         finite = True
@@ -161,7 +161,7 @@ class _Store:
             self._unclean = set(range(self.kv.shape[2]))
         return torch.from_numpy(logits)
 
-    def _prompt(self, segment: Rows, rows: Array, logits: Array) -> bool:
+    def _prompt(self, segment: SlotRows, rows: Array, logits: Array) -> bool:
         """A run of rows of a prompt, in as many prefills as it needs."""
         finite, done, longest = True, 0, self._prefills[-1].rows
         while done < segment.length:
@@ -175,7 +175,7 @@ class _Store:
             logits[segment.sampled] = last
         return finite
 
-    def _clean(self, segment: Rows) -> None:
+    def _clean(self, segment: SlotRows) -> None:
         """Places behind what a sequence has become zeros, where they may hold numbers that are not finite."""
         if segment.slot in self._unclean:
             self.kv[:, :, segment.slot, segment.start :] = 0.0
@@ -240,7 +240,7 @@ class _Step(BatchedStep):
         self._made = np.zeros((*kv.shape[:2], session.graph.batch, 1, *kv.shape[4:]), np.float32)
         self._outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
 
-    def run(self, batch: StepBatch, segments: Sequence[Rows], tokens: Array, logits: Array) -> bool:
+    def run(self, batch: StepBatch, segments: Sequence[SlotRows], tokens: Array, logits: Array) -> bool:
         """Logits of the batch's rows; whether all are finite. Keys and values enter the slots."""
         own, lines = [segments[row] for row in batch.rows], list(batch.lines)
         slots, starts = [each.slot for each in own], np.array([each.start for each in own])

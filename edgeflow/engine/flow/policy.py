@@ -66,14 +66,9 @@ class PlacedPass(Protocol):
     """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
     steps [n], from 0, of those that step."""
 
-    @property
-    def begin(self) -> Tensor: ...
-
-    @property
-    def slots(self) -> Tensor: ...
-
-    @property
-    def steps(self) -> Tensor: ...
+    begin: Tensor
+    slots: Tensor
+    steps: Tensor
 
     def run(self, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
         """Write the prefixes of the frames that begin to their slots; the velocities [n M, H, A] float32 of those that

@@ -103,23 +103,20 @@ class SampledRows:
 
 
 class SamplingState:
-    """The parameters and shares of the request in each slot and, with `penalties`, its tokens; all on the device.
+    """The parameters, shares and tokens of the request in each slot, all on the device.
 
     Tokens are drawn at places 0 .. places - 1 of a sequence. The last token of a full slot has its capacity as place.
     """
 
-    def __init__(
-        self, slots: int, places: int, vocabulary: int, device: torch.device, *, penalties: bool = True
-    ) -> None:
+    def __init__(self, slots: int, places: int, vocabulary: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
         self._params: dict[int, SamplingParams] = {}
         self._kind_of = lru_cache(maxsize=64)(SamplingKind.of)
         self._cuts = torch.zeros(4, slots, 1, dtype=torch.float64, device=device)
         self._penalties = torch.ones(3, slots, 1, device=device)
         self._shares = torch.zeros(slots, places, dtype=torch.float64, device=device)
-        remembered = (slots if penalties else 0, vocabulary)
-        self._counts = torch.zeros(remembered, device=device)
-        self._prompted = torch.zeros(remembered, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(slots, vocabulary, device=device)
+        self._prompted = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
         for slot in range(slots):
             self.begin(slot, SamplingParams(max_tokens=1), (), 0)
 
@@ -128,12 +125,7 @@ class SamplingState:
         return self._kind_of(tuple(self._params[slot] for slot in slots))
 
     def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
-        """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read.
-
-        ValueError: a request with penalties in a state without.
-        """
-        if params.penalised and not len(self._counts):
-            raise ValueError("a request with penalties needs a state with penalties")
+        """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read."""
         if params == self._params.get(slot) and not (params.temperature or params.penalised):
             return  # a greedy request after its like
         self._params[slot] = params

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
-from edgeflow.engine.drafts.drafters import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.drafts.kinds import Eagle
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.lab.verify.eagle_bundle import EagleCase

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.chat.engine import ChatEngine, Chunk, Source
+from edgeflow.engine.chat.engine import ChatEngine, PromptChunk, PromptSource
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
@@ -108,7 +108,7 @@ def test_requests_may_share_passes(model: ChatModel, texts: list[str], chunk: in
 def test_beside_rows_of_another_user_of_the_decoder(model: ChatModel):
     """Rows of a robot's frames in the same passes: a prefill and decode rows whose logits are taken elsewhere."""
     prompt, engine = prompt_of(model, "a question"), engine_of(model, 5, keep_logits=True)
-    request, source = greedy(engine, prompt, slot=2), Source(model, prompt)
+    request, source = greedy(engine, prompt, slot=2), PromptSource(model, prompt)
     frames = torch.randn(4, 9, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
     number = 0
 
@@ -122,7 +122,7 @@ def test_beside_rows_of_another_user_of_the_decoder(model: ChatModel):
         others = [frame(slot, 8)] if slot != 4 or not number else []
         others += [frame(4, 1, stage=number)] if number else []
         segments = sorted([*others[:1], chunk, *others[1:]], key=lambda each: each.stage > 0)
-        chunks = {slot: Chunk(frames[slot % 4, :8], torch.arange(8)[None]) for slot in (0, 1, 3, 4)}
+        chunks = {slot: PromptChunk(frames[slot % 4, :8], torch.arange(8)[None]) for slot in (0, 1, 3, 4)}
         if chunk.stage == 0:
             chunks[2] = source.chunk(chunk)
         ticket = engine._prompts.launch(Pass(number, tuple(segments)), chunks)

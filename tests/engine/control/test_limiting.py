@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control import motion as limiting
 from edgeflow.engine.control.motion import (
-    Bounds,
     Motion,
+    MotionBounds,
     braked,
     braking_rows,
     next_step,
@@ -22,8 +22,8 @@ from edgeflow.engine.control.motion import (
 from tests.engine.control.naive_motion import nearest_step, rests_within
 
 ROWS, STEP_S = 50, 0.02
-BOX = Bounds(velocity=1.0 * STEP_S, acceleration=2.0 * STEP_S**2, jerk=10.0 * STEP_S**3, low=-0.3, high=0.3)
-SLOW = Bounds(velocity=1e-3, acceleration=1e-6, jerk=1e-8, low=-10.0, high=10.0)
+BOX = MotionBounds(velocity=1.0 * STEP_S, acceleration=2.0 * STEP_S**2, jerk=10.0 * STEP_S**3, low=-0.3, high=0.3)
+SLOW = MotionBounds(velocity=1e-3, acceleration=1e-6, jerk=1e-8, low=-10.0, high=10.0)
 chunks = st.one_of(
     st.lists(st.floats(-1, 1), min_size=ROWS, max_size=ROWS),
     st.tuples(st.floats(-0.5, 0.5), st.floats(-0.05, 0.05)).map(
@@ -32,7 +32,7 @@ chunks = st.one_of(
 )
 
 
-def within(line: np.ndarray, bounds: Bounds) -> bool:
+def within(line: np.ndarray, bounds: MotionBounds) -> bool:
     """True if the rows behind the first three keep the limits."""
     sizes = (bounds.velocity, bounds.acceleration, bounds.jerk)
     moves = (np.abs(np.diff(line, n=order)[3 - order :]) for order in (1, 2, 3))
@@ -78,7 +78,7 @@ def test_a_step_is_hardly_further_from_the_wanted_one_than_need_be(wanted):
 
 
 @pytest.mark.parametrize(("bounds", "braking"), [(BOX, (30, 40)), (SLOW, (1000, 1200))])
-def test_the_tries_of_a_chunk_do_not_grow_with_the_way_to_rest(monkeypatch, bounds: Bounds, braking):
+def test_the_tries_of_a_chunk_do_not_grow_with_the_way_to_rest(monkeypatch, bounds: MotionBounds, braking):
     assert braking[0] <= braking_rows(bounds.velocity, bounds) <= braking[1]
     tries = 0
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.drafters import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import KVFormat

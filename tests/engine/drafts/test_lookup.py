@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.drafts.drafters import LookupDrafter, ReadRows
+from edgeflow.engine.drafts.drafters import LookupDrafter
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.scheduler.plan import DraftForm

@@ -149,8 +149,6 @@ def test_a_new_request_forgets_the_tokens_of_the_one_before():
         assert ids.tolist() == [wanted]
     state.begin(0, params, [], seed=0)
     assert int(sample(logits, state, here, here, kind, greedy_reduced).ids) == 2
-    with pytest.raises(ValueError, match="a state with penalties"):
-        SamplingState(1, 4, 4, CPU, penalties=False).begin(0, params, [], seed=0)
 
 
 @pytest.mark.parametrize("vocabulary", [3, 9000])

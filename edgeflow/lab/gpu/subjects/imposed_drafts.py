@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.drafts.drafters import Drafter, ReadRows
+from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.drafts.kinds import DraftKind
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
