@@ -38,8 +38,8 @@ from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode

@@ -11,7 +11,7 @@ from typing import Any
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.table.dimensions import stage_of
 from edgeflow.scheduler.plan import DraftForm, Pass
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 
 ROW_STEP = 16
 """The rows of a pass with one prefill, decode rows included, are padded to a multiple of it. A GEMM's tiles have 64

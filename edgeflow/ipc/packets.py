@@ -1,11 +1,17 @@
-"""Packets between control and a child process: one message each, with descriptors, over a SOCK_SEQPACKET socket."""
+"""Packets between control and a child process: one message each, with descriptors, over a SOCK_SEQPACKET socket.
+
+Sealed memory is what the descriptors hold: bytes that cross without a copy and without trust. A sealed memory file can
+neither change nor shrink, so its reader may map it and check it once.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import mmap
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from edgeflow.ipc.coding import Coding
@@ -91,3 +97,98 @@ def close_all(descriptors: Sequence[int]) -> None:
     for each in descriptors:
         with contextlib.suppress(OSError):
             os.close(each)
+
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+def seal(data: bytes | memoryview) -> int:
+    """A descriptor of sealed memory with these bytes; the caller closes it. OSError without memory or descriptors."""
+    fd = os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Sealed:
+    """A descriptor of sealed memory, closed with this object."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor now."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+def seal_written(size: int, write: Callable[[memoryview], None]) -> Sealed:
+    """Sealed memory of `size` bytes that `write` fills in place; it keeps no reference to them.
+
+    OSError without memory or descriptors. After an error of `write` the descriptor is closed at once, and the memory
+    freed at the latest with the error's traceback, whose frames may hold views of it.
+    """
+    made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        if size:
+            os.posix_fallocate(made.descriptor, 0, size)  # now: a lack of memory would be a signal when it is written
+            _fill(mmap.mmap(made.descriptor, size), write)
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _fill(mapped: mmap.mmap, write: Callable[[memoryview], None]) -> None:
+    """Write, then unmap: memory that is mapped for writing cannot be sealed."""
+    try:
+        with memoryview(mapped) as memory:
+            write(memory)
+    except BaseException:
+        with contextlib.suppress(BufferError):  # views that the traceback holds
+            mapped.close()
+        raise
+    mapped.close()
+
+
+def unseal(fd: int, most: int) -> memoryview:
+    """The bytes behind a descriptor, mapped; WorkerError if it is not sealed or holds more than `most` bytes.
+
+    The descriptor stays open and is the caller's; the mapping lives as long as the view, and has a descriptor too.
+    """
+    size = _size(fd, most)
+    return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
+
+
+def read_sealed(fd: int, most: int) -> bytes:
+    """The bytes behind a descriptor, copied: this needs no further descriptor. WorkerError as for `unseal`."""
+    size = _size(fd, most)
+    data = os.pread(fd, size, 0)
+    if len(data) != size:
+        raise WorkerError("memory between processes cannot be read")
+    return data
+
+
+def _size(fd: int, most: int) -> int:
+    """The size of sealed memory, once checked."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+        size = os.fstat(fd).st_size
+    except OSError:
+        sealed, size = False, 0
+    if not sealed:
+        raise WorkerError("memory between processes is not sealed")
+    if size > most:
+        raise WorkerError(f"{size} bytes of memory between processes exceed the limit of {most}")
+    return size

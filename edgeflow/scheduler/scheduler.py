@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
-from edgeflow.scheduler.ring import RINGS, FrameInFlight, Shift
-from edgeflow.scheduler.session import SessionQueue
+from edgeflow.scheduler.session import RINGS, FrameInFlight, SessionQueue, Shift
 from edgeflow_client.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 
 ROW_BUDGET = 1024

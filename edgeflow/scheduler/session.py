@@ -1,17 +1,97 @@
-"""The frames of one session: at most one waiting, at most K in flight, and those that land.
+"""The frames of one session: at most one waiting, at most K in flight, and those that land; and their ring of K slots.
 
 Each pass of a frame is the next of the session's program, which has K (types.StageProgram). A frame lands once the
 passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
 drafts: when all of its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1`
 decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.
+
+Two ways to rotate the ring (ActionFlow section 3.3):
+- rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
+- copy: a prefill always enters the first slot, and after each pass the KV of every frame in flight is
+  copied to the following slot, as in the paper.
 """
 
 from __future__ import annotations
 
-from edgeflow.contract import Pace, StageProgram
+from dataclasses import dataclass
+from enum import Enum
+
+from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
-from edgeflow.scheduler.ring import FrameInFlight, Ring
+
+
+class Shift(str, Enum):
+    """How the ring rotates."""
+
+    ROTATE = "rotate"
+    COPY = "copy"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FrameInFlight:
+    """A frame in flight.
+
+    stage: of its next pass. length: rows of its KV in the slot. Both count one token for a pass that is not
+    committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
+    speculation: how its drafts are verified; None without. guess: where the first ones are read. passes: planned;
+    committed: of which so many are.
+    """
+
+    frame: FrameRef
+    rows: int
+    slot: int
+    generation: int
+    deadline_ns: int = 0
+    expires_ns: int = 0
+    speculation: Speculation | None = None
+    guess: Place | None = None
+    stage: int = 0
+    length: int = 0
+    slack: int = 0
+    settled: int = 0
+    passes: int = 0
+    committed: int = 0
+
+    def leaves_after(self, stages: int) -> int:
+        """Passes after which it leaves even if tokens are not settled."""
+        return self.speculation.most_passes(stages) if self.speculation else stages
+
+
+class Ring:
+    """The slots of one session: frames keep theirs, and the index of the next prefill rotates."""
+
+    def __init__(self, slots: range) -> None:
+        self.slots = slots
+        self._claims = 0
+
+    def claim(self) -> tuple[int, int]:
+        """Slot and generation for a new prefill."""
+        slot = self.slots[self._claims % len(self.slots)]
+        self._claims += 1
+        return slot, self._claims
+
+    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
+        """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
+        return ()
+
+
+class CopyingRing(Ring):
+    """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
+
+    def claim(self) -> tuple[int, int]:
+        self._claims += 1
+        return self.slots[0], self._claims
+
+    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:
+        moves = []
+        for flight in sorted(flights, key=lambda flight: -flight.slot):
+            moves.append(Move(flight.slot, flight.slot + 1, flight.length + flight.slack))
+            flight.slot += 1
+        return tuple(moves)
+
+
+RINGS = {Shift.ROTATE: Ring, Shift.COPY: CopyingRing}
 
 
 class SessionQueue:

@@ -27,8 +27,8 @@ from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
 

@@ -36,7 +36,7 @@ from edgeflow.models.prompt import Prompt
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref, Segment
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.clock import ManualClock
 from tests.cases import some_by_day

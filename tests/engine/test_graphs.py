@@ -14,8 +14,8 @@ from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.control.test_speculation import alike

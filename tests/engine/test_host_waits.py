@@ -22,8 +22,8 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import CHOICES, GateRules
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.recorded import READS_ON_THE_HOST, record

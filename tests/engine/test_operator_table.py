@@ -28,8 +28,8 @@ from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp,
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.model_paths import EMBEDDED_POLICY
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError

@@ -11,7 +11,7 @@ from edgeflow.engine.graphs import MOST_GRAPHS
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.engine.shapes import ROW_STEP, SEVERAL_STEP, PassShape, ShapeClasses
 from edgeflow.scheduler.plan import DraftForm
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 
 CAPACITY = 391
 SHORTEST = 257

@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, packet_pair
-from edgeflow.ipc.sealed import read_sealed, seal, seal_written, unseal
+from edgeflow.ipc.packets import (
+    DescriptorsLackingError,
+    Packets,
+    close_all,
+    packet_pair,
+    read_sealed,
+    seal,
+    seal_written,
+    unseal,
+)
 from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller

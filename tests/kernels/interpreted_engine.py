@@ -18,8 +18,8 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")

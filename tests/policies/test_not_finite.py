@@ -23,8 +23,8 @@ from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.events import ActionEvent
 from edgeflow.service.sessions.session import Session

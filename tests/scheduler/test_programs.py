@@ -12,8 +12,8 @@ from edgeflow.contract import PROMPT, Pace, PassTimes, Speculation, Stage, Stage
 from edgeflow.scheduler.forecast import Robot, by_mode, forecast
 from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import ROW_BUDGET, Scheduler, SchedulerLimits, row_budget_of
+from edgeflow.scheduler.session import Shift
 from tests.scheduler.test_properties import BEHIND
 
 MS = 1_000_000

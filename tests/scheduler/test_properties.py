@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 
 STAGES = 4  # most passes of any program
 SESSIONS = 3

@@ -6,8 +6,8 @@ import pytest
 
 from edgeflow.contract import Pace, Speculation
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Place, Segment
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import AlreadyExists, ResourceExhausted
 
 K = 3

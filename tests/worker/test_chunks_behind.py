@@ -14,7 +14,7 @@ from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, St
 from edgeflow.engine.control.denoising import FlowOutcome
 from edgeflow.engine.control.engine import AnswerBook, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Pass

@@ -27,8 +27,8 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import rounds_of
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from tests.tiny_checkpoint import write_checkpoint

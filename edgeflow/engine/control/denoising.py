@@ -13,8 +13,7 @@ from torch import Tensor
 
 from edgeflow.engine.control.engine import Answer, Chunked, EngineOptions, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.engine.flow.guidance import Previous, guidance_of
+from edgeflow.engine.flow.frames import FlowFrame, Previous, guidance_of
 from edgeflow.engine.flow.policy import FlowPolicy, PrefixSegment, StepSegment
 from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
 from edgeflow.engine.policy import Policy

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edgeflow.contract import StageProgram
 from edgeflow.engine.executor import Executor, Stamp, Ticket, stamp_on
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.graphs import Graphs, Record
 from edgeflow.engine.policy import Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
@@ -27,7 +27,7 @@ from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

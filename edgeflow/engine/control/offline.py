@@ -19,8 +19,8 @@ from edgeflow.engine.executor import Ticket
 from edgeflow.engine.policy import Policy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 SIDE = 224

@@ -26,7 +26,7 @@ from edgeflow.engine.control.tracks import (
 )
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.executor import Running
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import (
     CloseSession,

@@ -30,11 +30,11 @@ from edgeflow.engine.control.offline import (
     sample_observations,
     uncounted,
 )
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import ConfigError, WorkerError
 from edgeflow_client.types import Mode
 

@@ -1,6 +1,9 @@
 """Stages of a flow policy as graphs of fixed shapes: one run of towers and prefill for each frame that begins, and one
 batched step for the frames that step.
 
+A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the places that
+are left over. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
+
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
 whole, and places behind a shorter bucket are cleared. So a frame that is not finite spoils its slot alone, and the next
 frame that begins there finds nothing of it.
@@ -9,8 +12,8 @@ frame that begins there finds nothing of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -19,11 +22,109 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.engine.exported.batches import BOUND, BatchedStep, StepBatch, step_batches
-from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
+from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces
 from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
+from edgeflow.kernels.kv.layout import PackedLayout
+from edgeflow.models.grouped import CROSS
 
 CPU = torch.device("cpu")
+KEPT = 64  # kinds of frames whose masks are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """The prefix of static graphs: rows of images, text, and closing rows, in this order.
+
+    cameras: C. image_rows: of each. text: tokens. closing: as of FlowSizes.
+    """
+
+    cameras: int
+    image_rows: int
+    text: int
+    closing: int
+
+    @property
+    def rows(self) -> int:
+        """P"""
+        return self.cameras * self.image_rows + self.text + self.closing
+
+    def used(self, cameras: int, tokens: int) -> Tensor:
+        """The places of a frame's rows, in their order [L_P] int64; ValueError for a frame that does not fit."""
+        if not 0 < cameras <= self.cameras or not 0 <= tokens <= self.text:
+            raise ValueError(
+                f"{cameras} cameras and {tokens} tokens in a bucket of {self.cameras} cameras and {self.text} tokens"
+            )
+        images, text = cameras * self.image_rows, self.cameras * self.image_rows
+        return torch.cat(
+            [torch.arange(images), torch.arange(text, text + tokens), torch.arange(self.rows - self.closing, self.rows)]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMask:
+    """Inputs of a prefill. position [1, P] int64; seen [1, P, P] bool."""
+
+    position: Tensor
+    seen: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMask:
+    """Inputs of one candidate in a step, over T places of a slot. position [R] int64; seen [R, T + R] bool.
+
+    crossing [R], crossed [R, T]: the same in layers that read the prefix alone; None where there are none.
+    """
+
+    position: Tensor
+    seen: Tensor
+    crossing: Tensor | None
+    crossed: Tensor | None
+
+
+class BucketMasks:
+    """Positions and masks of one bucket. kinds: of the layers. past: T, places of a slot."""
+
+    def __init__(self, bucket: Bucket, sizes: FlowSizes, kinds: tuple[str, ...], past: int) -> None:
+        self.bucket = bucket
+        self._past = past
+        self._cross = CROSS in kinds
+        self._layouts = FlowLayouts(replace(sizes, candidates=1), kinds, CPU)
+        self.prefix = lru_cache(KEPT)(self._prefix)
+        self.step = lru_cache(KEPT)(self._step)
+
+    def _prefix(self, cameras: int, tokens: int) -> PrefixMask:
+        used, rows = self.bucket.used(cameras, tokens), self.bucket.rows
+        joint = self._places(len(used), step=False).rows.joint
+        position, seen = torch.zeros(rows, dtype=torch.long), torch.eye(rows, dtype=torch.bool)
+        position[used] = joint.rope_position[0]
+        seen[used[:, None], used] = joint.seen()
+        return PrefixMask(position=position[None], seen=seen[None])
+
+    def _step(self, cameras: int, tokens: int) -> StepMask:
+        used = self.bucket.used(cameras, tokens)
+        layout = self._places(len(used), step=True).rows
+        joint, cross = self._spread(layout.joint, used), layout.cross
+        crossed = None if cross is None else self._spread(cross, used)[:, : self._past]
+        return StepMask(
+            position=layout.joint.rope_position[0],
+            seen=joint,
+            crossing=None if cross is None else cross.rope_position[0],
+            crossed=crossed,
+        )
+
+    def _spread(self, layout: PackedLayout, used: Tensor) -> Tensor:
+        """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves behind."""
+        seen, prefix = layout.seen(), len(used)
+        spread = torch.zeros(len(seen), self._past + len(seen), dtype=torch.bool)
+        spread[:, used] = seen[:, :prefix]
+        spread[:, self._past :] = seen[:, prefix : prefix + len(seen)]
+        return spread
+
+    def _places(self, prefix: int, *, step: bool) -> FlowPlaces:
+        if step:
+            return self._layouts.of([], [StepSegment(slot=0, prefix=prefix, step=1)], [])
+        return self._layouts.of([PrefixSegment(slot=0, rows=prefix)], [], [[]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +180,13 @@ class StaticStages:
     """
 
     launch_ahead = 0
+    device = CPU
 
     def __init__(self, graphs: FlowGraphs, sizes: FlowSizes, slots: int) -> None:
         form = graphs.kv
         there = max(slots, graphs.steps[-1].graph.batch)
         self.kv = np.zeros((form.layers, 2, there, form.positions, form.kv_heads, form.head_dim), np.float32)
+        self.kv_bytes = self.kv.nbytes
         self.graphs = graphs
         self._masks = [BucketMasks(each, sizes, form.kinds, form.positions) for each in graphs.buckets]
         self._held: dict[int, _Held] = {}
@@ -91,14 +194,6 @@ class StaticStages:
         self._prefixes = [_Prefix(self, index, masks) for index, masks in enumerate(self._masks)]
         self._steps = {each.graph.batch: _Step(self, each, sizes.steps) for each in graphs.steps}
         self._candidates = sizes.candidates
-
-    @property
-    def device(self) -> torch.device:
-        return CPU
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.kv.nbytes
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -113,7 +208,26 @@ class StaticStages:
             bucket = self.graphs.buckets[index]
             cameras = (segment.rows - len(own) - bucket.closing) // bucket.image_rows
             self._held[segment.slot] = _Held(index, cameras, len(own))
-        return StaticPass(self, begin, steps, ids)
+        return PlacedPass(
+            begin=torch.tensor([each.slot for each in begin], dtype=torch.long),
+            slots=torch.tensor([each.slot for each in steps], dtype=torch.long),
+            steps=torch.tensor([each.step - 1 for each in steps], dtype=torch.long),
+            run=partial(self._run, begin, ids, steps),
+        )
+
+    def _run(
+        self,
+        begin: Sequence[PrefixSegment],
+        ids: Sequence[Sequence[int]],
+        steps: Sequence[StepSegment],
+        prefixes: PrefixInputs | None,
+        inputs: StepInputs | None,
+    ) -> Tensor | None:
+        if prefixes is not None:
+            for each, own, pixels, state in zip(begin, ids, prefixes.pixels, prefixes.state, strict=True):
+                held = self._held[each.slot]
+                self._prefixes[held.bucket].run(each.slot, held, pixels, own, state)
+        return None if inputs is None else self._step(steps, inputs)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:  # noqa: ARG002 - the places of a bucket are
         """As of FlowStages; a bucket's places are copied whole."""
@@ -129,12 +243,7 @@ class StaticStages:
             self.kv[:, :, slot, places : self._written[slot]] = 0.0
         self._written[slot] = places
 
-    def begin(self, slot: int, pixels: Tensor, ids: Sequence[int], state: Tensor) -> None:
-        """Run towers and prefill of the frame that was placed in a slot."""
-        held = self._held[slot]
-        self._prefixes[held.bucket].run(slot, held, pixels, ids, state)
-
-    def step(self, segments: Sequence[StepSegment], inputs: StepInputs) -> Tensor:
+    def _step(self, segments: Sequence[StepSegment], inputs: StepInputs) -> Tensor:
         """Velocities [n M, H, A] of frames in their slots."""
         frames = [each for each in segments for _ in range(self._candidates)]
         velocity = torch.empty_like(inputs.x)
@@ -148,32 +257,6 @@ class StaticStages:
         mask = self._masks[held.bucket].step(held.cameras, held.tokens)
         named = {"position": mask.position, "seen": mask.seen, "crossing": mask.crossing, "crossed": mask.crossed}
         return {name: each.numpy() for name, each in named.items() if each is not None}
-
-
-class StaticPass:
-    """engine/flow/policy.PlacedPass of graphs."""
-
-    def __init__(
-        self,
-        stages: StaticStages,
-        begin: Sequence[PrefixSegment],
-        steps: Sequence[StepSegment],
-        ids: Sequence[Sequence[int]],
-    ) -> None:
-        self.begin = torch.tensor([each.slot for each in begin], dtype=torch.long)
-        self.slots = torch.tensor([each.slot for each in steps], dtype=torch.long)
-        self.steps = torch.tensor([each.step - 1 for each in steps], dtype=torch.long)
-        self._stages = stages
-        self._begin, self._steps, self._ids = begin, steps, ids
-
-    def run(self, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
-        """As of PlacedPass."""
-        if prefixes is not None:
-            for segment, ids, pixels, state in zip(
-                self._begin, self._ids, prefixes.pixels, prefixes.state, strict=True
-            ):
-                self._stages.begin(segment.slot, pixels, ids, state)
-        return None if steps is None else self._stages.step(self._steps, steps)
 
 
 class _Prefix:

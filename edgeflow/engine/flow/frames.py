@@ -1,14 +1,22 @@
-"""The frames of flow policies: the sizes of answers, prepared inputs, and flow times."""
+"""The frames of flow policies: the sizes of answers, prepared inputs, flow times, and real-time chunking.
+
+An answer is drawn to the chunk that is being played (arXiv 2506.07339, as LeRobot computes it: the identity in place of
+the Jacobian), or keeps its next rows (arXiv 2512.05964).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import Enum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow_client.errors import ConfigError
+from edgeflow_client.errors import ConfigError, InvalidArgument
 from edgeflow_client.types import MAX_HORIZON
 
 MOST_STEPS = 100
@@ -118,3 +126,121 @@ class RowTimes:
         count = len(time)
         own = torch.arange(count, device=time.device)[:, None]
         return cls(torch.cat([time, time.new_zeros(1)]), torch.where(clean, count, own))
+
+
+MOST_GUIDANCE = 100.0
+
+
+class Schedule(str, Enum):
+    """How firmly rows behind the delay are drawn to the chunk being played, up to the execution horizon.
+
+    ZEROS: not at all. ONES: as firmly as those before. LINEAR, EXP: less and less.
+    """
+
+    ZEROS = "ZEROS"
+    ONES = "ONES"
+    LINEAR = "LINEAR"
+    EXP = "EXP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RTCSettings:
+    """How a policy continues a chunk; ConfigError for what is out of range.
+
+    execution_horizon: rows that are drawn to it, at most. max_guidance_weight: as Guidance.most. trained_max_delay: the
+    longest delay that the checkpoint was trained to keep as clean rows, 0 = it is guided.
+    """
+
+    schedule: Schedule = Schedule.LINEAR
+    execution_horizon: int = 10
+    max_guidance_weight: float = 10.0
+    trained_max_delay: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in tuple(Schedule):
+            names = ", ".join(each.value for each in Schedule)
+            raise ConfigError(f"rtc.schedule: is {self.schedule!r}; choose one of {names}")
+        if self.execution_horizon < 1:
+            raise ConfigError(f"rtc.execution_horizon: is {self.execution_horizon}; it must be at least 1")
+        if not 0.0 <= self.max_guidance_weight <= MOST_GUIDANCE:
+            raise ConfigError(
+                f"rtc.max_guidance_weight: is {self.max_guidance_weight!r}; it must be 0 to {MOST_GUIDANCE:g}"
+            )
+        if self.trained_max_delay < 0:
+            raise ConfigError(f"rtc.trained_max_delay: is {self.trained_max_delay}; it must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Previous:
+    """The chunk being played, from the row that is due at the capture of a frame.
+
+    values [n, A']: normalised; A' up to the numbers of a latent action. delay: rows that will have passed when the
+    answer arrives.
+    """
+
+    values: NDArray[np.float64]
+    delay: int
+
+
+def schedule_weights(schedule: Schedule, delay: int, horizon: int, length: int, size: int) -> Tensor:
+    """How firmly each of `size` rows is drawn to the chunk being played: [size] float32, 0 to 1.
+
+    1 up to the delay, then by the schedule, 0 from the horizon on; that is at most `length`, the rows that are left of
+    the chunk.
+    """
+    end = min(horizon, length)
+    start = min(delay, end)
+    weights = torch.zeros(size)
+    weights[:start] = 1.0
+    if schedule is Schedule.ONES:
+        weights[:end] = 1.0
+    elif schedule is not Schedule.ZEROS:
+        falling = torch.linspace(1.0, 0.0, end - start + 2)[1:-1]
+        bent = falling * torch.expm1(falling) / (math.e - 1.0)
+        weights[start:end] = falling if schedule is Schedule.LINEAR else bent
+    return weights
+
+
+def gain(time: float) -> float:
+    """The guidance weight at a flow time in (0, 1], before its bound; infinite at 1."""
+    tau, left = 1.0 - time, time
+    return math.inf if tau <= 0.0 else left / tau * (left * left + tau * tau) / (left * left)
+
+
+def guidance_of(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> Guidance | None:
+    """The rows that an answer must continue; None where no row is left, or where it would keep rows and none passes.
+
+    InvalidArgument for a chunk or a delay that no answer of these sizes can continue.
+    """
+    values = previous.values
+    _check(previous, settings, sizes)
+    if not len(values) or (settings.trained_max_delay and not previous.delay):
+        return None
+    target = torch.zeros(sizes.horizon, sizes.dims)
+    target[: len(values), : values.shape[1]] = torch.from_numpy(np.ascontiguousarray(values, np.float32))
+    if settings.trained_max_delay:
+        return Guidance(
+            target=target, weights=torch.zeros(sizes.horizon), most=0.0, clean=previous.delay, delay=previous.delay
+        )
+    weights = schedule_weights(
+        settings.schedule, previous.delay, settings.execution_horizon, len(values), size=sizes.horizon
+    )
+    return Guidance(target=target, weights=weights, most=settings.max_guidance_weight, delay=previous.delay)
+
+
+def _check(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> None:
+    values = previous.values
+    if values.ndim != 2 or len(values) > sizes.horizon or values.shape[1] > sizes.dims:
+        raise InvalidArgument(
+            f"is of shape {list(values.shape)}; a chunk has up to {sizes.horizon} rows of up to {sizes.dims} numbers",
+            field="previous.values",
+        )
+    if not np.isfinite(values).all():
+        raise InvalidArgument("has a number that is not finite", field="previous.values")
+    most = min(settings.trained_max_delay or sizes.horizon, sizes.horizon)
+    if not 0 <= previous.delay <= most:
+        raise InvalidArgument(f"is {previous.delay} rows; it must be 0 to {most}", field="previous.delay")
+    if settings.trained_max_delay and previous.delay > len(values):
+        raise InvalidArgument(
+            f"is {previous.delay} rows; {len(values)} are left of the chunk being played", field="previous.delay"
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -26,7 +27,7 @@ from edgeflow.engine.flow.policy import (
 )
 from edgeflow.kernels.kv.layout import PackedLayout, Span, uploaded
 from edgeflow.kernels.kv.sees import Sees
-from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
+from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 
 Whole = NDArray[np.int64]
@@ -165,18 +166,11 @@ class PackedStages:
     def __init__(self, network: FlowNetwork, sizes: FlowSizes, slots: int, capacity: int) -> None:
         decoder = network.decoder
         self.kv = decoder.kv_slots(slots, rounded_capacity(capacity))
+        self.device, self.kv_bytes = self.kv.data.device, self.kv.nbytes
         self.launch_ahead = int(self.device.type == "cuda" and not decoder.reads_places)
         self.layouts = FlowLayouts(sizes, decoder.kinds, self.device)
         self._network = network
-        self._nothing = torch.empty(0, 1, device=self.device)
-
-    @property
-    def device(self) -> torch.device:
-        return self.kv.data.device
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.kv.nbytes
+        self._nothing = torch.empty(0, 1, device=self.device)  # stands for rows that a pass does not have
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -186,34 +180,24 @@ class PackedStages:
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
     ) -> PlacedPass:
         """As of FlowStages."""
-        return PackedPass(self._network, self.kv, self.layouts.of(begin, steps, ids), self._nothing)
+        places = self.layouts.of(begin, steps, ids)
+        run = partial(self._run, places)
+        return PlacedPass(begin=places.begin, slots=places.slots, steps=places.steps, run=run)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:
         """As of FlowStages."""
         self.kv.copy_rows(source, target, rows)
 
-
-class PackedPass:
-    """engine/flow/policy.PlacedPass. nothing [0, 1]: stands for rows that a pass does not have."""
-
-    def __init__(self, network: FlowNetwork, kv: KVSlots, places: FlowPlaces, nothing: Tensor) -> None:
-        self.begin, self.slots, self.steps = places.begin, places.slots, places.steps
-        self._network = network
-        self._kv = kv
-        self._places = places
-        self._nothing = nothing
-
-    def run(self, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
-        """As of PlacedPass."""
-        network, places, rows = self._network, self._places, self._nothing
+    def _run(self, places: FlowPlaces, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
+        network, rows = self._network, self._nothing
         if prefixes is not None:
             rows = torch.cat(network.embed_prefix(prefixes.pixels, places.ids, prefixes.state))
         if steps is None:
-            network.decoder.forward(rows, self._nothing, places.rows, self._kv)
+            network.decoder.forward(rows, self._nothing, places.rows, self.kv)
             return None
         times = RowTimes.of(steps.time, steps.clean)
         hidden, condition = network.embed_step(steps.x, times, steps.state)
-        return network.velocity(network.decoder.forward(rows, hidden, places.rows, self._kv, condition))
+        return network.velocity(network.decoder.forward(rows, hidden, places.rows, self.kv, condition))
 
 
 class PackedNetwork:

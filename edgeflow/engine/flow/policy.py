@@ -7,7 +7,7 @@ The engine knows the slot of each frame and its step; it keeps the latents, guid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Observation
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
 from edgeflow.models.stack_norms import Condition
@@ -62,35 +61,30 @@ class StepInputs:
     state: Tensor
 
 
-class PlacedPass(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPass:
     """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
-    steps [n], from 0, of those that step."""
+    steps [n], from 0, of those that step.
+
+    run: writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of those
+    that step, None where none does.
+    """
 
     begin: Tensor
     slots: Tensor
     steps: Tensor
-
-    def run(self, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
-        """Write the prefixes of the frames that begin to their slots; the velocities [n M, H, A] float32 of those that
-        step, None where none does."""
-        ...
+    run: Callable[[PrefixInputs | None, StepInputs | None], Tensor | None]
 
 
 class FlowStages(Protocol):
     """The networks of a flow policy over KV slots.
 
-    launch_ahead: as of PassEngine, 1 where running only enqueues.
+    launch_ahead: as of PassEngine, 1 where running only enqueues. kv_bytes: memory of the slots.
     """
 
     launch_ahead: int
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory of the slots."""
-        ...
+    device: torch.device
+    kv_bytes: int
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.engine.flow.guidance import gain
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, gain
 from edgeflow.engine.flow.policy import PlacedPass, PrefixInputs, StepInputs
 
 

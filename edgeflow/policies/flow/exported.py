@@ -24,8 +24,7 @@ from edgeflow.artifacts.manifest import (
     spec,
 )
 from edgeflow.artifacts.sessions import Runtime, load_sessions
-from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
-from edgeflow.engine.flow.buckets import Bucket
+from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
 from edgeflow.engine.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
 from edgeflow.policies.flow.config import FlowConfig, FlowSettings

@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.engine.flow.guidance import RTCSettings, Schedule
+from edgeflow.engine.flow.frames import FlowSizes, RTCSettings, Schedule
 from edgeflow.engine.flow.policy import StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.kernels.kv.formats import KVShape

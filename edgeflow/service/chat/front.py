@@ -12,8 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgeflow.config.service import ServiceConfig, load_config
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.prefixes import prefix_routes, restore

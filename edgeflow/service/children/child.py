@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
-from edgeflow.ipc.sealed import read_sealed
+from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, read_sealed
 from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     CODING,

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from edgeflow.contract import PolicyInputs
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import read_sealed, seal
+from edgeflow.ipc.packets import close_all, read_sealed, seal
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.launch import CHAT, GATEWAY, LaunchChild, Role
 from edgeflow.service.children.messages import (

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import Packets, close_all
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import Packets, close_all, seal
 from edgeflow.service.children.launch import CHAT, GATEWAY, KILL_WAIT_S, LaunchedChild, Pair, Role
 from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
 from edgeflow.service.host.held import Held

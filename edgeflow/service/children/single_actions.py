@@ -6,8 +6,7 @@ import asyncio
 from array import array
 from dataclasses import replace
 
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import Sealed, seal, unseal
+from edgeflow.ipc.packets import Sealed, close_all, seal, unseal
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, no_room
 from edgeflow.service.grpc.checks import check_numbers, check_request

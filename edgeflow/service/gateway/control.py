@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, PolicyInputs
-from edgeflow.ipc.sealed import Sealed, seal_written
+from edgeflow.ipc.packets import Sealed, seal_written
 from edgeflow.service.children.child import ControlLink, sealed
 from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, State, no_room
 from edgeflow.service.faults import error_of_code

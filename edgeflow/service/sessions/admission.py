@@ -18,8 +18,8 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.cost import CostModel, PassSample
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.scheduler.settling import SettlingModel, SettlingSample
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.capacity import Decoders, per_second, prepare_ns

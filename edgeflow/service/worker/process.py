@@ -14,8 +14,7 @@ from typing import Protocol, TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
-from edgeflow.ipc.packets import packet_pair
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import packet_pair, seal
 from edgeflow.service.host.resources import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 

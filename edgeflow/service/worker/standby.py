@@ -12,7 +12,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import seal
 from edgeflow.service.host.held import RETRY_S, Held
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import (

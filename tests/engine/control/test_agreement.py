@@ -26,7 +26,7 @@ from edgeflow.lab.gpu.sections.token_checks import compared, tokens
 from edgeflow.lab.gpu.setting import OffError, Setting
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import WorkerError
 from tests.cases import by_night
 

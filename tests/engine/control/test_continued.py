@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.ipc.messages import (
     FrameDropped,
     FrameResult,
@@ -21,8 +21,8 @@ from edgeflow.ipc.messages import (
     ResetSession,
     SessionOpened,
 )
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import InvalidArgument

@@ -25,8 +25,8 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.recorded.comparison import mismatches_but_ties
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.build import build_engine, kv_need
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode

@@ -16,8 +16,8 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.cases import pairs_by_day
 from tests.engine.serial_twin import SerialTwin

@@ -15,8 +15,8 @@ from edgeflow.engine.control.tracks import observation_of
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock

@@ -15,8 +15,8 @@ from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.placement import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode

@@ -16,8 +16,8 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import FrameRef, Leaving
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.cases import pairs_by_day
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine

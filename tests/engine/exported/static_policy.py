@@ -8,8 +8,7 @@ from tempfile import mkdtemp
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
-from edgeflow.engine.exported.flow import FlowGraphs, StaticNetwork
-from edgeflow.engine.flow.buckets import Bucket
+from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
 from edgeflow.engine.flow.policy import FlowStages
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.static import static_table

@@ -15,8 +15,8 @@ pytest.importorskip("onnx_ir")
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.batches import step_batches
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.exported.static_policy import StaticFlowPolicy
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots

@@ -30,8 +30,8 @@ from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.published import GenerationConfig
 from edgeflow.policies.openvla.family import OPENVLA
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.artifacts.exported import write_program
 from tests.models.test_llama import CPU, VARIANTS, decoder

@@ -11,8 +11,8 @@ import torch
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import Shape, random_frames
 from tests.engine.flow.twin import Twin

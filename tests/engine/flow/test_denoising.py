@@ -17,8 +17,8 @@ from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.grouped import CROSS, JOINT
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots, continuing
 from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain, schedule_weights
+from edgeflow.engine.flow.frames import FlowSizes, Previous, RTCSettings, Schedule, gain, schedule_weights
 from edgeflow_client.errors import ConfigError, InvalidArgument
 from tests.engine.flow.tiny_flow import JOINT_SHAPE, TinyFlowPolicy, random_frames
 

@@ -12,12 +12,11 @@ from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
-from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, RTCSettings
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.calibrate import calibrate
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock

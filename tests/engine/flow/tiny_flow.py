@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
 from edgeflow.engine.flow.packed import PackedStages
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgeflow.contract import PROMPT, Image, Stage, StageProgram
-from edgeflow.engine.flow.guidance import RTCSettings, Schedule
+from edgeflow.engine.flow.frames import RTCSettings, Schedule
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from tests.policies.flow.served import loaded, observation

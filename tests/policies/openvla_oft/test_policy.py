@@ -18,7 +18,7 @@ from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla_oft.config import OFTSettings
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.openvla_oft.policy import ARMS, OpenVLAOFTPolicy
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import CheckpointError
 from tests.policies.openvla_oft.tiny import (
     HEAD,

@@ -15,8 +15,7 @@ import pytest
 
 from edgeflow.ipc.chat_messages import ChatReady, ChatStart, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
-from edgeflow.ipc.packets import Packets, close_all, packet_pair
-from edgeflow.ipc.sealed import seal, unseal
+from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal, unseal
 from edgeflow.service.chat import front, intake
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.launch import ChildStart

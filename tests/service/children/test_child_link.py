@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgeflow.ipc.packets import Packets, close_all, packet_pair
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal
 from edgeflow.service.children.child import ChildLog, ControlLink
 from edgeflow.service.children.messages import CODING, Beat, ChildMessage, Drain, LogEvent, Policy, Snapshot
 from tests.ipc.test_sealed import full_table

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgeflow.ipc.packets import close_all
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, Family
 from edgeflow.service.children.launch import LaunchedChild, Role

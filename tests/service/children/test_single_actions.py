@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.ipc.sealed import seal
+from edgeflow.ipc.packets import seal
 from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.observation.requests import OpenRequest

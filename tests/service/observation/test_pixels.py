@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from edgeflow.ipc.sealed import seal_written, unseal
+from edgeflow.ipc.packets import seal_written, unseal
 from edgeflow.service.observation.pixels import crc32c, decode_frame, decode_frame_into, frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import DataLoss, InvalidArgument

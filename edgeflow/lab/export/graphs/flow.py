@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
-from edgeflow.engine.flow.buckets import Bucket, BucketMasks
+from edgeflow.engine.exported.flow import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.engine.flow.buckets import Bucket, BucketMasks
+from edgeflow.engine.exported.flow import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.stages import ModelProgram, kv_names

@@ -33,7 +33,7 @@ from edgeflow.lab.trials.cases import Case
 from edgeflow.lab.trials.compare import Expected, tolerance
 from edgeflow.lab.trials.model_cases import linear_cases, preset
 from edgeflow.models.chat import ChatModel
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 
 SAMPLES = 9
 CALLS = 24  # of a sample at least: a projection takes less time than a launch

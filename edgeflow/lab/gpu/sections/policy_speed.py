@@ -22,7 +22,7 @@ from edgeflow.lab.gpu.setting import Setting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, frames_per_s, passes_per_s, policy_of
 from edgeflow.lab.gpu.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_frames
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 ROUNDS = 3

@@ -18,7 +18,7 @@ from edgeflow.lab.gpu.subjects.engines import engine_of, finish_times, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import random_frames
 from edgeflow.lab.gpu.subjects.trace import PASS, analysed
 from edgeflow.scheduler.plan import Pass, Ref
-from edgeflow.scheduler.ring import Shift
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 STEADY = 6  # frames besides those that fill the pipe

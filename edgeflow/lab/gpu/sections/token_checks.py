@@ -16,8 +16,8 @@ from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import OffError, Setting, named
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)

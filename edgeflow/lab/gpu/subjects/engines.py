@@ -16,8 +16,8 @@ from edgeflow.lab.gpu.setting import Setting
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_policy
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 MAX_PROMPT_TOKENS = 128

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.flow.guidance import Previous, guidance_of
+from edgeflow.engine.flow.frames import Previous, guidance_of
 from edgeflow.lab.demo.flow_training.export import IMAGE, STATE
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
 from edgeflow.lab.demo.world.proprioception import state_of

@@ -16,7 +16,7 @@ import torch
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.engine.flow.guidance import Previous
+from edgeflow.engine.flow.frames import Previous
 from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.chunk_robot import START_NS
 from edgeflow.lab.demo.simulated.episodes import Execution

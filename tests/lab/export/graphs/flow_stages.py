@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.engine.flow.buckets import Bucket, BucketMasks
+from edgeflow.engine.exported.flow import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram

@@ -9,8 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
-from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain, guidance_of
+from edgeflow.engine.flow.frames import (
+    FlowFrame,
+    FlowSizes,
+    Guidance,
+    Previous,
+    RTCSettings,
+    Schedule,
+    gain,
+    guidance_of,
+)
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,

@@ -12,8 +12,7 @@ from torch import Tensor
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.engine.flow.guidance import RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.pace import paces_by_mode

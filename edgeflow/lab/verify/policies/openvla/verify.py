@@ -43,8 +43,8 @@ from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.pace import paces_by_mode
-from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
