@@ -18,7 +18,7 @@ from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.program import PassOutputs, PassProgram, ran_rows
+from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
@@ -216,8 +216,8 @@ class ChatPasses:
         if segment.form is not DraftForm.NONE:
             counts = torch.full((1,), segment.length, device=META)
             where = torch.zeros(1, dtype=torch.long, device=META)
-            ran = ran_rows(replace(shape, form=segment.form), outputs, where, counts, on_host=False)
-            self.program.program.settle(ran, kind, allowed)
+            formed = replace(shape, form=segment.form)
+            self.program.program.settle(formed, outputs, where, counts, kind, allowed, on_host=False)
             return
         logits = torch.empty(1, self.vocabulary, dtype=torch.bfloat16, device=META)
         slots = torch.zeros(1, dtype=torch.long, device=META)

@@ -29,8 +29,14 @@ from edgeflow.engine.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
-from edgeflow.policies.flow.policy import UNNORM_KEYS, DenoisingPolicy, Texts, TokenizedTexts
-from edgeflow.policies.flow.published import FlowArchitecture, PublishedFlow, policy_of
+from edgeflow.policies.flow.policy import (
+    UNNORM_KEYS,
+    DenoisingPolicy,
+    FlowArchitecture,
+    PublishedFlow,
+    Texts,
+    TokenizedTexts,
+)
 from edgeflow.policies.tensors import WeightNumbers
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -150,7 +156,7 @@ class StaticFlow:
         graphs = self._opened.load(placement.runtime)
         tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)
         texts = BucketTexts(self._architecture.texts(tokenized), self._opened.manifest.text)
-        policy = policy_of(
+        policy = DenoisingPolicy(
             self._checkpoint,
             self._architecture,
             sizes=self._sizes,

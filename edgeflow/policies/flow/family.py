@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.policies.flow.published import FlowArchitecture
+    from edgeflow.policies.flow.policy import FlowArchitecture
 
 
 def flow_family(

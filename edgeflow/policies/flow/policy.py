@@ -1,12 +1,13 @@
-"""The part of a policy that flow-matching families share: observations to frames, latent actions to actions."""
+"""Policies of flow-matching families: observations to frames, latent actions to actions; checkpoints, and loading."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings, Schedule
 from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
-from edgeflow.engine.policy import Vectors
-from edgeflow.policies.flow.config import FlowConfig, FlowSettings
-from edgeflow.policies.lerobot import ACTION, STATE, Normalisation
-from edgeflow.policies.tensors import unit_range
+from edgeflow.engine.policy import Footprint, Placement, Vectors
+from edgeflow.kernels.kv.formats import KVShape
+from edgeflow.models.checkpoint import Weights, tensor_shapes
+from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
+from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, lerobot_weights
+from edgeflow.policies.lerobot import ACTION, STATE
+from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
@@ -28,6 +32,12 @@ from edgeflow_client.types import ActionSchema, StateSpec
 UNNORM_KEYS = (ACTION,)
 """A checkpoint has the statistics of one dataset."""
 STAMPS = 1 << 64
+LIVE = 8
+"""Rows of a tower's width that are in memory at once for each patch."""
+CPU = torch.device("cpu")
+DEFAULT_HORIZON = 10
+"""Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
+Network = TypeVar("Network", bound=PrefixedNetwork)
 
 
 class Margin(Enum):
@@ -98,44 +108,94 @@ class TaskTexts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowParts:
-    """The differences between families. image_rows: of a prefix per camera. margin: of images. bounded: the state has a
-    range, beyond which it is counted as unusual. rtc: None = answers begin anew.
+class VisionNumbers:
+    """Sizes of a tower. patches, rows: of an image, before and behind the projection."""
+
+    patches: int
+    width: int
+    inner: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowArchitecture(Generic[Network]):
+    """The differences between families, for the configuration of one checkpoint.
+
+    sizes: of answers with the checkpoint's number of steps. weights: counts the tensors that are loaded. bounded: the
+    state has a range whatever its statistics are. texts: its prompts. network: of weights; CheckpointError names the
+    tensor at fault.
     """
 
+    family: str
+    flow: FlowConfig
     sizes: FlowSizes
-    image_rows: int
+    stacks: FlowStacks
+    vision: VisionNumbers
+    weights: Callable[[Shapes], WeightNumbers]
     margin: Margin
-    texts: Texts
     bounded: bool
-    rtc: RTCSettings | None
+    texts: Callable[[TokenizedTexts], Texts]
+    network: Callable[[Weights, Placement], Network]
+
+    def read_network(self, directory: Path, placement: Placement) -> Network:
+        """The network of a checkpoint; CheckpointError names the tensor at fault."""
+        return self.network(lerobot_weights(directory, placement), placement)
+
+    def texts_for(self, network: PrefixedNetwork, tokenizer: Path, tokens: int) -> Texts:
+        """The prompts of at most so many tokens. tokenizer: the folder of tokenizer.json."""
+        return self.texts(TokenizedTexts(tokenizer, tokens, len(network.prefix.table)))
+
+    def footprint(self, weights: WeightNumbers, sizes: FlowSizes, dtype: torch.dtype) -> Footprint:
+        """Memory of weights, of a session's slots with their state, and of the activations of a row and of a frame."""
+        heads, vision, side = self.stacks.heads, self.vision, self.flow.side
+        stacks = self.stacks.prefix.sizes, self.stacks.steps.sizes
+        width, inner = max(each.width for each in stacks), max(each.inner for each in stacks)
+        cameras, patch = len(self.flow.cameras), LIVE * vision.width + 2 * vision.inner
+        numbers = cameras * (3 * side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers
+        return Footprint(
+            decoder=weights.decoder,
+            other=weights.others + weights.floats * torch.float32.itemsize // dtype.itemsize,
+            quantised=weights.quantised,
+            slots=sizes.steps + 1,
+            step_rows=sizes.step_rows,
+            kv=KVShape(
+                layers=len(heads.kinds), capacity=0, kv_heads=heads.kv_heads, head_dim=heads.head_dim, dtype=dtype
+            ),
+            positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
+            row_bytes=(4 * width + 2 * (heads.q_width + 2 * heads.kv_width) + 3 * inner) * dtype.itemsize,
+            frame_bytes=numbers * torch.float32.itemsize,
+        )
 
 
 class DenoisingPolicy:
-    """A flow policy (engine/flow/policy.FlowPolicy). place: where images are prepared, the host or the device.
+    """A flow policy (engine/flow/policy.FlowPolicy).
 
     unusual_states: frames so far with a state outside of its statistics' range, where these are one.
     """
 
     def __init__(
         self,
-        config: FlowConfig,
-        normalisation: Normalisation,
-        settings: FlowSettings,
-        network: StagedNetwork,
-        parts: FlowParts,
+        checkpoint: FlowCheckpoint[Any],
+        architecture: FlowArchitecture[Any],
         *,
-        place: torch.device,
+        sizes: FlowSizes,
+        network: StagedNetwork,
+        texts: Texts,
+        placement: Placement,
     ) -> None:
-        self.config = config
+        normalisation, settings = checkpoint.processors.normalisation, checkpoint.settings
+        state = normalisation.inputs.get(STATE)
+        self.config = config = architecture.flow
         self.network = network
-        self.sizes = parts.sizes
-        self.rtc = parts.rtc
+        self.sizes = sizes
+        self.rtc = rtc_settings(settings, config)
         self.device, self.dtype = network.device, network.dtype
         self.unusual_states = 0
-        self._parts = parts
+        self._bounded = architecture.bounded or (state is not None and state.origin != 0)
+        self._margin = architecture.margin
+        self._texts = texts
         self._settings = settings
-        self._place = place
+        self._place = placement.device if placement.preprocess_on_device else CPU
         self._normalisation = normalisation
         self._cameras = [
             normalisation.sources[camera.name]
@@ -143,7 +203,7 @@ class DenoisingPolicy:
             if camera.name not in settings.absent_cameras
         ]
         self._state = normalisation.sources[STATE]
-        self.fixed_rows = len(self._cameras) * parts.image_rows + self.sizes.closing  # with all cameras
+        self.fixed_rows = len(self._cameras) * architecture.vision.rows + sizes.closing  # with all cameras
 
     @property
     def inputs(self) -> PolicyInputs:
@@ -171,7 +231,7 @@ class DenoisingPolicy:
 
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         """Rows of the instruction, with a frame's state vectors; None: the most that any state gives."""
-        texts = self._parts.texts
+        texts = self._texts
         return texts.most_rows(instruction) if state is None else len(texts.ids(instruction, self._normalised(state)))
 
     def prepare(self, observation: Observation) -> FlowFrame:
@@ -180,12 +240,12 @@ class DenoisingPolicy:
         Cameras that a frame lacks have no rows.
         """
         state = self._normalised(observation.state)
-        self.unusual_states += bool(self._parts.bounded and np.abs(state).max(initial=0.0) > 1.0)
+        self.unusual_states += bool(self._bounded and np.abs(state).max(initial=0.0) > 1.0)
         padded = torch.zeros(self.config.state_dims)
         padded[: len(state)] = torch.from_numpy(state)
         return FlowFrame(
             pixel_values=self._images(observation),
-            prompt_ids=self._parts.texts.ids(observation.instruction, state),
+            prompt_ids=self._texts.ids(observation.instruction, state),
             state=padded,
             noise=self._noise(observation.stamp_ns),
         )
@@ -232,7 +292,7 @@ class DenoisingPolicy:
         found = [observation.images[name] for name in self._cameras if name in observation.images]
         if not found:
             raise InvalidArgument(f"has none of {', '.join(self._cameras)}; send at least one", field="frame.images")
-        size, margin = (self.config.side,) * 2, self._parts.margin
+        size, margin = (self.config.side,) * 2, self._margin
         return torch.stack([fitted(unit_range(image, self._place), size, margin) for image in found])
 
     def _normalised(self, vectors: Vectors) -> NDArray[np.float32]:
@@ -251,3 +311,46 @@ class DenoisingPolicy:
         generator = np.random.default_rng([self._settings.noise_seed, stamp_ns % STAMPS])
         shape = (sizes.candidates, sizes.horizon, sizes.dims)
         return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+
+
+class PublishedFlow:
+    """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
+
+    def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._architecture = architecture
+        self._shapes = tensor_shapes(directory)
+        settings = checkpoint.settings
+        steps, candidates = settings.steps or architecture.sizes.steps, settings.candidates
+        self._sizes = replace(architecture.sizes, steps=steps, candidates=candidates)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of what is loaded, and of sessions."""
+        return self._architecture.footprint(self._architecture.weights(self._shapes), self._sizes, dtype)
+
+    def load(self, placement: Placement) -> DenoisingPolicy:
+        """Read the weights and the tokenizer; CheckpointError says what is wrong with them."""
+        architecture, processors = self._architecture, self._checkpoint.processors
+        network = architecture.read_network(self._directory, placement)
+        texts = architecture.texts_for(network, processors.tokenizer, processors.tokens)
+        return DenoisingPolicy(
+            self._checkpoint, architecture, sizes=self._sizes, network=network, texts=texts, placement=placement
+        )
+
+
+def rtc_settings(settings: FlowSettings, config: FlowConfig) -> RTCSettings | None:
+    """Real-time chunking as configured."""
+    if settings.rtc is None:
+        return None
+    trained = settings.rtc.trained_max_delay or config.trained_delay
+    return RTCSettings(
+        schedule=Schedule(settings.rtc.schedule),
+        execution_horizon=settings.rtc.execution_horizon or min(DEFAULT_HORIZON, config.chunk),
+        max_guidance_weight=settings.rtc.max_guidance_weight,
+        trained_max_delay=trained if settings.rtc.mode == "trained" else 0,
+    )

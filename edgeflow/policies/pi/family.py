@@ -12,7 +12,7 @@ from edgeflow.policies.pi import config
 
 if TYPE_CHECKING:
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.policies.flow.published import FlowArchitecture
+    from edgeflow.policies.flow.policy import FlowArchitecture
     from edgeflow.policies.pi.network import PiNetwork
 
 

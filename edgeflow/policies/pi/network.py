@@ -24,8 +24,7 @@ from edgeflow.models.shape import NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
-from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts
-from edgeflow.policies.flow.published import FlowArchitecture, VisionNumbers
+from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
 

@@ -10,7 +10,7 @@ from edgeflow.policies.smolvla.config import SmolVLAConfig, load_config, read_ch
 
 if TYPE_CHECKING:
     from edgeflow.kernels.table.model_shape import ModelShape
-    from edgeflow.policies.flow.published import FlowArchitecture
+    from edgeflow.policies.flow.policy import FlowArchitecture
     from edgeflow.policies.smolvla.network import SmolVLANetwork
 
 

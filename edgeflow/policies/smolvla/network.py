@@ -24,8 +24,7 @@ from edgeflow.models.shape import NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
 from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeMixing
-from edgeflow.policies.flow.policy import Margin, TaskTexts
-from edgeflow.policies.flow.published import FlowArchitecture, VisionNumbers
+from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
 

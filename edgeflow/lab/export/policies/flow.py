@@ -15,7 +15,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.policies.flow.config import FlowProcessors, FlowSettings
-from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow.policies.lerobot import STATE, Affine
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 

@@ -14,7 +14,7 @@ from edgeflow.lab.verify.policies.flow.runs import CHUNK
 from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow.policies.lerobot import STATE
 from edgeflow.policies.pi.config import PiConfig, load_config, read_processors
 from edgeflow.policies.pi.network import PiNetwork, architecture_of, bins

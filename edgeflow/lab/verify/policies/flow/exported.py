@@ -18,7 +18,7 @@ from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.lab.verify.recorded.exported import artifact_of, judged
 from edgeflow.policies.flow.exported import OpenedFlow
-from edgeflow.policies.flow.published import FlowArchitecture
+from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
 

@@ -26,7 +26,7 @@ from edgeflow.lab.verify.policies.flow.subject import Results, Subject, Toleranc
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.bundle import TENSORS_FILE
 from edgeflow.lab.verify.recorded.comparison import CheckResult
-from edgeflow.policies.flow.published import FlowArchitecture, Network
+from edgeflow.policies.flow.policy import FlowArchitecture, Network
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 
