@@ -30,7 +30,7 @@ from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode

@@ -19,10 +19,10 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, silent
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.request import ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY

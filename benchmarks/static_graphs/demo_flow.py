@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
@@ -16,6 +15,7 @@ from edgeflow.lab.export.quantised.errors import FlowErrors, flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised, FlowLoop, candidates_of
 from edgeflow.lab.export.quantised.frames import FRAMES, demo_frames, loaded, prepared, spread
 from edgeflow.lab.export.quantised.masks import calibrate_mask
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs

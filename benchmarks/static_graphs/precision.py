@@ -17,8 +17,8 @@ from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.quantised.errors import FlowErrors
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs
 

@@ -21,9 +21,9 @@ import torch
 from benchmarks.command import keep, options
 from benchmarks.machine import machine_facts
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.quantised.errors import flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs
 

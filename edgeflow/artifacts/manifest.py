@@ -1,4 +1,4 @@
-"""artifact.json: the description of a model that was exported as static graphs (docs/npu.md).
+"""artifact.json: the description of a model that was exported as static graphs (docs/npu.md), and of its tensors.
 
 A folder of an artifact has this file, a graph (ONNX) for every stage and bucket, the weights that they share, and the
 JSON files of the checkpoint. Torch-free.
@@ -7,19 +7,23 @@ JSON files of the checkpoint. Torch-free.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 MANIFEST = "artifact.json"
 FORMAT, VERSION = "edgeflow-artifact", 1
 DTYPES = ("float32", "int64", "bool")
+Array = NDArray[Any]
+FLOAT, INT, BOOL = "float32", "int64", "bool"
 
 
 class StageName(str, Enum):
@@ -194,3 +198,26 @@ def _file(values: Fields) -> str:
     if Path(name).name != name or name in (".", "..") or not name.isprintable():
         raise CheckpointError(f"{values.name('file')} is {name[:60]!r}; served: a file in the folder of {MANIFEST}")
     return name
+
+
+def spec(name: str, *shape: int, dtype: str = FLOAT) -> TensorSpec:
+    """A tensor of a stage."""
+    return TensorSpec(name=name, dtype=dtype, shape=shape)
+
+
+def kv_specs(kv: KVForm, batch: int, rows: int, suffix: str = "") -> Iterator[TensorSpec]:
+    """Keys and values of every layer [B, rows, KH, D]. suffix: "_rows" of those that a stage returns."""
+    for index in range(kv.layers):
+        for kind in ("key", "value"):
+            yield spec(f"{kind}{suffix}.{index}", batch, rows, kv.kv_heads, kv.head_dim)
+
+
+def kv_arrays(kv: Array, suffix: str = "") -> dict[str, Array]:
+    """Keys and values of each layer by their names. kv [layers, 2, …]"""
+    kinds = ("key", "value")
+    return {f"{kind}{suffix}.{index}": kv[index, which] for index in range(len(kv)) for which, kind in enumerate(kinds)}
+
+
+def zeros(tensor: TensorSpec) -> Array:
+    """An array for an input or output."""
+    return np.zeros(tensor.shape, tensor.dtype)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.artifacts.files import compare_tensors
-from edgeflow.artifacts.manifest import Graph, TensorSpec
-from edgeflow.artifacts.tensors import Array
+from edgeflow.artifacts.manifest import Array, Graph, TensorSpec
 from edgeflow_client.errors import CheckpointError, ConfigError, DependencyError, WorkerError, how_to_install
 
 CPU_PROVIDER = "CPUExecutionProvider"

@@ -78,8 +78,8 @@ def serve(
 ) -> None:
     """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
-    from edgeflow.service.host.limits import check_limits
     from edgeflow.service.host.output import Output
+    from edgeflow.service.host.resources import check_limits
     from edgeflow.service.observe.log import EventLog
 
     overrides = {

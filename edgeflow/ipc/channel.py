@@ -1,33 +1,20 @@
-"""The worker's end of the socket to control: length-prefixed messages, blocking, one reader thread.
-
-Frame on the wire: u32 header bytes, u32 payload bytes (little endian), header, payload.
-"""
+"""The worker's end of the socket to control: blocking, one reader thread."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import struct
 import threading
 from collections.abc import Callable
 
 from edgeflow.ipc.coding import decode, encode
+from edgeflow.ipc.framing import PREFIX, Framer
 from edgeflow.ipc.messages import Message
 from edgeflow_client.errors import WorkerError
-
-PREFIX = struct.Struct("<II")
-MAX_HEADER_BYTES = 1 << 20
-MAX_PAYLOAD_BYTES = 64 << 20  # the pixels of all cameras of a frame together
 
 
 class ChannelClosed(Exception):
     """The other side closed the connection."""
-
-
-def check_lengths(header_bytes: int, payload_bytes: int) -> None:
-    """Refuse implausible lengths before anything is allocated."""
-    if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
-        raise WorkerError(f"message of {header_bytes}+{payload_bytes} bytes between control and worker")
 
 
 def pack(message: Message) -> list[bytes | memoryview]:
@@ -44,6 +31,7 @@ class BlockingChannel:
         self._sock = sock
         self._sock.setblocking(True)
         self._send_lock = threading.Lock()
+        self._framer = Framer()
 
     def send(self, message: Message) -> None:
         """Send a message; ChannelClosed if control is gone."""
@@ -58,10 +46,9 @@ class BlockingChannel:
 
     def receive(self) -> Message:
         """Wait for a message; ChannelClosed at the end of the stream."""
-        header_bytes, payload_bytes = PREFIX.unpack(self._read(PREFIX.size))
-        check_lengths(header_bytes, payload_bytes)
-        header = self._read(header_bytes)
-        return decode(header, self._read(payload_bytes) if payload_bytes else b"")
+        while (message := self._framer.filled(self._read_into(self._framer.space))) is None:
+            pass
+        return decode(*message)
 
     def read_forever(self, deliver: Callable[[Message], None], closed: Callable[[], None]) -> threading.Thread:
         """Deliver messages from a daemon thread until the stream ends or becomes unreadable; then call `closed`."""
@@ -85,16 +72,12 @@ class BlockingChannel:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def _read(self, size: int) -> bytes:
-        """Read exactly `size` bytes: one system call and no copy unless a signal interrupts it."""
-        parts: list[bytes] = []
-        while size:
-            try:
-                part = self._sock.recv(size, socket.MSG_WAITALL)
-            except OSError as error:
-                raise ChannelClosed from error
-            if not part:
-                raise ChannelClosed
-            parts.append(part)
-            size -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _read_into(self, space: memoryview) -> int:
+        """Fill the space: one system call and no copy unless a signal interrupts it."""
+        try:
+            count = self._sock.recv_into(space, 0, socket.MSG_WAITALL)
+        except OSError as error:
+            raise ChannelClosed from error
+        if not count:
+            raise ChannelClosed
+        return count

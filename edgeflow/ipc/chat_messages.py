@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,78 +9,66 @@ field count or a field of the wrong type is a WorkerError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
+from edgeflow.ipc.framing import Payload, Payloads
 from edgeflow.ipc.messages import Message
-from edgeflow.ipc.payloads import Payload, Payloads
 from edgeflow_client.errors import WorkerError
 
 Kind = TypeVar("Kind")
+Reader: TypeAlias = Callable[[Any], Any]
 _PAYLOADS = (Payload, Payloads)
-Check: TypeAlias = Callable[[Any], bool]
-Build: TypeAlias = Callable[[Any], Any]
+_PLAIN: dict[Any, frozenset[type]] = {each: frozenset((each,)) for each in (bool, int, str, bytes)}
+_PLAIN[float] = frozenset((int, float))
+"""The types of msgpack that a field of each plain type may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Type:
-    """A field's type. fits: checks a value from msgpack. build: converts one that fits; None = used as it is."""
-
-    fits: Check
-    build: Build | None = None
-
-
-def _type_of(wanted: Any) -> _Type:
-    """The check and the conversion of a field's annotation; integers are accepted as floats."""
-    arguments = get_args(wanted)
-    if get_origin(wanted) is UnionType and arguments[1:] == (NoneType,):
-        inner = _type_of(arguments[0])
-        return _Type(lambda value: value is None or inner.fits(value), _unless_none(inner.build))
-    if get_origin(wanted) in (list, tuple):
-        inner = _type_of(arguments[0])
-        build = _sequence(tuple if get_origin(wanted) is tuple else list, inner.build)
-        return _Type(lambda value: type(value) is list and all(map(inner.fits, value)), build)
-    if is_dataclass(wanted) and isinstance(wanted, type):
-        return _nested(wanted)
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
-        values = frozenset(each.value for each in wanted)
-        return _Type(lambda value: type(value) in (str, int) and value in values, wanted)
-    if wanted is float:
-        return _Type(lambda value: type(value) in (int, float))
-    return _Type(lambda value: type(value) is wanted)
+def _reader(wanted: Any) -> Reader:
+    """A function that makes the value of a field of one from msgpack; TypeError for one of the wrong type."""
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if origin is UnionType and arguments[1:] == (NoneType,):
+        inner = _reader(arguments[0])
+        return lambda value: None if value is None else inner(value)
+    if origin in (list, tuple):
+        return _sequence(origin, arguments[0])
+    if is_dataclass(wanted):
+        return _nested(cast("type", wanted))
+    if issubclass(wanted, Enum):
+        members = {each.value: each for each in wanted}
+        return lambda value: members[_checked(value, type(value) in (str, int) and value in members)]
+    types = _PLAIN[wanted]
+    return lambda value: _checked(value, type(value) in types)
 
 
-def _unless_none(build: Build | None) -> Build | None:
-    return (lambda value: None if value is None else build(value)) if build else None
+def _checked(value: Any, fits: bool) -> Any:
+    if not fits:
+        raise TypeError
+    return value
 
 
-def _sequence(kind: type, build: Build | None) -> Build | None:
-    if build is None:
-        return None if kind is list else kind
-    return lambda values: kind(build(value) for value in values)
+def _sequence(kind: type, wanted: Any) -> Reader:
+    if wanted in _PLAIN:
+        types = _PLAIN[wanted]
+        return lambda value: kind(_checked(value, type(value) is list and types.issuperset(map(type, value))))
+    inner = _reader(wanted)
+    return lambda value: kind(map(inner, _checked(value, type(value) is list)))
 
 
-def _nested(kind: type) -> _Type:
+def _nested(kind: type) -> Reader:
     """A dataclass inside a message: the list of its fields."""
     hints = get_type_hints(kind)
-    types = {each.name: _type_of(hints[each.name]) for each in fields(kind)}
+    readers = {each.name: _reader(hints[each.name]) for each in fields(kind)}
 
-    def fits(value: Any) -> bool:
-        return (
-            type(value) is list
-            and len(value) == len(types)
-            and all(each.fits(part) for each, part in zip(types.values(), value, strict=True))
-        )
+    def read(value: Any) -> Any:
+        _checked(value, type(value) is list and len(value) == len(readers))
+        return kind(**{name: read(part) for (name, read), part in zip(readers.items(), value, strict=True)})
 
-    def build(value: list[Any]) -> Any:
-        parts = zip(types.items(), value, strict=True)
-        return kind(**{name: each.build(part) if each.build else part for (name, each), part in parts})
-
-    return _Type(fits, build)
+    return read
 
 
 def _as_list(value: object) -> list[Any]:
@@ -96,19 +84,20 @@ class Coding(Generic[Kind]):
     def __init__(self, kinds: tuple[type, ...]) -> None:
         self._kinds = kinds
         self._codes = {kind: code for code, kind in enumerate(kinds)}
-        types = [_header(kind) for kind in kinds]
-        self._checks = [{name: each.fits for name, each in header.items()} for header in types]
-        self._builds = [{name: each.build for name, each in header.items() if each.build} for header in types]
-        self._payloads = [_payload_field(kind) for kind in kinds]
+        hints = [get_type_hints(kind) for kind in kinds]
+        self._readers = [
+            {name: _reader(wanted) for name, wanted in each.items() if wanted not in _PAYLOADS} for each in hints
+        ]
+        self._payloads = [next((name for name, wanted in each.items() if wanted in _PAYLOADS), "") for each in hints]
 
     def encode(self, message: Kind) -> tuple[bytes, Payloads]:
         """The header and the payload of a message."""
         code = self._codes[type(message)]
-        values = [getattr(message, name) for name in self._checks[code]]
+        values = [getattr(message, name) for name in self._readers[code]]
         name = self._payloads[code]
         return msgpack.packb([code, *values], default=_as_list), getattr(message, name) if name else b""
 
-    def decode(self, header: bytes, payload: Payload = b"") -> Kind:
+    def decode(self, header: bytes | bytearray, payload: Payload = b"") -> Kind:
         """The message made from a header and a payload; WorkerError when they are not a valid message."""
         try:
             parts = msgpack.unpackb(header)
@@ -117,29 +106,19 @@ class Coding(Generic[Kind]):
         if type(parts) is not list or not parts or type(parts[0]) is not int or not 0 <= parts[0] < len(self._kinds):
             raise WorkerError("unknown message between processes")
         code, *values = parts
-        kind, checks, name = self._kinds[code], self._checks[code], self._payloads[code]
-        if len(values) != len(checks):
-            raise WorkerError(f"{kind.__name__} has {len(checks)} fields, got {len(values)}")
-        for (field, fits), value in zip(checks.items(), values, strict=True):
-            if not fits(value):
-                raise WorkerError(f"{kind.__name__}.{field} has the wrong type")
-        named = dict(zip(checks, values, strict=True))
-        for field, build in self._builds[code].items():
+        kind, readers, name = self._kinds[code], self._readers[code], self._payloads[code]
+        if len(values) != len(readers):
+            raise WorkerError(f"{kind.__name__} has {len(readers)} fields, got {len(values)}")
+        named = {name: payload} if name else {}
+        for (field, read), value in zip(readers.items(), values, strict=True):
             try:
-                named[field] = build(named[field])
+                named[field] = read(value)
+            except TypeError:
+                raise WorkerError(f"{kind.__name__}.{field} has the wrong type") from None
             except ValueError as error:
                 raise WorkerError(f"{kind.__name__}.{field} is inconsistent") from error
-        message: Kind = kind(**named, **{name: payload} if name else {})
+        message: Kind = kind(**named)
         return message
-
-
-def _header(kind: type) -> dict[str, _Type]:
-    return {name: _type_of(wanted) for name, wanted in get_type_hints(kind).items() if wanted not in _PAYLOADS}
-
-
-def _payload_field(kind: type) -> str:
-    """The name of the field that follows the header, or ""."""
-    return next((name for name, wanted in get_type_hints(kind).items() if wanted in _PAYLOADS), "")
 
 
 _WORKER: Coding[Message] = Coding(Message.__args__)

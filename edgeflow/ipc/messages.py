@@ -17,7 +17,7 @@ from edgeflow.ipc.chat_messages import (
     PrefixSet,
     SetPrefix,
 )
-from edgeflow.ipc.payloads import Payloads
+from edgeflow.ipc.framing import Payloads
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.trajectory import ChunkReport, Playing
 from edgeflow_client.types import ActionSchema

@@ -17,21 +17,18 @@ from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.chat.summary import chat_summary
-from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.family import Family
 from edgeflow.service.children.forks import Forks
-from edgeflow.service.children.launch import LaunchChild
+from edgeflow.service.children.launch import Doors, LaunchChild
+from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.grpc.server import ControlService, GrpcServer
-from edgeflow.service.host.doors import Doors
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
-from edgeflow.service.host.realtime import lock_memory, settle
-from edgeflow.service.host.vital import VitalTask
+from edgeflow.service.host.resources import lock_memory, settle
+from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
 from edgeflow.service.observation.summary import policy_summary
-from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.health_listener import HealthListener
+from edgeflow.service.observe.health import Health, HealthListener, State
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.loop_watch import LoopWatch
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
@@ -182,7 +179,7 @@ class Service:
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._settle()
         self.metrics.open()
-        self.metrics.watch_log(self._log)
+        self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
@@ -248,7 +245,7 @@ class Service:
         self._family = Family(
             doors.roles(),
             self._launch_child,
-            desk=ActDesk(self.plane, self._guard, self._log),
+            actions=SingleActions(self.plane, self._guard, self._log),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -21,13 +23,15 @@ from typing import Any, NoReturn
 
 from edgeflow.ipc.leash import bind_to_parent, follow_parent
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
-from edgeflow.service.children.expendable import be_expendable, limit_memory, name_process
-from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
+from edgeflow.service.children.launch import CHAT, GATEWAY, ChildStart
+from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
 from edgeflow.service.host.process import new_loop
-from edgeflow.service.host.roles import CHAT, GATEWAY, ChildStart
 from edgeflow.service.host.spawn import how_it_ended
 
 NAME = "ef-forks"
+NICE = 5
+OOM_SCORE = 1000  # the first to go when the machine is out of memory
+_PR_SET_NAME = 15
 Serve = Callable[[ChildStart], Coroutine[Any, Any, int]]
 
 
@@ -64,7 +68,7 @@ class ForkServer:
     """Forks children as control asks for them."""
 
     def __init__(self, control: socket.socket, config: Path, served: dict[str, Serve]) -> None:
-        self._packets: Packets[ForkMessage] = Packets(control, CODING)
+        self._packets: Packets[ForkMessage] = Packets(control, FORK_CODING)
         self._config = config
         self._served = served
         self._running: set[int] = set()
@@ -156,3 +160,33 @@ def _serve_as(serve: Serve, start: ChildStart) -> int:
     loop = new_loop()
     asyncio.set_event_loop(loop)
     return loop.run_until_complete(serve(start))
+
+
+def be_expendable(*, every_cpu: bool) -> None:
+    """Take a low priority, and be the first to be killed without memory.
+
+    Control's real-time policy is given up, under which a nice level means nothing; so are its CPUs with `every_cpu`.
+    """
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    if every_cpu:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel leaves out those that are not permitted
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+
+
+def limit_memory(memory_mb: int) -> None:
+    """Limit this process's memory, in MiB."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = memory_mb << 20
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def name_process(name: str) -> None:
+    """Set the name that `ps -o comm` and `top` show, at most 15 bytes."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())

@@ -20,8 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from edgeflow.ipc.bounded import LAST_WORDS_S, OUT_OF_MEMORY, BoundedProcess
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.special_tokens import special_tokens
+from edgeflow.text.checkpoint_json import read_json, special_tokens
 from edgeflow_client.errors import RETRY_AFTER_MS, CheckpointError, InvalidArgument, Unavailable
 from edgeflow_client.files import read_regular
 

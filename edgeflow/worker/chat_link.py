@@ -25,8 +25,9 @@ from edgeflow.ipc.chat_messages import (
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.ipc.coding import decode
+from edgeflow.ipc.framing import Framer
 from edgeflow.ipc.messages import Message
-from edgeflow.worker.chat_messages import Incoming, check_images
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.reasons import Reason
@@ -47,7 +48,7 @@ class _Connection:
     """A socket to a chat front. unsent: what did not fit into it yet."""
 
     sock: socket.socket
-    incoming: Incoming
+    framer: Framer
     unsent: bytearray = field(default_factory=bytearray)
 
 
@@ -201,7 +202,7 @@ class ChatLink:
         if len(connection.unsent) >= MAX_UNSENT_BYTES // 2:
             return False
         holds = any(request.has_payload for request in self._requests.values())
-        return not (holds and connection.incoming.before_payload)
+        return not (holds and connection.framer.before_payload)
 
     def _move(self, connection: _Connection, events: int) -> None:
         """Write and read what is possible."""
@@ -219,16 +220,15 @@ class ChatLink:
 
     def _read(self, connection: _Connection) -> None:
         """Read at most one message."""
-        message = connection.incoming.read()
-        match message:
+        match _receive(connection):
             case None:
                 pass
-            case ChatStart():
-                check_images(message)
+            case ChatStart() as message:
+                _check_images(message)
                 self._add(connection, message, has_payload=bool(message.payload))
-            case SetPrefix():
+            case SetPrefix() as message:
                 self._add(connection, message)
-            case ChatStop():
+            case ChatStop() as message:
                 self._stop(connection, message)
             case _:
                 raise WorkerError("the chat front may not send this message")
@@ -274,7 +274,7 @@ class ChatLink:
     def _attach(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         ids_bytes = BYTES_PER_ID * self._ready.length if self._ready is not None else 0
-        connection = _Connection(sock, Incoming(sock, ids_bytes + MAX_SCHEMA_BYTES))
+        connection = _Connection(sock, Framer(ids_bytes + MAX_SCHEMA_BYTES))
         with self._lock:
             self._connection = connection
             if self._ready is not None:
@@ -288,6 +288,37 @@ class ChatLink:
             numbers = [number for number, request in self._requests.items() if request.connection is connection]
         for number in numbers:
             self._inbox.put_chat(ChatStop(number, cancelled=True))
+
+
+def _receive(connection: _Connection) -> Message | None:
+    """Read on; returns a message once it is complete, or None. It stops before a payload.
+
+    ChannelClosed at the end, WorkerError for anything but a message. Headers are short: decoding one holds the
+    interpreter's lock, which the loop needs.
+    """
+    framer = connection.framer
+    while True:
+        try:
+            count = connection.sock.recv_into(framer.space)
+        except BlockingIOError:
+            return None
+        if not count:
+            raise ChannelClosed
+        if (message := framer.filled(count)) is not None:
+            return decode(*message)
+        if framer.before_payload:
+            return None
+
+
+def _check_images(message: ChatStart) -> None:
+    """Refuse a payload that is not exactly that of its images: the chat front never sends one. WorkerError.
+
+    Everything else (token ids, sampling, schema) is checked where it is used, and answered.
+    """
+    sides = message.sizes
+    pixels = sum(height * width for height, width in zip(sides[::2], sides[1::2], strict=False))
+    if len(sides) % 2 or any(side <= 0 for side in sides) or 3 * pixels != len(message.payload):
+        raise WorkerError("a payload that is not that of its images")
 
 
 def _too_slow(request: int) -> memoryview | bytes:

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.artifacts.manifest import Graph, KVForm, Manifest, StageName
-from edgeflow.artifacts.tensors import BOOL, INT, kv_specs, spec
-from edgeflow.artifacts.token_form import TokenForm
+from edgeflow.artifacts.files import TokenForm
+from edgeflow.artifacts.manifest import BOOL, INT, Graph, KVForm, Manifest, StageName, kv_specs, spec
 from edgeflow_client.errors import CheckpointError
 
 POSITIONS, ROWS = 8, 3

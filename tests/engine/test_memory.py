@@ -36,9 +36,8 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.footprint import read_footprint
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.published import PublishedOpenVLA
+from edgeflow.policies.openvla.published import PublishedOpenVLA, count_tensors
 from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.worker import build
 from edgeflow.worker.build import build_engine
@@ -178,7 +177,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_the_headers_foretell_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
-    footprint = read_footprint(Path(checkpoint), load_config(Path(checkpoint)))
+    footprint = count_tensors(Path(checkpoint), load_config(Path(checkpoint)))
     policy = OpenVLAPolicy.load(Path(checkpoint), torch.float32, CPU)
     assert footprint.image_tokens == policy.image_tokens
     assert footprint.decoder + footprint.vision == sum(taken.values())
@@ -188,7 +187,7 @@ def test_the_headers_foretell_what_a_policy_in_4_bits_takes(tmp_path: Path):
     size = TinySize(hidden=64, mlp=96)
     source = write_checkpoint(tmp_path / "source", size)
     four, floats = quantised_copies(source, tmp_path, "language_model.", ["vision_backbone", "projector"])
-    small, plain = (read_footprint(each, load_config(each)) for each in (four, floats))
+    small, plain = (count_tensors(each, load_config(each)) for each in (four, floats))
     weights = Weights(four, torch.float32, CPU).under("language_model.")
     layers = [name.removesuffix(".qweight") for name in weights if name.endswith(".qweight")]
     shapes = [tensor_shapes(floats)[f"language_model.{name}.weight"] for name in layers]

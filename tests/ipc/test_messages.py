@@ -8,9 +8,10 @@ import msgpack
 import pytest
 
 from edgeflow.contract import Chunk, Pace, PassTimes, Speculation
-from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES, PREFIX, BlockingChannel, ChannelClosed
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import ChatDone
 from edgeflow.ipc.coding import decode, encode
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES, PREFIX
 from edgeflow.ipc.messages import (
     Begin,
     FrameResult,
@@ -114,7 +115,7 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(PREFIX.pack(8, MAX_PAYLOAD_BYTES + 1))
-        with pytest.raises(WorkerError, match="bytes between control and worker"):
+        with pytest.raises(WorkerError, match="bytes between processes"):
             BlockingChannel(theirs).receive()
 
 

@@ -24,6 +24,7 @@ from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
 from edgeflow_client.errors import CheckpointError
+from tests.cases import pairs_by_day
 
 CPU = torch.device("cpu")
 LOGITS_TOLERANCE = 1e-4
@@ -129,9 +130,14 @@ def test_a_packed_pass_equals_one_span_at_a_time(name: str, history, order):
     assert torch.equal(found.argmax(-1), torch.cat(expected).argmax(-1))
 
 
-@pytest.mark.parametrize("samples", [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)])
-@pytest.mark.parametrize("kv_format", CONFIGURED.values(), ids=lambda each: each.name)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "kv_format", "samples"),
+    pairs_by_day(
+        VARIANTS,
+        CONFIGURED.values(),
+        [None, (0, 1, 5, 0), (2, 1, 1, 1), (0, 0, 3, 1), (9, 1, 5, 1), (0, 0, 0, 0)],
+    ),
+)
 @torch.inference_mode()
 def test_sampled_rows_are_rows_of_the_whole_pass_and_the_slots_the_same(name: str, kv_format: KVFormat, samples):
     model = decoder(VARIANTS[name])

@@ -12,6 +12,7 @@ from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling
+from tests.cases import pairs_by_day
 
 MS = 1_000_000
 STAGES = 7
@@ -75,10 +76,13 @@ def simulated(asked: Robot, *, passes: int = 20_000) -> Forecast:
     )
 
 
-@pytest.mark.parametrize("max_passes", [0, 1, 2, 4])
-@pytest.mark.parametrize("patience_ms", [0, 120, 170])
 @pytest.mark.parametrize(
-    "percent", [SHARES, (0, 60, 0, 0, 40, 0, 0), (5, 5, 10, 10, 20, 25, 25), (0, 0, 0, 0, 0, 0, 100)]
+    ("percent", "patience_ms", "max_passes"),
+    pairs_by_day(
+        [SHARES, (0, 60, 0, 0, 40, 0, 0), (5, 5, 10, 10, 20, 25, 25), (0, 0, 0, 0, 0, 0, 100)],
+        [0, 120, 170],
+        [0, 1, 2, 4],
+    ),
 )
 def test_a_forecast_is_what_random_frames_get(max_passes: int, patience_ms: int, percent: tuple[int, ...]):
     asked = robot(max_passes=max_passes, patience_ns=patience_ms * MS, known=settling(percent))

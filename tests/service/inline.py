@@ -11,9 +11,8 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import LaunchedChild
+from edgeflow.service.children.launch import ChildStart, LaunchedChild, Role
 from edgeflow.service.gateway.gateway import Gateway
-from edgeflow.service.host.roles import ChildStart, Role
 
 
 class InlineChildren:

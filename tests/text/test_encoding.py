@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
-from edgeflow.text import encoding
-from edgeflow.text.encoding import PIECE, encode, far_exceeds
+from edgeflow.text import tokenizer as text_tokenizer
+from edgeflow.text.tokenizer import PIECE, encode, far_exceeds
 from tests.chat_checkpoint import tokenizer as byte_tokenizer
 
 TEXTS = [
@@ -52,7 +52,7 @@ def test_of_what_is_far_too_long_only_the_beginning_is_encoded(monkeypatch: pyte
         seen.append(len(text))
         return encode(tokenizer, text, special=special)
 
-    monkeypatch.setattr(encoding, "encode", counted)
+    monkeypatch.setattr(text_tokenizer, "encode", counted)
     assert far_exceeds(byte_tokenizer(), "a" * (100 * PIECE), PIECE)
     assert seen == [PIECE, PIECE]
     assert not far_exceeds(byte_tokenizer(), "é" * 100, 200)

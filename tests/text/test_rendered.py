@@ -14,8 +14,7 @@ from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.service.chat.body import ChatBody
 from edgeflow.service.chat.text import ChatText
 from edgeflow.text.chat_template import ChatTemplate
-from edgeflow.text.marks import Marks
-from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import SPECIALS, TEMPLATE, VOCAB, write_chat_checkpoint
 from tests.oracles import oracle

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgeflow.text.chat_template import ChatTemplate
-from edgeflow.text.special_tokens import special_tokens
+from edgeflow.text.checkpoint_json import special_tokens
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError
 from tests.chat_checkpoint import END, VOCAB, tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from edgeflow.text.token_bytes import TokenBytes
+from edgeflow.text.tokenizer import TokenBytes
 
 TEXT = "Grüße, 😀 and 漢字\n\tdone"
 SPACE = "\u2581"  # SentencePiece writes it for a space

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from edgeflow.text.marks import Marks
-from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from tests.chat_checkpoint import SPECIALS, tokenizer
 

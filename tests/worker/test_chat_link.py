@@ -13,7 +13,7 @@ import pytest
 
 from edgeflow.config.chat import MOST_TOKENS
 from edgeflow.contract import Pace
-from edgeflow.ipc.channel import PREFIX, BlockingChannel, ChannelClosed
+from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
@@ -25,6 +25,7 @@ from edgeflow.ipc.chat_messages import (
     PrefixSet,
     SetPrefix,
 )
+from edgeflow.ipc.framing import PREFIX
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, Ping
 from edgeflow.worker.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
 from edgeflow.worker.inbox import CHAT_PER_TURN, Inbox

@@ -8,10 +8,9 @@ from typing import cast
 
 import torch
 
-from edgeflow.artifacts.files import loaded_bytes, open_artifact
+from edgeflow.artifacts.files import TokenForm, loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.artifacts.token_form import TokenForm
 from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.exported.placement import check_host
 from edgeflow.engine.exported.tokens import StaticDecoder, load_token_graphs, token_form

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import KVForm
+from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, kv_arrays, zeros
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.engine.flow.buckets import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes

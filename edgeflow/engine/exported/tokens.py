@@ -16,11 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.files import check_contents
-from edgeflow.artifacts.manifest import KVForm, Manifest, StageName
+from edgeflow.artifacts.files import TokenForm, check_contents
+from edgeflow.artifacts.manifest import Array, KVForm, Manifest, StageName, kv_arrays, spec, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, check_providers
-from edgeflow.artifacts.tensors import Array, kv_arrays, spec, zeros
-from edgeflow.artifacts.token_form import TokenForm
 from edgeflow.engine.exported.batches import StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout

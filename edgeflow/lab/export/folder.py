@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgeflow.artifacts.manifest import MANIFEST
-from edgeflow.outputs import make_folder, writing
+from edgeflow.lab.outputs import make_folder, writing
 from edgeflow_client.errors import ConfigError
 
 TEXTS = (".json", ".jinja", ".model", ".txt", ".md")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.graphs.shapes import ExportShapes
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow_client.errors import ConfigError
 
 

@@ -13,7 +13,6 @@ import onnxscript
 import torch
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
-from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.lab.export.allowed import check_operators
 from edgeflow.lab.export.calibration import MASK, Calibration, calibrated
@@ -30,6 +29,7 @@ from edgeflow.lab.export.graphs.graph_files import (
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 from edgeflow.lab.export.programs import program_of
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.stage_runs import stage_key
 from edgeflow.lab.export.request import Exported, ExportOutcome, ExportRequest

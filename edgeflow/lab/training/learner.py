@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from edgeflow.outputs import writing
+from edgeflow.lab.outputs import writing
 from edgeflow_client.errors import ConfigError
 
 ANEW: Final = "--no-resume begins anew"

@@ -1,30 +1,50 @@
-"""The parts of an ACT checkpoint's config.json that its loader needs.
+"""An ACT checkpoint but for its weights: sizes, pipelines and settings.
 
-Published source: LeRobot's configuration_act.py.
+Published source: LeRobot's configuration_act.py. Torch-free: control checks a checkpoint before a worker loads it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from edgeflow.policies.family import check_kind
-from edgeflow.policies.lerobot.features import (
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgeflow.policies.family import Name, Settings, check_kind, validated
+from edgeflow.policies.lerobot import (
     ACTION,
+    BATCH,
     CONFIG_FILE,
+    DEVICE,
     ENVIRONMENT,
+    NORMALISE,
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    RENAME,
     STATE,
+    UNNORMALISE,
     Camera,
+    Normalisation,
     read_cameras,
+    read_normalisation,
+    read_pipeline,
     read_vector,
 )
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
-from edgeflow_client.errors import CheckpointError
+from edgeflow.text.checkpoint_json import Fields, read_json
+from edgeflow.text.weight_files import find_weights
+from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import check_chunk
 
 BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 ACTIVATIONS = ("relu", "gelu")
+Rate = Annotated[float, Field(gt=0, le=1000)]
+MISSING = {
+    "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
+    'such as "policy": {"control_rate_hz": 50}'
+}
+BEFORE, AFTER = (RENAME, BATCH, DEVICE, NORMALISE), (UNNORMALISE, DEVICE)
+"""The steps that are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +139,57 @@ def _answer(values: Fields, chunk: int) -> tuple[str, int]:
     if "temporal_ensemble_coeff" in values or "n_action_steps" not in values:
         return "chunk_size", chunk
     return "n_action_steps", steps
+
+
+class ACTSettings(BaseModel):
+    """control_rate_hz: rate at which the training's actions followed each other. action_names, state_names: of their
+    numbers, in order; empty = not stated.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    control_rate_hz: Rate
+    action_names: list[Name] = []
+    state_names: list[Name] = []
+
+
+def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:
+    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
+    read = validated("act", ACTSettings, settings, MISSING)
+    _check_names("action_names", read.action_names, config.action, "action")
+    _check_names("state_names", read.state_names, config.state, STATE)
+    return read
+
+
+def _check_names(key: str, names: list[str], size: int, what: str) -> None:
+    if names and len(names) != size:
+        raise ConfigError(f"policy.{key}: {len(names)} names, but {what} has {size} numbers")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")
+
+
+def load_processors(directory: Path, config: ACTConfig) -> Normalisation:
+    """Read and check both pipelines and their statistics; CheckpointError names the step or statistic at fault."""
+    before = read_pipeline(directory, PREPROCESSOR, BEFORE)
+    after = read_pipeline(directory, POSTPROCESSOR, AFTER)
+    shapes: dict[str, tuple[int, ...]] = {camera.name: (3, 1, 1) for camera in config.cameras}
+    shapes |= {name: (size,) for name, size in config.vectors.items()}
+    return read_normalisation(directory, before, after, shapes, config.action)
+
+
+@dataclass(frozen=True, slots=True)
+class ACTCheckpoint:
+    """The network's sizes, the pipelines with their statistics, and the settings."""
+
+    config: ACTConfig
+    processors: Normalisation
+    settings: ACTSettings
+
+
+def read_checkpoint(directory: Path, settings: Settings) -> ACTCheckpoint:
+    """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
+    config = load_config(directory)
+    processors = load_processors(directory, config)
+    find_weights(directory)
+    return ACTCheckpoint(config, processors, read_settings(settings, config))

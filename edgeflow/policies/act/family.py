@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.act.checkpoint import read_checkpoint
+from edgeflow.policies.act.config import read_checkpoint
 from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
 from edgeflow_client.errors import ConfigError
 
@@ -23,7 +23,7 @@ def _check(directory: Path, settings: Settings) -> None:
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.act.published import PublishedACT
+    from edgeflow.policies.act.policy import PublishedACT
 
     checkpoint = read_checkpoint(directory, settings)
     if options.center_crop:

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.resnet import ResNet
-from edgeflow.policies.lerobot.features import ENVIRONMENT, STATE
+from edgeflow.policies.lerobot import ENVIRONMENT, STATE
 from edgeflow_client.errors import CheckpointError
 
 LAYER_NORM_EPS = 1e-5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,21 +13,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import PROMPT, CameraNeed, Observation, PolicyInputs, Stage, StageProgram
-from edgeflow.engine.policy import Vectors
+from edgeflow.engine.policy import Footprint, Placement, Vectors
 from edgeflow.kernels.kv.layout import uploaded
-from edgeflow.policies.act.config import ACTConfig
+from edgeflow.models.checkpoint import Weights, tensor_shapes
+from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.act.settings import ACTSettings
 from edgeflow.policies.inputs import placed, unit_range
-from edgeflow.policies.lerobot.features import ACTION, STATE, Camera
-from edgeflow.policies.lerobot.processors import Normalisation
-from edgeflow.policies.lerobot.statistics import Affine
+from edgeflow.policies.lerobot import ACTION, STATE, Affine, Camera, Normalisation
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
 UNNORM_KEYS = (ACTION,)
 """A checkpoint has the statistics of one dataset."""
+PREFIX = "model."
+TRAINING = ("model.vae_encoder",)
+"""Tensors that only training needs."""
+CPU = torch.device("cpu")
+LIVE = 3
+"""Feature maps that are in memory at once: the input, output and shortcut of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,3 +177,50 @@ def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """[...] of each frame → [B, ...] on the device"""
     together = parts[0][None] if len(parts) == 1 else torch.stack(tuple(parts))
     return placed(together, device)
+
+
+class PublishedACT:
+    """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
+
+    def __init__(self, directory: Path, checkpoint: ACTCheckpoint) -> None:
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
+        self._shapes = tensor_shapes(directory)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return UNNORM_KEYS
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """The memory of the weights, and of one frame's activations."""
+        used = [shape for name, shape in self._shapes.items() if not name.startswith(TRAINING)]
+        stem = self._shapes.get("model.backbone.conv1.weight", (0,))[0]
+        return Footprint(
+            decoder=0,
+            other=sum(map(math.prod, used)),
+            slots=0,
+            positions=0,
+            row_bytes=0,
+            frame_bytes=frame_numbers(self._config, stem) * dtype.itemsize,
+        )
+
+    def load(self, placement: Placement) -> ACTPolicy:
+        """Read the weights; CheckpointError says what is wrong with them."""
+        network = read_network(self._directory, self._config, placement.dtype, placement.device)
+        place = placement.device if placement.preprocess_on_device else CPU
+        checkpoint = self._checkpoint
+        return ACTPolicy(self._config, checkpoint.processors, network, checkpoint.settings, place=place)
+
+
+def read_network(directory: Path, config: ACTConfig, dtype: torch.dtype, device: torch.device) -> ACTNetwork:
+    """The network of a checkpoint. Weights are read in float32, in which those of the normalisations are prepared."""
+    return ACTNetwork(config, Weights(directory, torch.float32, device).under(PREFIX), dtype)
+
+
+def frame_numbers(config: ACTConfig, stem: int) -> int:
+    """Activations of one frame. stem: channels of the backbone's first feature map, which is the largest."""
+    pixels = [each.height * each.width for each in config.cameras]
+    tokens = 3 + sum(map_side(each.height) * map_side(each.width) for each in config.cameras)
+    maps = LIVE * stem * max(pixels, default=0) // 4
+    return 3 * sum(pixels) + maps + (tokens + config.chunk) * (8 * config.width + config.mlp)

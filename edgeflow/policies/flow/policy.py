@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,19 +19,83 @@ from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.guidance import RTCSettings
 from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Vectors
-from edgeflow.policies.flow.config import FlowConfig
-from edgeflow.policies.flow.images import Margin, fitted
-from edgeflow.policies.flow.prompts import Texts
-from edgeflow.policies.flow.settings import FlowSettings
+from edgeflow.policies.flow.config import FlowConfig, FlowSettings
 from edgeflow.policies.inputs import unit_range
-from edgeflow.policies.lerobot.features import ACTION, STATE
-from edgeflow.policies.lerobot.processors import Normalisation
+from edgeflow.policies.lerobot import ACTION, STATE, Normalisation
+from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
 UNNORM_KEYS = (ACTION,)
 """A checkpoint has the statistics of one dataset."""
 STAMPS = 1 << 64
+
+
+class Margin(Enum):
+    """Where a picture that an image does not fill is dark. LEFT_TOP: there. AROUND: on both sides, the odd pixel at the
+    right and bottom."""
+
+    LEFT_TOP = "left and top"
+    AROUND = "around"
+
+
+def fitted(image: Tensor, size: tuple[int, int], margin: Margin) -> Tensor:
+    """[3, h, w] float32 from 0 to 1 → [3, H, W], -1 to 1: bilinear without antialiasing, corners not aligned.
+
+    size: H, W.
+    """
+    height, width = size
+    if image.shape[1:] != size:
+        ratio = max(image.shape[2] / width, image.shape[1] / height)
+        rows, columns = (max(int(side / ratio), 1) for side in image.shape[1:])
+        image = F.interpolate(image[None], size=(rows, columns), mode="bilinear", align_corners=False)[0]
+        top, left = height - rows, width - columns
+        if margin is Margin.AROUND:
+            top, left = top // 2, left // 2
+        image = F.pad(image, (left, width - columns - left, top, height - rows - top))
+    return image * 2 - 1
+
+
+class TokenizedTexts:
+    """The tokenizer of a policy. most: tokens of a text; the rest is cut off. rows: of the embedding."""
+
+    def __init__(self, folder: Path, most: int, rows: int) -> None:
+        self._tokenizer = TextTokenizer(folder, rows)
+        self._most = most
+        if not self._tokenizer.encode("a", special=True):
+            raise CheckpointError(f"{folder} has a tokenizer without tokens: copy the checkpoint again")
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, BOS first where the tokenizer has one; InvalidArgument for tokens without an embedding,
+        such as PaliGemma's <image>."""
+        return tuple(self._tokenizer.encode(text, special=True, field="instruction")[: self._most])
+
+
+class Texts(Protocol):
+    """The prompts of a family. States are normalised, without padding."""
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
+        """The prompt of a frame."""
+        ...
+
+    def most_rows(self, task: str) -> int:
+        """The most tokens of a task's prompt with any state."""
+        ...
+
+
+class TaskTexts:
+    """Texts of SmolVLA and π0: the task, and a newline where it does not end in one. They do not read the state."""
+
+    def __init__(self, texts: TokenizedTexts) -> None:
+        self._texts = texts
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:  # noqa: ARG002
+        """The prompt of a frame."""
+        return self._texts.ids(task if task.endswith("\n") else f"{task}\n")
+
+    def most_rows(self, task: str) -> int:
+        """Tokens of a task."""
+        return len(self.ids(task, np.empty(0, np.float32)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

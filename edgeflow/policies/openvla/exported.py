@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.files import loaded_bytes, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.manifest import MANIFEST, Array, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.artifacts.tensors import Array, zeros
 from edgeflow.contract import PROMPT, Stage, StageProgram
 from edgeflow.engine.exported.placement import check_placement
 from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
@@ -22,7 +21,7 @@ from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.reasons import Reason
 

@@ -22,11 +22,10 @@ from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.policies.openvla.actions import ActionDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
-from edgeflow.policies.openvla.prompt import Prompter
-from edgeflow.policies.openvla.vision import Vision
+from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.preprocess import EitherPreprocessor
+from edgeflow.policies.openvla.tokens import ActionDecoder, Prompter
 from edgeflow_client.types import ActionSchema
 
 PROMPTS = 64  # instructions whose ids are kept

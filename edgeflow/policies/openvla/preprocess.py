@@ -1,15 +1,25 @@
-"""Camera frames to pixel values, exactly as the published processor computes them.
+"""Camera frames to pixel values, exactly as the published processor computes them, on the host or on the device.
 
 Published source: OpenVLA's prismatic/extern/hf/processing_prismatic.py.
 
-Torch-free: Pillow and numpy only, so that any process may do it.
+On the device: Pillow resizes 8-bit images in whole numbers: the taps of an output pixel are rounded to 22 binary
+places, the products are summed, and the sum is rounded to 8 bits, along the rows first, then along the columns. Here
+each axis is one matrix product in float32. The taps enter as three digits of 8 bits, so that every sum on the way is a
+whole number below 2^24: exact, in whatever order it is summed. The digits are put together in int32, as Pillow sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
 
@@ -19,6 +29,9 @@ _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
+LONGEST = 2048  # pixels of a side
+KEPT_SIZES = 8  # frame sizes whose plans stay on the device
+_PLACES = 22  # binary places of Pillow's taps
 
 
 class Preprocessor:
@@ -130,3 +143,191 @@ def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
     padded = Image.new("RGB", (width + 2 * left, height + 2 * top), fill)
     padded.paste(picture, (left, top))
     return padded
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """A resampling kernel: reach in pixels of the smaller image, and its height at a distance."""
+
+    reach: float
+    height: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+def _bilinear(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    height: NDArray[np.float64] = np.maximum(1 - np.abs(x), 0)
+    return height
+
+
+def _bicubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Keys' cubic with a = -1/2."""
+    x = np.abs(x)
+    near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _lanczos(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    height: NDArray[np.float64] = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+    return height
+
+
+_FILTERS = {"bilinear": _Filter(1, _bilinear), "bicubic": _Filter(2, _bicubic), "lanczos": _Filter(3, _lanczos)}
+
+
+def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """[scaled, n]: pixels of an axis that make each pixel of the scaled one, and what they give, in units of 2^-22.
+
+    Pixels behind the axis give nothing.
+    """
+    kernel, step = _FILTERS[interpolation], length / scaled
+    stretch = max(step, 1.0)
+    reach = kernel.reach * stretch
+    centre = ((np.arange(scaled) + 0.5) * step)[:, None]
+    first = np.trunc(centre - reach + 0.5).clip(0)
+    end = np.trunc(centre + reach + 0.5).clip(None, length)
+    pixels = first + np.arange(2 * int(np.ceil(reach)) + 1)
+    heights = np.where(pixels < end, kernel.height((pixels - centre + 0.5) * (1 / stretch)), 0)
+    shares = heights / np.cumsum(heights, axis=1)[:, -1:]  # summed from the left, as Pillow does
+    given = np.trunc(shares * (1 << _PLACES) + np.copysign(0.5, shares))
+    return pixels.astype(np.int64), given.astype(np.int64)
+
+
+def _matrix(length: int, scaled: int, interpolation: str) -> NDArray[np.float32]:
+    """[3 scaled, length]: the taps' digits of 8 bits, -128 .. 127, lowest first: `scaled` rows of each."""
+    pixels, rest = _taps_of(length, scaled, interpolation)
+    matrix = np.zeros((3, scaled, length + pixels.shape[1]), np.float32)
+    for place in matrix:
+        digit = (rest + 128) % 256 - 128
+        np.put_along_axis(place, pixels, digit.astype(np.float32), axis=1)
+        rest = (rest - digit) // 256
+    return np.ascontiguousarray(matrix[:, :, :length]).reshape(3 * scaled, length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Crop:
+    """One axis of the centre crop: pixels on either side of each sample [side], and the share of the second."""
+
+    low: Tensor
+    high: Tensor
+    share: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The plan for frames of one size. taps: per interpolation, those of the columns [3 side, W] and of the rows
+    [3 side, H]; None where an axis already has its size.
+    """
+
+    crop: tuple[_Crop, _Crop] | None
+    taps: dict[str, tuple[Tensor | None, Tensor | None]]
+    cut: tuple[slice, slice, slice]
+
+
+class EitherPreprocessor:
+    """Callable: uint8 [H, W, 3] RGB → float32 [3 * towers, side, side], on a device or on the host.
+
+    device: where images are preprocessed if they are not too long for it; None = all on the host.
+    """
+
+    def __init__(self, config: ImageConfig, device: torch.device | None) -> None:
+        self._host = Preprocessor(config)
+        self._on_device = DevicePreprocessor(config, device) if device else None
+
+    def __call__(self, image: NDArray[np.uint8]) -> Tensor:
+        if self._on_device and max(image.shape) <= self._on_device.longest:
+            return self._on_device(image)
+        return torch.from_numpy(self._host(image))
+
+
+class DevicePreprocessor:
+    """Callable: uint8 [H, W, 3] RGB on the host → float32 [3 * towers, side, side] on the device.
+
+    Enqueues: nothing waits for the device but the first frame of a size, whose plan is uploaded. longest: pixels of a
+    frame's longer side, at most, so that sums stay below 2^24 and a frame takes tens of megabytes.
+    """
+
+    def __init__(self, config: ImageConfig, device: torch.device) -> None:
+        self._config = config
+        self._device = device
+        self.longest = min(LONGEST, 64 * config.side)
+        self._levels = self._tensor(level_table(config))
+        self._fill = self._tensor(np.array(letterbox_fill(config), np.uint8))
+        self._plan = lru_cache(maxsize=KEPT_SIZES)(self._new_plan)
+
+    def __call__(self, image: NDArray[np.uint8]) -> Tensor:
+        raw = torch.empty(image.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        raw.numpy()[...] = image
+        return self.pixels(raw.to(self._device, non_blocking=True))
+
+    def pixels(self, image: Tensor) -> Tensor:
+        """The same of a frame on the device."""
+        config, (height, width, _) = self._config, image.shape
+        plan = self._plan(height, width)
+        if plan.crop:
+            image = _cropped(image, *plan.crop)
+        if config.strategy == "letterbox":
+            image = self._letterboxed(image)
+        planes = image.permute(2, 0, 1).float()
+        scaled = {kind: _scaled(planes, *taps)[plan.cut] for kind, taps in plan.taps.items()}
+        levels = torch.cat([scaled[tower.interpolation] for tower in config.towers])
+        return self._levels.gather(1, levels.flatten(1).long()).view(levels.shape)
+
+    def _letterboxed(self, image: Tensor) -> Tensor:
+        height, width, _ = image.shape
+        left, top = letterbox_margins(width, height)
+        padded = self._fill.expand(height + 2 * top, width + 2 * left, 3).clone()
+        padded[top : top + height, left : left + width] = image
+        return padded
+
+    def _new_plan(self, height: int, width: int) -> _Plan:
+        side, crop = self._config.side, None
+        if self._config.center_crop:
+            crop = self._crop(height), self._crop(width)
+            height = width = side
+        if self._config.strategy == "letterbox":
+            left, top = letterbox_margins(width, height)
+            height, width = height + 2 * top, width + 2 * left
+        scaled = scaled_size(self._config, width, height)
+        left, top = (middle(length, side) for length in scaled)
+        taps = {
+            kind: (self._taps(width, scaled[0], kind), self._taps(height, scaled[1], kind))
+            for kind in kinds(self._config)
+        }
+        return _Plan(crop, taps, (slice(3), slice(top, top + side), slice(left, left + side)))
+
+    def _crop(self, length: int) -> _Crop:
+        places = crop_places(length, self._config.side)
+        low = np.floor(places).astype(np.int64)
+        high, share = np.minimum(low + 1, length - 1), (places - low).astype(np.float32)
+        return _Crop(self._tensor(low), self._tensor(high), self._tensor(share))
+
+    def _taps(self, length: int, scaled: int, kind: str) -> Tensor | None:
+        return None if length == scaled else self._tensor(_matrix(length, scaled, kind))
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _scaled(planes: Tensor, columns: Tensor | None, rows: Tensor | None) -> Tensor:
+    """[3, H, W] → [3, h, w]: along the rows first; levels all the way, as float32."""
+    if columns is not None:
+        planes = _resampled(planes, columns)
+    return planes if rows is None else _resampled(planes.mT, rows).mT
+
+
+def _resampled(planes: Tensor, taps: Tensor) -> Tensor:
+    """[3, n, m] levels x [3 k, m] → [3, n, k] levels"""
+    low, middle, high = (planes @ taps.T).int().chunk(3, dim=-1)
+    total = low + (middle << 8) + (high << 16) + (1 << _PLACES - 1)
+    return (total >> _PLACES).clamp(0, 255).float()
+
+
+def _cropped(image: Tensor, rows: _Crop, columns: _Crop) -> Tensor:
+    """preprocess.center_crop: the same operations in the same order, each rounded by itself."""
+    unit = image.float() * (1 / 255)
+    crop = _sampled(_sampled(unit, rows).transpose(0, 1), columns).transpose(0, 1)
+    return (crop.clamp(0, 1) * 255.5).byte()
+
+
+def _sampled(values: Tensor, axis: _Crop) -> Tensor:
+    low = values[axis.low]
+    return low + (values[axis.high] - low) * axis.share[:, None, None]

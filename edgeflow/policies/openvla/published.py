@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,9 +13,51 @@ from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.engine.table import check_kv
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, check_action_tokens
-from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.footprint import read_footprint
+from edgeflow.models.checkpoint import tensor_shapes
+from edgeflow.models.quantization import quantised_bytes
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow_client.errors import CheckpointError
+
+_BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
+_PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCounts:
+    """The weights of a checkpoint, by use."""
+
+    decoder: int
+    """Float weights, in numbers."""
+    vision: int
+    """Float weights of the rest, in numbers."""
+    quantised: int
+    """Bytes of those in 4 bits."""
+    image_tokens: int
+    """Rows of a prefill that a frame's image takes."""
+
+
+def count_tensors(directory: Path, config: OpenVLAConfig) -> TensorCounts:
+    """The weights of a checkpoint, by the headers of its files; CheckpointError where it has no vision tower."""
+    shapes = tensor_shapes(directory)
+    if _PATCH not in shapes:
+        raise CheckpointError(f"{directory}: {_PATCH} is missing: download the checkpoint again")
+    unused = tuple(prefix + f"{_last_block(shapes, prefix)}." for prefix in _BLOCKS)
+    loaded = {name: shape for name, shape in shapes.items() if not name.startswith(unused)}
+    quantised = quantised_bytes(loaded)
+    floats = {name: shape for name, shape in loaded.items() if name not in quantised}
+    decoder = _numbers(shape for name, shape in floats.items() if name.startswith("language_model."))
+    side = config.image.side // shapes[_PATCH][-1]
+    return TensorCounts(decoder, _numbers(floats.values()) - decoder, sum(quantised.values()), side * side)
+
+
+def _last_block(shapes: Mapping[str, object], prefix: str) -> int:
+    """The index of a tower's last block, which is never run: features are the second-to-last block's output."""
+    return max((int(name.removeprefix(prefix).split(".")[0]) for name in shapes if name.startswith(prefix)), default=0)
+
+
+def _numbers(shapes: Iterable[tuple[int, ...]]) -> int:
+    return sum(map(math.prod, shapes))
 
 
 class PublishedOpenVLA:
@@ -33,7 +78,7 @@ class PublishedOpenVLA:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
-        numbers, text = read_footprint(self._directory, self._config), self._config.text
+        numbers, text = count_tensors(self._directory, self._config), self._config.text
         stages = self._config.action_width
         kv = KVShape(
             layers=text.num_hidden_layers,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
-from edgeflow.policies.openvla_oft.checkpoint import read_checkpoint
+from edgeflow.policies.openvla_oft.config import read_checkpoint
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -25,7 +25,7 @@ def _check(directory: Path, settings: Settings) -> None:
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.openvla_oft.published import PublishedOpenVLAOFT
+    from edgeflow.policies.openvla_oft.policy import PublishedOpenVLAOFT
 
     return PublishedOpenVLAOFT(directory, read_checkpoint(directory, settings), center_crop=options.center_crop)
 

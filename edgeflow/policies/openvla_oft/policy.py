@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,14 +13,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.policy import Vectors
+from edgeflow.engine.memory import activation_bytes
+from edgeflow.engine.policy import Footprint, Placement, Vectors
+from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
+from edgeflow.models.checkpoint import Weights
+from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.inputs import pixels, placed
-from edgeflow.policies.openvla.actions import SEVEN, SEVEN_UNITS, bin_centers
-from edgeflow.policies.openvla.config import OpenVLAConfig
-from edgeflow.policies.openvla.device_preprocess import EitherPreprocessor
-from edgeflow.policies.openvla_oft.network import OFTNetwork
-from edgeflow.policies.openvla_oft.settings import STATE, OFTSettings
-from edgeflow.policies.openvla_oft.statistics import Bounds, Statistics
+from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
+from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.preprocess import EitherPreprocessor
+from edgeflow.policies.openvla.published import count_tensors
+from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers
+from edgeflow.policies.openvla_oft.config import STATE, Bounds, OFTCheckpoint, OFTSettings, Statistics
+from edgeflow.policies.openvla_oft.network import (
+    ActionHead,
+    OFTNetwork,
+    ProprioProjector,
+    head_numbers,
+    proprio_numbers,
+    read_weights,
+)
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import ActionSchema, StateSpec
 
@@ -179,3 +192,67 @@ def _meaning(settings: OFTSettings) -> tuple[tuple[str, ...], tuple[str, ...], t
         return SEVEN, SEVEN_UNITS, (*[True] * 6, False)
     count = settings.dims
     return tuple(f"a{index}" for index in range(count)), ("1",) * count, (False,) * count
+
+
+class PublishedOpenVLAOFT:
+    """A checkpoint directory whose settings, files and statistics have been read; CheckpointError for a wrong
+    configuration."""
+
+    def __init__(self, directory: Path, checkpoint: OFTCheckpoint, *, center_crop: bool = False) -> None:
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._config = load_config(directory, center_crop=center_crop)
+
+    @property
+    def unnorm_keys(self) -> tuple[str, ...]:
+        return tuple(self._checkpoint.statistics.actions)
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Rows with their keys and values, which live as long as a pass: no session keeps slots."""
+        text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
+        found = count_tensors(self._directory, self._config)
+        layers, heads = text.num_hidden_layers, text.num_key_value_heads
+        position = KVShape(layers=layers, capacity=1, kv_heads=heads, head_dim=text.head_dim, dtype=dtype)
+        extra = head_numbers(settings.dims, text.hidden_size) if files.head else 0
+        extra += proprio_numbers(settings.proprio, text.hidden_size) if files.proprio else 0
+        return Footprint(
+            decoder=found.decoder,
+            other=found.vision + extra,
+            quantised=found.quantised,
+            slots=0,
+            positions=fixed_rows(settings, found.image_tokens),
+            row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, position),
+        )
+
+    def load(self, placement: Placement) -> OpenVLAOFTPolicy:
+        """Read the weights, small files first; CheckpointError names the file and the tensor at fault."""
+        config, settings, files = self._config, self._checkpoint.settings, self._checkpoint.files
+        prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)
+        weights = Weights(self._directory, placement.dtype, placement.device)
+        head = read_head(files.head, weights, settings.dims, config.text.hidden_size)
+        proprio = read_proprio(files.proprio, weights, settings.proprio, config.text.hidden_size)
+        network = OFTNetwork(
+            LlamaDecoder(config.text, weights.under("language_model."), table=placement.table),
+            Vision(config, weights, placement.table),
+            placement.device,
+            head=head,
+            proprio=proprio,
+        )
+        return OpenVLAOFTPolicy(
+            config,
+            settings,
+            self._checkpoint.statistics,
+            network,
+            prompter.ids,
+            preprocess_on_device=placement.preprocess_on_device,
+        )
+
+
+def read_head(path: Path | None, like: Weights, dims: int, width: int) -> ActionHead | None:
+    """The action head of a file, in the dtype and on the device of other weights."""
+    return ActionHead(read_weights(path, head_numbers(dims, width), like), dims, width) if path else None
+
+
+def read_proprio(path: Path | None, like: Weights, size: int, width: int) -> ProprioProjector | None:
+    """The projector of states of a file, in the dtype and on the device of other weights."""
+    return ProprioProjector(read_weights(path, proprio_numbers(size, width), like), size, width) if path else None

@@ -1,4 +1,4 @@
-"""The parts of a config.json of π0 and π0.5 that their loader needs.
+"""A checkpoint of π0 or π0.5 but for its weights.
 
 Published source: LeRobot's configuration_pi0.py and configuration_pi05.py. Torch-free.
 """
@@ -8,15 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.policies.family import check_kind
-from edgeflow.policies.flow.config import FlowConfig, read_flow_config
-from edgeflow.policies.lerobot.features import CONFIG_FILE
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.policies.family import Settings, check_kind
+from edgeflow.policies.flow.config import (
+    FlowCheckpoint,
+    FlowConfig,
+    FlowProcessors,
+    check_weights,
+    load_processors,
+    read_flow_config,
+    read_settings,
+)
+from edgeflow.policies.lerobot import CONFIG_FILE
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 PI0, PI05 = "pi0", "pi05"
 MOST_LAYERS = 128
+OTHER_SIZES = "oracle_sizes"
+"""Sizes other than the published ones, as bundles of recordings state them."""
+WRITERS = {PI0: "pi0_new_line_processor", PI05: "pi05_prepare_state_tokenizer_processor_step"}
+"""The steps that write the text."""
+FOLDERS = ("tokenizer", ".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +59,6 @@ GEMMA = {
     "gemma_300m": GemmaSizes(width=1024, depth=18, inner=4096, heads=8, kv_heads=1, head_dim=256),
 }
 VISION = VisionSizes(width=1152, depth=27, inner=4304, heads=16, patch=14)
-OTHER_SIZES = "oracle_sizes"
-"""Sizes other than the published ones, as bundles of recordings state them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +129,17 @@ def _vision(values: Fields, side: int) -> VisionSizes:
             f"{values.name('image_resolution')} is {side} with {sizes}; served: whole patches and heads"
         )
     return sizes
+
+
+def read_checkpoint(kind: str, directory: Path, settings: Settings) -> FlowCheckpoint[PiConfig]:
+    """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
+    config = load_config(directory, kind)
+    processors = read_processors(directory, config)
+    check_weights(directory)
+    return FlowCheckpoint(config, processors, read_settings(kind, directory, settings, config.flow))
+
+
+def read_processors(directory: Path, config: PiConfig) -> FlowProcessors:
+    """Read and check both pipelines."""
+    kind = config.kind
+    return load_processors(directory, config.flow, writer=WRITERS[kind], reads_state=kind == PI05, folders=FOLDERS)

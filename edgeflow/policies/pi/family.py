@@ -6,59 +6,30 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
-from edgeflow.policies.pi.checkpoint import read_checkpoint
-from edgeflow.policies.pi.config import PI0 as PI0_KIND
-from edgeflow.policies.pi.config import PI05 as PI05_KIND
-from edgeflow.policies.pi.config import load_config
-from edgeflow_client.errors import ConfigError
+from edgeflow.policies.family import Family
+from edgeflow.policies.flow.family import flow_family
+from edgeflow.policies.pi import config
 
 if TYPE_CHECKING:
-    from edgeflow.engine.control.engine import EngineOptions, PassEngine
-    from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
+    from edgeflow.policies.flow.published import FlowArchitecture
+    from edgeflow.policies.pi.network import PiNetwork
 
 
-def _detect(kind: str, files: Files) -> bool:
-    return files.config.get("type") == kind
+def _architecture(sizes: config.PiConfig) -> FlowArchitecture[PiNetwork]:
+    from edgeflow.policies.pi.network import architecture_of
 
-
-def _check(kind: str, directory: Path, settings: Settings) -> None:
-    read_checkpoint(directory, kind, settings)
-
-
-def _load(kind: str, directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.exported.loading import published_flow
-    from edgeflow.policies.pi.architecture import architecture_of
-
-    checkpoint = read_checkpoint(directory, kind, settings)
-    if options.center_crop:
-        raise ConfigError(f"center_crop: policies of this family, {kind}, take whole images; remove it")
-    return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
-
-
-def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.denoising import flow_engine
-
-    return flow_engine(policy, options)
+    return architecture_of(sizes)
 
 
 def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
     from edgeflow.policies.pi.network import shape_of
 
-    return shape_of(load_config(directory, kind), directory, rows)
+    return shape_of(config.load_config(directory, kind), directory, rows)
 
 
 def _family(kind: str) -> Family:
-    return Family(
-        name=kind,
-        modes=DENOISING_MODES,
-        detect=partial(_detect, kind),
-        check=partial(_check, kind),
-        load=partial(_load, kind),
-        prepare=_prepare,
-        shape=partial(_shape, kind),
-    )
+    return flow_family(kind, partial(config.read_checkpoint, kind), _architecture, partial(_shape, kind))
 
 
-PI0, PI05 = _family(PI0_KIND), _family(PI05_KIND)
+PI0, PI05 = _family(config.PI0), _family(config.PI05)

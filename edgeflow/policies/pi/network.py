@@ -1,16 +1,19 @@
 """The networks of π0 and π0.5 (engine/flow/policy.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
 
-Published source: LeRobot's modeling_pi0.py and modeling_pi05.py. In bfloat16 the vision tower, its projector, all norms
-and the projections of actions, state and time stay in float32, as published.
+Published source: LeRobot's modeling_pi0.py, modeling_pi05.py and processor_pi05.py. In bfloat16 the vision tower, its
+projector, all norms and the projections of actions, state and time stay in float32, as published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
@@ -22,7 +25,9 @@ from edgeflow.models.grouped import JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.network import PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts
+from edgeflow.policies.flow.published import FlowArchitecture, Shapes, StackNumbers, VisionNumbers, WeightNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 
 PREFIX = "model."
@@ -33,6 +38,11 @@ OLDER_TOWER = "vision_model."
 EPS = 1e-6
 NAME = "gemma"
 """Its model_name in the operator table."""
+EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
+BINS = range(-1, len(EDGES))
+DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
+FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "state_proj", "time_mlp", "norm.dense")
+EMBEDDING, HEADS = "language_model.embed_tokens.weight", ("gemma_expert.lm_head", "paligemma.lm_head")
 
 
 class PiNetwork(PackedNetwork):
@@ -194,3 +204,61 @@ def sizes_of(config: PiConfig) -> FlowSizes:
 def image_rows(config: PiConfig) -> int:
     """Rows of an image."""
     return (config.flow.side // config.vision.patch) ** 2
+
+
+class StateTexts:
+    """`Task: …, State: 12 255 -1;` and `Action: ` on a line for itself. dims: numbers of the state."""
+
+    def __init__(self, texts: TokenizedTexts, dims: int) -> None:
+        self._texts = texts
+        longest = max(BINS, key=lambda number: len(texts.ids(f"State: {number} {number}")))
+        self._longest = (longest,) * dims
+
+    def ids(self, task: str, state: NDArray[np.float32]) -> tuple[int, ...]:
+        """The prompt of a frame."""
+        return self._texts.ids(prompt_text(task, bins(state)))
+
+    def most_rows(self, task: str) -> int:
+        """Tokens of a task with a state all of whose numbers take the most of them."""
+        return len(self._texts.ids(prompt_text(task, self._longest)))
+
+
+def bins(state: NDArray[np.float32]) -> tuple[int, ...]:
+    """Numbers from -1 to 1 in 256 bins, 0 to 255; anything below is -1, anything above the last."""
+    return tuple((np.digitize(state, EDGES) - 1).tolist())
+
+
+def prompt_text(task: str, numbers: tuple[int, ...]) -> str:
+    """The text of a task and of the bins of a state."""
+    cleaned = task.strip().replace("_", " ").replace("\n", " ")
+    return f"Task: {cleaned}, State: {' '.join(map(str, numbers))};\nAction: "
+
+
+def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
+    """The architecture of a configuration. In π0.5 the prompt holds the state, within its range."""
+    text, expert, vision, patches = config.text, config.expert, config.vision, image_rows(config)
+    return FlowArchitecture(
+        family=config.kind,
+        flow=config.flow,
+        sizes=sizes_of(config),
+        stacks=StackNumbers(
+            layers=text.depth,
+            width=max(text.width, expert.width),
+            inner=max(text.inner, expert.inner),
+            heads=text.heads,
+            kv_heads=text.kv_heads,
+            head_dim=text.head_dim,
+        ),
+        vision=VisionNumbers(patches=patches, width=vision.width, inner=vision.inner, rows=patches),
+        weights=_weights,
+        margin=Margin.AROUND,
+        bounded=config.adaptive,
+        texts=partial(StateTexts, dims=config.flow.state) if config.adaptive else TaskTexts,
+        network=partial(read_network, config),
+    )
+
+
+def _weights(shapes: Shapes) -> WeightNumbers:
+    """Without the heads of language models, which are not used but as an embedding."""
+    both = any(EMBEDDING in name for name in shapes)
+    return WeightNumbers.of(shapes, decoder=DECODER, floats=FLOATS, unused=HEADS if both else HEADS[:1])

@@ -1,4 +1,4 @@
-"""The parts of a SmolVLA checkpoint's config.json, and of its vision-language model's, that its loader needs.
+"""A SmolVLA checkpoint but for its weights: its config.json, and that of its vision-language model.
 
 Published source: LeRobot's configuration_smolvla.py and smolvlm_with_expert.py. Torch-free.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgeflow.policies.family import check_kind
-from edgeflow.policies.flow.config import FlowConfig, read_flow_config
-from edgeflow.policies.lerobot.features import CONFIG_FILE
-from edgeflow.policies.lerobot.folders import local_folder
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import LARGEST, Fields
+from edgeflow.policies.family import Settings, check_kind
+from edgeflow.policies.flow.config import (
+    FlowCheckpoint,
+    FlowConfig,
+    FlowProcessors,
+    check_weights,
+    load_processors,
+    read_flow_config,
+    read_settings,
+)
+from edgeflow.policies.lerobot import CONFIG_FILE, local_folder
+from edgeflow.text.checkpoint_json import LARGEST, Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 MODES = ("cross_attn", "self_attn")
@@ -41,6 +47,9 @@ PUBLISHED = {
     }
 }
 """What config.json of a published model says, which checkpoints name and do not hold."""
+WRITER = "smolvla_new_line_processor"
+"""The step that writes the text."""
+FOLDERS = ("vlm", "tokenizer", ".")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +179,17 @@ def _check_sizes(config: SmolVLAConfig, vlm: Fields, *, whole: bool) -> None:
     for key, holds, served in checks:
         if not holds:
             raise CheckpointError(f"{vlm.where}: {key} does not fit the other sizes; served: {served}")
+
+
+def read_checkpoint(directory: Path, settings: Settings) -> FlowCheckpoint[SmolVLAConfig]:
+    """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
+    config = load_config(directory)
+    processors = read_processors(directory, config)
+    check_weights(directory)
+    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow))
+
+
+def read_processors(directory: Path, config: SmolVLAConfig) -> FlowProcessors:
+    """Read and check both pipelines."""
+    folders = (config.model, *FOLDERS)
+    return load_processors(directory, config.flow, writer=WRITER, reads_state=False, folders=folders)

@@ -5,39 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
-from edgeflow.policies.smolvla.checkpoint import read_checkpoint
-from edgeflow.policies.smolvla.config import load_config
-from edgeflow_client.errors import ConfigError
+from edgeflow.policies.flow.family import flow_family
+from edgeflow.policies.smolvla.config import SmolVLAConfig, load_config, read_checkpoint
 
 if TYPE_CHECKING:
-    from edgeflow.engine.control.engine import EngineOptions, PassEngine
-    from edgeflow.engine.policy import LoadOptions, Policy, Published
     from edgeflow.kernels.table.model_shape import ModelShape
+    from edgeflow.policies.flow.published import FlowArchitecture
+    from edgeflow.policies.smolvla.network import SmolVLANetwork
 
 
-def _detect(files: Files) -> bool:
-    return files.config.get("type") == "smolvla"
+def _architecture(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
+    from edgeflow.policies.smolvla.network import architecture_of
 
-
-def _check(directory: Path, settings: Settings) -> None:
-    read_checkpoint(directory, settings)
-
-
-def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-    from edgeflow.policies.flow.exported.loading import published_flow
-    from edgeflow.policies.smolvla.architecture import architecture_of
-
-    checkpoint = read_checkpoint(directory, settings)
-    if options.center_crop:
-        raise ConfigError("center_crop: policies of this family, smolvla, take whole images; remove it")
-    return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
-
-
-def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.denoising import flow_engine
-
-    return flow_engine(policy, options)
+    return architecture_of(config)
 
 
 def _shape(directory: Path, rows: int) -> ModelShape:
@@ -46,12 +26,4 @@ def _shape(directory: Path, rows: int) -> ModelShape:
     return shape_of(load_config(directory), directory, rows)
 
 
-SMOLVLA = Family(
-    name="smolvla",
-    modes=DENOISING_MODES,
-    detect=_detect,
-    check=_check,
-    load=_load,
-    prepare=_prepare,
-    shape=_shape,
-)
+SMOLVLA = flow_family("smolvla", read_checkpoint, _architecture, _shape)

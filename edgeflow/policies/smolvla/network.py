@@ -7,7 +7,9 @@ are computed in float32 in any dtype.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +24,9 @@ from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
 from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.embeddings import PrefixEmbedding, TimeMixing
+from edgeflow.policies.flow.network import PrefixEmbedding, TimeMixing
+from edgeflow.policies.flow.policy import Margin, TaskTexts
+from edgeflow.policies.flow.published import FlowArchitecture, Shapes, StackNumbers, VisionNumbers, WeightNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 
 PREFIX = "model."
@@ -30,6 +34,8 @@ PREFIX = "model."
 VLM, EXPERT = "vlm_with_expert.vlm.model.", "vlm_with_expert.lm_expert."
 NAME = "smollm"
 """Its model_name in the operator table."""
+DECODER = ("text_model.layers.", "lm_expert.layers.")
+FLOATS = ("action_", "state_proj")
 
 
 class SmolVLANetwork(PackedNetwork):
@@ -152,3 +158,44 @@ def sizes_of(config: SmolVLAConfig) -> FlowSizes:
         causal=True,
         closing=1,
     )
+
+
+def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
+    """The architecture of a configuration."""
+    layers = len(config.cross)
+    return FlowArchitecture(
+        family="smolvla",
+        flow=config.flow,
+        sizes=sizes_of(config),
+        stacks=StackNumbers(
+            layers=layers,
+            width=max(config.width, config.expert_width),
+            inner=max(config.inner, config.expert_inner),
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+        ),
+        vision=VisionNumbers(
+            patches=(config.flow.side // config.patch) ** 2,
+            width=config.vision_width,
+            inner=config.vision_inner,
+            rows=config.image_rows,
+        ),
+        weights=partial(_weights, layers),
+        margin=Margin.LEFT_TOP,
+        bounded=False,
+        texts=TaskTexts,
+        network=partial(read_network, config),
+    )
+
+
+def _weights(layers: int, shapes: Shapes) -> WeightNumbers:
+    """Without the head of the language model and without its layers behind the first so many, which are not used."""
+    used = {name: shape for name, shape in shapes.items() if _layer_of(name) < layers}
+    return WeightNumbers.of(used, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
+
+
+def _layer_of(name: str) -> int:
+    """The index of the language model's layer that a tensor belongs to, -1 for one of none."""
+    found = re.search(r"\btext_model\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1

@@ -12,7 +12,7 @@ from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, Found
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.text import PreparedPrompt
-from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.clock import Clock

@@ -26,8 +26,8 @@ from edgeflow.ipc.chat_messages import (
 )
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.observe.chat_metrics import ChatMetrics
-from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.log import Log
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import (

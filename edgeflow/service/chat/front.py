@@ -19,13 +19,13 @@ from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.prefixes import prefix_routes, restore
 from edgeflow.service.chat.routes import ChatFront, chat_routes
+from edgeflow.service.children.child import ServingChild, sealed
+from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
-from edgeflow.service.children.serving import ServingChild, sealed
-from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.http.errors import framework_error
 from edgeflow.service.http.inner import InnerEdge
 from edgeflow.service.http.server import HttpServer
-from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import WorkerError
 

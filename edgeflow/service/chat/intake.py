@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.chat.body import Kind, parse
 from edgeflow.service.http.errors import BodyLate, BodyTooLarge
-from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow_client.reasons import Reason
 

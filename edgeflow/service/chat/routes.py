@@ -28,7 +28,7 @@ from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.errors import error_body
-from edgeflow.service.observe.chat_metrics import ChatMetrics
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from edgeflow.config.chat import ChatConfig, ChatSlot
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
 from edgeflow.service.chat.pictures import read_picture
 from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool, ToolCall
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.marks import Marks
-from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 

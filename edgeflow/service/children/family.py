@@ -12,10 +12,8 @@ from typing import Any
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import read_sealed, seal
-from edgeflow.service.children.act_answers import no_room
-from edgeflow.service.children.act_desk import ActDesk
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import LaunchChild
+from edgeflow.service.children.launch import CHAT, GATEWAY, LaunchChild, Role
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -29,8 +27,9 @@ from edgeflow.service.children.messages import (
     State,
     ToChild,
     WantSocket,
+    no_room,
 )
-from edgeflow.service.host.roles import CHAT, GATEWAY, Role
+from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -57,7 +56,7 @@ class Family:
         roles: Iterable[Role],
         launch: LaunchChild,
         *,
-        desk: ActDesk,
+        actions: SingleActions,
         health: Health,
         tokens: TokensFile,
         tls: Tls | None,
@@ -67,7 +66,7 @@ class Family:
         clock: Clock,
         log: EventLog,
     ) -> None:
-        self._desk = desk
+        self._actions = actions
         self._health = health
         self._tokens = tokens
         self._tls = tls
@@ -154,12 +153,12 @@ class Family:
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, Act) and keeper.name == GATEWAY:
-            self._desk.act(keeper, message, descriptors)
+            self._actions.act(keeper, message, descriptors)
             return
         try:
             match message:
                 case ActCancel() if keeper.name == GATEWAY:
-                    self._desk.cancel(message)
+                    self._actions.cancel(message)
                 case Keep() if keeper.name == CHAT:
                     self._keep(message, descriptors)
                 case WantSocket() if keeper.name == CHAT:  # at most once per second, however often it asks
@@ -176,7 +175,7 @@ class Family:
 
     def child_lost(self, keeper: Keeper) -> None:
         if keeper.name == GATEWAY:
-            self._desk.cancel_all()
+            self._actions.cancel_all()
 
     def _keep(self, message: Keep, descriptors: list[int]) -> None:
         """Keep what a chat front wants its successor to have; control never looks into it."""

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import Packets, close_all
 from edgeflow.ipc.sealed import seal
-from edgeflow.service.children.fork_messages import CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
-from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Pair
+from edgeflow.service.children.launch import CHAT, GATEWAY, KILL_WAIT_S, LaunchedChild, Pair, Role
+from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
 from edgeflow.service.host.held import Held
-from edgeflow.service.host.roles import CHAT, GATEWAY, Role
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.starts import StartLimits
+from edgeflow.service.worker.timeouts import StartLimits
 from edgeflow_client.errors import WorkerError
 
 ENTRY = "edgeflow.service.fork_server"
@@ -103,7 +102,7 @@ class Forks:
             self._next.put_back(pair)
             raise
         pair.theirs.close()
-        return _Server(Packets(pair.ours, CODING), process)
+        return _Server(Packets(pair.ours, FORK_CODING), process)
 
 
 class _Server:

@@ -1,16 +1,53 @@
-"""The launch of a child, as its keeper sees it."""
+"""The start of a child: its role, its socket to control, and the socket that it serves, which control binds."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import socket
+import stat
+import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
-from edgeflow.service.host.roles import Role
+from edgeflow.service.host.listen import BACKLOG, bind
+from edgeflow_client.errors import AddressError
 
+GATEWAY, CHAT = "gateway", "chat"
 KILL_WAIT_S = 1.0
+PREFIX = "edgeflow-"
+SOCKET = "chat"
+YOUNG_S = 60.0  # a folder of this age may belong to a service that does not listen yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A child's name, the socket it serves, where the chat front is ("" without chat), and its memory limit."""
+
+    name: str
+    listener: socket.socket
+    chat_path: str
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildStart:
+    """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
+
+    chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
+    """
+
+    role: str
+    control: socket.socket
+    listener: socket.socket
+    chat_path: str
+    config: Path
 
 
 class ChildProcess(Protocol):
@@ -56,3 +93,97 @@ class Pair:
     def close(self) -> None:
         self.ours.close()
         self.theirs.close()
+
+
+def make_private_folder() -> Path:
+    """A new folder that only this user may enter; abandoned ones are removed. OSError where none can be made."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    with contextlib.suppress(OSError):
+        for other in folder.parent.glob(f"{PREFIX}*"):
+            _remove_abandoned(other)
+    return folder
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder of this user's that holds a socket on which nobody listens, and nothing else."""
+    with contextlib.suppress(OSError):
+        status = folder.lstat()
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        if not ours or time.time() - status.st_mtime < YOUNG_S:
+            return
+        if os.listdir(folder) == [SOCKET] and _is_abandoned(folder / SOCKET):  # noqa: PTH208 - names alone
+            (folder / SOCKET).unlink()
+            folder.rmdir()
+
+
+def _is_abandoned(path: Path) -> bool:
+    """True for a socket on which no process listens, in whatever container it may be."""
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+    return False
+
+
+class Doors:
+    """Listening sockets, from construction to `close`. A child that restarts finds its callers in the backlog."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self._folder: Path | None = None
+        self._open: list[socket.socket] = []
+        try:
+            self.http = self._bind("http.port", config.http.host, config.http.port)
+            self.health = self._bind("health.port", config.health.host, config.health.port)
+            self._chat = self._bind_chat() if config.chat_path is not None else None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def http_port(self) -> int:
+        port: int = self.http.getsockname()[1]
+        return port
+
+    def roles(self) -> list[Role]:
+        """The children and what they serve."""
+        limits = self._config.limits
+        path = str(self._chat.getsockname()) if self._chat is not None else ""
+        found = [Role(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb)]
+        if self._chat is not None:
+            found.append(Role(name=CHAT, listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
+        return found
+
+    def close(self) -> None:
+        """Close all sockets; idempotent."""
+        for each in self._open:
+            each.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _bind(self, key: str, host: str, port: int) -> socket.socket:
+        sock = bind(key, host, port)
+        self._open.append(sock)
+        return sock
+
+    def _bind_chat(self) -> socket.socket:
+        """The chat front's socket, in a folder that only this user may enter; the gateway connects to it."""
+        try:
+            self._folder = make_private_folder()
+        except OSError as error:
+            raise AddressError(
+                f"chat: no folder for its socket: {error.strerror}: set TMPDIR to a folder that can be written to"
+            ) from None
+        path = self._folder / SOCKET
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._open.append(sock)
+            sock.bind(str(path))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            raise AddressError(f"chat: cannot listen on {path}: {error.strerror or error}") from None
+        return sock

@@ -1,17 +1,24 @@
-"""The messages between control and its child processes, one packet each; bulk data crosses as sealed memory."""
+"""The messages between control, its child processes and their fork server, one packet each.
+
+Bulk data crosses as sealed memory.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from edgeflow.contract import Chunk, PolicyInputs
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow_client.trajectory import ChunkReport
-from edgeflow_client.types import ActionSchema, StageTimings
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.events import ActionEvent
+from edgeflow_client.errors import RETRY_AFTER_MS
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
 
 ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
+NUMBER = "d"  # of a chunk where they are sealed: a 64-bit float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,25 +84,18 @@ class Kept:
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ActDone:
-    """Control → gateway: the answer to Act. command: of the action; chunk and token_ids are empty unless it is ACT.
-
-    chunk: without values where these are sealed (act_answers.py). report: how it came about.
-    """
+    """Control → gateway: the answer to Act. action: its chunk has no values where these are sealed."""
 
     request: int
-    command: str
-    reason: str
-    chunk: Chunk | None
-    token_ids: list[int]
-    valid_for_ms: int
-    max_age_ms: int
-    age_ns: int
-    server_ns: int
-    timings: StageTimings
+    action: ActionEvent
     schema: ActionSchema
-    report: ChunkReport = field(default_factory=ChunkReport)
+
+    def with_numbers(self, numbers: tuple[float, ...]) -> ActDone:
+        """The same answer with other numbers in its chunk, which it must have."""
+        chunk = self.action.chunk
+        return replace(self, action=replace(self.action, chunk=chunk and replace(chunk, values=numbers)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,16 +159,13 @@ class Act:
 
     opened: with the policy's cameras, which must be those that control finds as well, and with the vectors of state
     that it takes numbers of; these are `state`, and policy_numbers is empty.
-    Answered by ActDone or ActRefused. peer, principal, token: of the caller (security/auth.py). received_ns: when the
-    request arrived, on the machine's monotonic clock.
+    Answered by ActDone or ActRefused. received_ns: when the request arrived, on the machine's monotonic clock.
     """
 
     request: int
     opened: OpenRequest
     state: list[float]
-    peer: str
-    principal: str
-    token: str
+    caller: Caller
     received_ns: int
     decode_ns: int
 
@@ -189,3 +186,64 @@ ChildMessage: TypeAlias = ToChild | FromChild
 MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding((*ToChild.__args__, *FromChild.__args__))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Control → server: fork a child; answered by Forked or NotForked.
+
+    With the descriptors of the child's socket to control and of the socket that it serves. chat_path, memory_mb: as of
+    `Role`.
+    """
+
+    role: str
+    chat_path: str
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Control → server: SIGKILL to a child, unless it has ended."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """Server → control: the child's process id."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotForked:
+    """Server → control: the fork failed. text: the system's reason."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Server → control: a child has ended. how: as of host/spawn.py."""
+
+    pid: int
+    how: str
+
+
+ToServer: TypeAlias = Fork | Kill
+FromServer: TypeAlias = Forked | NotForked | Ended
+ForkMessage: TypeAlias = ToServer | FromServer
+
+FORK_CODING: Coding[ForkMessage] = Coding((*ToServer.__args__, *FromServer.__args__))
+
+
+def no_room(request: int) -> ActRefused:
+    """The refusal of an observation for which, or for whose answer, memory or descriptors are lacking."""
+    return ActRefused(
+        request=request,
+        code="RESOURCE_EXHAUSTED",
+        text="no memory for another observation or its answer",
+        field="",
+        reason=Reason.QUEUE_FULL,
+        retry_after_ms=RETRY_AFTER_MS,
+    )

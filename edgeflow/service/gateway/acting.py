@@ -123,16 +123,17 @@ class _Places:
 
 def act_answer(done: ActDone) -> dict[str, Any]:
     """The answer: the chunk and its first action, the schema, age limit, timings and validity."""
-    schema, timings, chunk = done.schema, done.timings, done.chunk
+    action, schema = done.action, done.schema
+    chunk, timings, report = action.chunk, action.timings, action.report
     return {
         "action": list(chunk.row(0)) if chunk else [],
         "chunk": [list(chunk.row(index)) for index in range(chunk.horizon)] if chunk else [],
         "step_ms": chunk.step_ms if chunk else 0.0,
-        "command": done.command,
-        "reason": done.reason,
-        "token_ids": done.token_ids,
-        "valid_for_ms": done.valid_for_ms,
-        "max_age_ms": done.max_age_ms,
+        "command": action.command.value,
+        "reason": action.reason,
+        "token_ids": list(action.token_ids),
+        "valid_for_ms": action.valid_for_ms,
+        "max_age_ms": action.max_age_ms,
         "limited": [
             {
                 "dimension": each.dimension,
@@ -140,10 +141,10 @@ def act_answer(done: ActDone) -> dict[str, Any]:
                 "beyond": each.beyond,
                 "changed": each.changed,
             }
-            for each in done.report.limited
+            for each in report.limited
         ],
-        "candidates": [asdict(each) for each in done.report.candidates],
-        "chosen": done.report.chosen,
+        "candidates": [asdict(each) for each in report.candidates],
+        "chosen": report.chosen,
         "schema": {
             "names": list(schema.names),
             "units": list(schema.units),
@@ -161,7 +162,7 @@ def act_answer(done: ActDone) -> dict[str, Any]:
             "decode": timings.decode_ns / 1e6,
             "queue": timings.queue_ns / 1e6,
             "inference": timings.inference_ns / 1e6,
-            "server": done.server_ns / 1e6,
+            "server": action.server_ns / 1e6,
         },
     }
 

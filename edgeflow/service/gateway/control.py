@@ -1,27 +1,39 @@
-"""The gateway's view of control: the state of the service, and observations to be answered."""
+"""The gateway's view of control: the state of the service, and observations to be decoded and answered."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
+from array import array
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.contract import PolicyInputs
-from edgeflow.ipc.sealed import Sealed
-from edgeflow.service.children.child import ControlLink
-from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused, State
+from edgeflow.contract import CHANNELS, PolicyInputs
+from edgeflow.ipc.sealed import Sealed, seal_written
+from edgeflow.service.children.child import ControlLink, sealed
+from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, State, no_room
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.gateway.decoding import Decoder
+from edgeflow.service.host.held import start_threads
 from edgeflow.service.observation.matching import narrowed
+from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
-from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    DeadlineExceeded,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+    WorkerError,
+)
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import MAX_CHUNK_NUMBERS
 
 STALE_S = 2.0  # control's last word counts for so long
 SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to arrive
+SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +153,7 @@ class Control:
             request=number,
             opened=opened,
             state=state,
-            peer=caller.peer,
-            principal=caller.principal,
-            token=caller.token,
+            caller=caller,
             received_ns=seen.received_ns,
             decode_ns=decode_ns,
         )
@@ -153,3 +163,57 @@ def _busy() -> ResourceExhausted:
     return ResourceExhausted(
         "too many observations wait already", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS
     )
+
+
+class Decoder:
+    """Decodes so many observations at a time, in separate threads."""
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        start_threads(self._pool, threads)
+        self._turns = asyncio.Semaphore(threads)
+
+    async def begin(self, frame: CheckedFrame, opened: OpenRequest) -> asyncio.Future[tuple[Sealed, int]]:
+        """Wait for a turn and begin: the pixels of the policy's cameras, and how long they took in nanoseconds.
+
+        The future fails with RequestError or OSError. Shield it: a thread cannot be stopped, and its turn ends with it.
+        """
+        await self._turns.acquire()
+        try:
+            job = self._job(frame, opened)
+        except BaseException:
+            self._turns.release()
+            raise
+        job.add_done_callback(lambda _: self._turns.release())
+        return job
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _job(self, frame: CheckedFrame, opened: OpenRequest) -> asyncio.Future[tuple[Sealed, int]]:
+        loop = asyncio.get_running_loop()
+        if frame_bytes(opened) > SMALL_BYTES:
+            return loop.run_in_executor(self._pool, _decoded, frame, opened)
+        done: asyncio.Future[tuple[Sealed, int]] = loop.create_future()
+        done.set_result(_decoded(frame, opened))
+        return done
+
+
+def _decoded(frame: CheckedFrame, opened: OpenRequest) -> tuple[Sealed, int]:
+    began_ns = time.monotonic_ns()
+    pixels = seal_written(frame_bytes(opened), lambda memory: decode_frame_into(memory, frame, opened))
+    return pixels, time.monotonic_ns() - began_ns
+
+
+def whole(answer: ActDone, descriptors: list[int]) -> ActDone | ActRefused:
+    """An answer with all of its numbers; a refusal if they are lost."""
+    chunk = answer.action.chunk
+    if chunk is None or chunk.values:
+        return answer
+    numbers = array(NUMBER)
+    try:
+        numbers.frombytes(sealed(descriptors, MAX_CHUNK_NUMBERS * numbers.itemsize))
+        return answer.with_numbers(tuple(numbers))
+    except (OSError, WorkerError):
+        return no_room(answer.request)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import PREFIXES, ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.endpoint import DOCS, MODEL, OPENAPI, PAGE_PARTS, TITLE, Endpoint
+from edgeflow.service.gateway.routes import DOCS, MODEL, OPENAPI, PAGE_PARTS, TITLE, Endpoint
 from edgeflow.service.http.schema import (
     ACT_BODY,
     ACT_FAILURES,

@@ -7,12 +7,14 @@ import contextlib
 import json
 import ssl
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeflow.config.service import ServiceConfig, load_config
-from edgeflow.service.children.act_answers import whole
+from edgeflow.service.children.child import ServingChild, sealed
+from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     ActDone,
     ActRefused,
@@ -24,23 +26,21 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
 )
-from edgeflow.service.children.serving import ServingChild, sealed
-from edgeflow.service.gateway.control import Control
-from edgeflow.service.gateway.metrics_text import merge
+from edgeflow.service.gateway.control import Control, whole
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.gateway.routes import build_app
-from edgeflow.service.gateway.tls import load_pair, server_context
-from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.http.edge import Edge
 from edgeflow.service.http.hosts import Hosts
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Tls
 from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow_client.errors import WorkerError
 
 POLL_S = 1.0  # between snapshots of the chat front
 ANSWER_SLACK_S = 5.0  # beyond chat's own time limits
 READER_S = 30.0  # for a client to take a piece of an answer
 MAX_MODEL_BYTES = 1 << 20
+HELP = "# HELP "
 
 
 async def serve(start: ChildStart) -> int:
@@ -181,3 +181,63 @@ class InFlight:
             self._count -= 1
             if not self._count:
                 self.idle.set()
+
+
+def merge(texts: Mapping[str, str]) -> str:
+    """One text, each family once. Families of more than one process get the label `process`."""
+    families: dict[str, dict[str, list[str]]] = {}
+    for process, text in texts.items():
+        for name, lines in _families(text).items():
+            families.setdefault(name, {})[process] = lines
+    return "".join(_written(of_process) for of_process in families.values())
+
+
+def _families(text: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(HELP):
+            lines = found.setdefault(line.split(" ", 3)[2], [])
+        lines.append(line)
+    return found
+
+
+def _written(of_process: Mapping[str, list[str]]) -> str:
+    if len(of_process) == 1:
+        return "".join(f"{line}\n" for lines in of_process.values() for line in lines)
+    first = next(iter(of_process.values()))
+    head = [line for line in first if line.startswith("#")]
+    samples = [
+        _labelled(line, process) for process, lines in of_process.items() for line in lines if not line.startswith("#")
+    ]
+    return "".join(f"{line}\n" for line in (*head, *samples))
+
+
+def _labelled(line: str, process: str) -> str:
+    """A sample with one more label."""
+    brace, space = line.find("{"), line.find(" ")
+    if 0 <= brace < space:
+        return f'{line[: brace + 1]}process="{process}",{line[brace + 1 :]}'
+    return f'{line[:space]}{{process="{process}"}}{line[space:]}'
+
+
+def server_context(descriptors: Sequence[int]) -> ssl.SSLContext:
+    """The context for a certificate chain, its key and, as a third, the CA of client certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(context, descriptors)
+    if len(descriptors) > 2:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(_path(descriptors[2]))
+    return context
+
+
+def load_pair(context: ssl.SSLContext, descriptors: Sequence[int]) -> None:
+    """Use a certificate chain and key for new connections."""
+    if len(descriptors) < 2:
+        raise WorkerError("certificates lack a descriptor")
+    context.load_cert_chain(_path(descriptors[0]), _path(descriptors[1]))
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"

@@ -1,4 +1,7 @@
-"""Chat's routes in the gateway: head, body and answer pass on to the chat front as bytes, bounded and never parsed."""
+"""Chat's routes in the gateway: head, body and answer pass on to the chat front as bytes, bounded and never parsed.
+
+Callers whose requests are refused have a pace: to read them costs processor time that others want.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,70 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeflow.service.gateway.pace import LONGEST_WAIT_S, Pace
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
 
+REFUSED_BYTES_PER_S = 4_000_000
+REMEMBERED_S = 10.0  # after a refusal
+LONGEST_WAIT_S = 2.0  # well below what a client has to send its body
+MOST_CALLERS = 1024
 CONNECT_S = 2.0
 PIECE_BYTES = 64 << 10
 MAX_ANSWER_BYTES = 16 << 20  # of an internal answer
 OWN = b"x-edgeflow-"  # headers that only the gateway writes
 _HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"proxy-connection", b"trailer"}
 _DROPPED = {*_HOP, b"host", b"expect", b"authorization", b"x-request-id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a body may be read. wait_s: seconds from now. paid: bytes that already count towards the caller's pace."""
+
+    wait_s: float
+    paid: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """When the caller's next body may be read, and how long its last refusal counts."""
+
+    free_s: float
+    until_s: float
+
+
+class Pace:
+    """Gives callers turns; times are seconds of any steady clock.
+
+    A caller without a recent refusal never waits. The bodies of others follow each other at REFUSED_BYTES_PER_S.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+
+    def turn(self, caller: str, size: int, now_s: float) -> Turn | None:
+        """The turn of a body of this many bytes; None if it would wait longer than LONGEST_WAIT_S."""
+        account = self._accounts.get(caller)
+        if account is None:
+            return Turn(0.0, 0)
+        wait_s = max(account.free_s - now_s, 0.0)
+        if not wait_s and now_s >= account.until_s:
+            del self._accounts[caller]
+            return Turn(0.0, 0)
+        if wait_s > LONGEST_WAIT_S:
+            return None
+        account.free_s = now_s + wait_s + size / REFUSED_BYTES_PER_S
+        return Turn(wait_s, size)
+
+    def refused(self, caller: str, size: int, now_s: float) -> None:
+        """A request was refused. size: bytes that were read of its body beyond those paid."""
+        account = self._accounts.pop(caller, None) or _Account(now_s, now_s)
+        account.free_s = max(account.free_s, now_s) + size / REFUSED_BYTES_PER_S
+        account.until_s = now_s + REMEMBERED_S
+        self._accounts[caller] = account
+        if len(self._accounts) > MOST_CALLERS:
+            del self._accounts[next(iter(self._accounts))]  # the one whose last refusal is the oldest
 
 
 @dataclass(frozen=True, slots=True)

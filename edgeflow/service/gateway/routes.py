@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
@@ -18,18 +19,34 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control
-from edgeflow.service.gateway.endpoint import DOCS, MODEL, OPENAPI, PAGE_PARTS, Endpoint
-from edgeflow.service.gateway.pace import Pace
-from edgeflow.service.gateway.proxy import ChatSide, PassThrough
+from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
 from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.errors import framework_error
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
+TITLE = "edgeflow"
+DOCS, OPENAPI = "/docs", "/openapi.json"
+PAGE_PARTS = {
+    "swagger-ui-bundle.js": "text/javascript",
+    "swagger-ui.css": "text/css",
+    "favicon.png": "image/png",
+}
+"""Script, style and icon of the page at DOCS, with their media types."""
+MODEL = "/v1/models/{name:path}"  # names have slashes
 PREFIXES = "/admin/v1/prefixes"
 MAX_NAME = 100  # characters of a name that an answer repeats
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route. The handler's name and text are those of the OpenAPI document."""
+
+    method: str
+    path: str
+    handler: Callable[[Request], Awaitable[Response]]
 
 
 class Snapshots(Protocol):

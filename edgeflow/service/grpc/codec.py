@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from google.protobuf.message import DecodeError
 
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.grpc.fields import check_text, refuse_unknown_fields, text_too_long
 from edgeflow.service.grpc.lifting import lift_images
 from edgeflow.service.grpc.opening import check_open

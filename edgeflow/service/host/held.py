@@ -1,9 +1,12 @@
-"""Things made in advance and held, so that their use cannot fail for want of descriptors or memory."""
+"""Things made in advance, so that their use cannot fail for want of descriptors, memory or threads."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Generic, Protocol, TypeVar
 
 from edgeflow.service.observe.log import EventLog
@@ -69,3 +72,14 @@ class Held(Generic[T]):
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+
+
+def start_threads(pool: Executor, count: int) -> None:
+    """Start a pool's threads, so that none is needed once memory or threads are short."""
+    begun = threading.Event()
+    try:
+        with contextlib.suppress(RuntimeError):
+            for _ in range(count):
+                pool.submit(begun.wait)
+    finally:
+        begun.set()

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeflow.service.http.errors import UnsupportedEncoding, error_body
-from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.log import Log
 from edgeflow_client.errors import EdgeflowError, RequestError, Unauthenticated
 from edgeflow_client.reasons import Reason
 

@@ -8,7 +8,7 @@ from edgeflow.config.sections import is_loopback
 from edgeflow.service.http.answers import CALLER, Answers
 from edgeflow.service.http.errors import BodyTooLarge, HeadersTooLarge
 from edgeflow.service.http.hosts import Hosts
-from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
 from edgeflow_client.errors import PermissionDenied, Unauthenticated

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import google_crc32c
 
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 
 STEP_BYTES = 64 << 10  # the library takes nothing but bytes; copies of this size stay in the processor's cache
 

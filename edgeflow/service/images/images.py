@@ -7,7 +7,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from edgeflow.contract import CHANNELS
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.images.exif import UPRIGHT
 from edgeflow.service.images.jpeg import read_jpeg
 from edgeflow_client.errors import InvalidArgument

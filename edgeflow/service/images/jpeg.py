@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.images.exif import PREFIX, UPRIGHT, orientation
 from edgeflow_client.errors import DataLoss, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 
 from edgeflow.contract import CHANNELS, CameraNeed, PolicyInputs
-from edgeflow.ipc.channel import MAX_PAYLOAD_BYTES
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.observation.describe import (
     MOST_CHARACTERS,
     camera_text,

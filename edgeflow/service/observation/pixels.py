@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from edgeflow.contract import CHANNELS
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow.service.images.crc32c import crc32c
 from edgeflow.service.images.images import decode_jpeg
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest

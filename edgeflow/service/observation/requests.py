@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeflow.ipc.payloads import Payload
+from edgeflow.ipc.framing import Payload
 from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import CameraSpec, Mode, StateSpec
 

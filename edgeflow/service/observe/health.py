@@ -1,12 +1,25 @@
-"""The state of the service, and its listeners.
+"""The state of the service, and its answers to probes.
 
 STARTING → WARMING → READY ⇄ DEGRADED → DRAINING → STOPPED, and FAULT from anywhere but the end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
 from collections.abc import Callable
 from enum import Enum
+
+MOST = 8  # connections; the oldest gives way
+PATIENCE_S = 2.0  # for a request
+REQUEST_BYTES = 4096
+WAIT_S = 0.2  # between looks at the clock, and after a descriptor was lacking
+LIVE, READY = ("/live", "/healthz"), ("/ready", "/readyz")
 
 
 class State(str, Enum):
@@ -88,3 +101,123 @@ class Health:
     def _notify_watchers(self) -> None:
         for watcher in self._watchers:
             watcher(self.ready)
+
+
+class _Connection:
+    """A client, and what it sent so far."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self.sock = sock
+        self.until_s = until_s
+        self.heard = b""
+
+
+class HealthListener:
+    """Answers GET /live and /ready between `start` and `stop`. sock: bound and listening; it is closed at the end."""
+
+    def __init__(self, sock: socket.socket, health: Health) -> None:
+        self._sock = sock
+        self._health = health
+        self._open: dict[int, _Connection] = {}
+        self._stopping = False
+        self._spare = os.open(os.devnull, os.O_RDONLY)  # to accept a probe when descriptors run out
+        self._thread = threading.Thread(target=self._run, name="health", daemon=True)
+        sock.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        port: int = self._sock.getsockname()[1]
+        return port
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close everything; idempotent."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._thread.join()
+        for each in self._open.values():
+            each.sock.close()
+        self._open.clear()
+        self._sock.close()
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+        self._spare = -1
+
+    def _run(self) -> None:
+        while not self._stopping:
+            poll = select.poll()
+            for descriptor in (self._sock.fileno(), *self._open):
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(WAIT_S * 1000):
+                if descriptor == self._sock.fileno():
+                    self._accept()
+                elif descriptor in self._open:
+                    self._hear(descriptor)
+            now_s = time.monotonic()
+            for descriptor in [each for each, link in self._open.items() if link.until_s < now_s]:
+                self._close(descriptor)
+
+    def _accept(self) -> None:
+        if len(self._open) >= MOST:
+            self._close(next(iter(self._open)))
+        try:
+            sock, _ = self._sock.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._accept_with_spare()
+            return
+        self._keep(sock)
+
+    def _accept_with_spare(self) -> None:
+        """Accept with the descriptor that is held for this; it is held again once the answer is sent."""
+        if self._open:
+            self._close(next(iter(self._open)))
+        elif self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        try:
+            sock, _ = self._sock.accept()
+        except OSError:
+            time.sleep(WAIT_S)
+        else:
+            self._keep(sock)
+
+    def _keep(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._open[sock.fileno()] = _Connection(sock, time.monotonic() + PATIENCE_S)
+
+    def _hear(self, descriptor: int) -> None:
+        link = self._open[descriptor]
+        try:
+            data = link.sock.recv(REQUEST_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        link.heard += data
+        if b"\r\n\r\n" in link.heard or b"\n\n" in link.heard:
+            with contextlib.suppress(OSError):
+                link.sock.send(self._answer(link.heard))
+            self._close(descriptor)
+        elif not data or len(link.heard) > REQUEST_BYTES:
+            self._close(descriptor)
+
+    def _close(self, descriptor: int) -> None:
+        self._open.pop(descriptor).sock.close()
+        if self._spare < 0:
+            with contextlib.suppress(OSError):
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def _answer(self, request: bytes) -> bytes:
+        method, _, rest = request.partition(b" ")
+        path = rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1")
+        if path not in (*LIVE, *READY) or method not in (b"GET", b"HEAD"):
+            return b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        good = self._health.live if path in LIVE else self._health.ready
+        body = json.dumps({"state": self._health.state.value}).encode()
+        status = "200 OK" if good else "503 Service Unavailable"
+        head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        return f"{head}connection: close\r\n\r\n".encode() + (body if method == b"GET" else b"")

@@ -36,6 +36,42 @@ WARNINGS = frozenset(
 )
 
 
+class Log:
+    """A log of events: one line each, at most PER_SECOND per second and name; the rest is counted."""
+
+    def __init__(self, second: Callable[[], int]) -> None:
+        self._second = second
+        self._windows: dict[str, tuple[int, int, int]] = {}
+
+    def event(self, name: str, **values: Any) -> None:
+        """Write a line, unless this event was written too often within the second; never waits."""
+        second = self._second()
+        started, written, muted = self._windows.get(name, (second, 0, 0))
+        if started != second:
+            started, written = second, 0
+        if written >= PER_SECOND:
+            self._windows[name] = (started, written, muted + 1)
+            return
+        self._windows[name] = (started, written + 1, 0)
+        self._write(name, {**values, "muted": muted} if muted else values)
+
+    def incident(self, where: str, error: BaseException) -> str:
+        """Log the type and origin (not the text) of an unexpected exception; returns an id for the client."""
+        values = incident_values(where, error)
+        self.event("incident", **values)
+        number: str = values["incident"]
+        return number
+
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def incident_values(where: str, error: BaseException) -> dict[str, Any]:
+    """The values of a line about an unexpected exception, with a new incident id."""
+    number = secrets.token_hex(6)
+    return {"incident": number, "where": where, "error": type(error).__name__, "stack": stack_of(error)}
+
+
 class Sink(Protocol):
     """Receiver of lines."""
 
@@ -141,16 +177,15 @@ class LineWriter:
             return 0
 
 
-class EventLog:
-    """Writes events to a sink, at most PER_SECOND per second and name. It never raises."""
+class EventLog(Log):
+    """The log that control writes to a sink. It never raises."""
 
     def __init__(self, clock: Clock, sink: Sink, wall: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+        super().__init__(lambda: clock.now_ns() // 1_000_000_000)
         self._sink = sink
         self._readable = sink.isatty()
         self._before = CLEAR_LINE if self._readable else ""
         self._wall = wall
-        self._windows: dict[str, tuple[int, int, int]] = {}
         self._failed = 0
 
     @property
@@ -159,9 +194,8 @@ class EventLog:
         return self._failed + (self._sink.lost if isinstance(self._sink, LineWriter) else 0)
 
     def event(self, name: str, **values: Any) -> None:
-        """Write a line, unless this event was written too often within the second."""
         try:
-            self._event(name, values)
+            super().event(name, **values)
         except Exception:  # nothing that the service does depends on its log
             self._failed += 1
 
@@ -170,23 +204,7 @@ class EventLog:
         if isinstance(self._sink, LineWriter):
             self._sink.close()
 
-    def incident(self, where: str, error: BaseException) -> str:
-        """Log the type and origin (not the text) of an unexpected exception; returns an id for the client."""
-        number = secrets.token_hex(6)
-        self.event("incident", incident=number, where=where, error=type(error).__name__, stack=stack_of(error))
-        return number
-
-    def _event(self, name: str, values: dict[str, Any]) -> None:
-        second = self._clock.now_ns() // 1_000_000_000
-        started, written, muted = self._windows.get(name, (second, 0, 0))
-        if started != second:
-            started, written = second, 0
-        if written >= PER_SECOND:
-            self._windows[name] = (started, written, muted + 1)
-            return
-        self._windows[name] = (started, written + 1, 0)
-        if muted:
-            values["muted"] = muted
+    def _write(self, name: str, values: dict[str, Any]) -> None:
         self._sink.write(f"{self._before}{event_line(self._wall(), name, values, readable=self._readable)}\n")
 
 
@@ -198,12 +216,10 @@ class LogAnnouncer:
         self._phase: str | None = None
 
     def __call__(self, status: Any) -> None:
-        told = {
-            name: value for name, value in asdict(status).items() if value and name not in ("step", "done", "total")
-        }
-        if told["phase"] != self._phase:
-            self._phase = told["phase"]
-            self._log.event("phase", **told)
+        values = {name: value for name, value in asdict(status).items() if value and name not in PROGRESS}
+        if values["phase"] != self._phase:
+            self._phase = values["phase"]
+            self._log.event("phase", **values)
 
     def close(self) -> None:
         """Do nothing: the log is closed by its owner."""

@@ -1,16 +1,17 @@
-"""Metrics that control and its children keep: its resources, its loop, and what it refused."""
+"""Metrics that control and its children keep: their resources, their loops, what they refused, and the chat front's."""
 
 from __future__ import annotations
 
 import gc
+import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
-
-from edgeflow.service.observe.page_faults import PageFaults
+from prometheus_client.registry import Collector
 
 CONTROL_BUCKETS = (
     0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.033, 0.04, 0.05, 0.066, 0.08, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5,
@@ -23,7 +24,8 @@ class ProcessMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(PageFaults())
+        text = "Pages read from disk by control"
+        self.watch("major_page_faults", text, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the process's timer")
         self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
         self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
@@ -38,6 +40,10 @@ class ProcessMetrics:
         """Stop measuring garbage collections."""
         if self._on_gc in gc.callbacks:
             gc.callbacks.remove(self._on_gc)
+
+    def watch(self, name: str, text: str, count: Callable[[], float]) -> None:
+        """Show a count that is kept elsewhere."""
+        self.registry.register(_Count(f"edgeflow_{name}", text, count))
 
     def text(self) -> bytes:
         """The metrics in the Prometheus text format."""
@@ -72,3 +78,33 @@ class _One:
 
     def collect(self) -> Iterator[Metric]:
         yield self._family
+
+
+class _Count(Collector):
+    """A collector of one count."""
+
+    def __init__(self, name: str, text: str, count: Callable[[], float]) -> None:
+        self._name, self._text, self._count = name, text, count
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._text, value=self._count())
+
+
+class ChatMetrics(ProcessMetrics):
+    """The metrics of a process that answers chat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self._gauge("chat_requests_running", "Requests being answered")
+        self.waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
+        self.refused = self._counter(
+            "chat_refused", "Requests refused by a full or slow queue, or failed in the worker", "reason"
+        )
+        self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
+        self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
+        self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
+        self.draft_tokens = self._counter("chat_draft_tokens", "Draft tokens that were verified", "kind")
+        self.draft_tokens_accepted = self._counter("chat_draft_tokens_accepted", "Draft tokens that were right", "kind")
+        self.draft_passes = self._counter(
+            "chat_draft_passes", "Decode passes of requests with drafts, by whether they verified any", "kind", "drafts"
+        )

@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgeflow.service.host.files import Stamp, read_file, stamp
-from edgeflow.service.observe.lines import Log
+from edgeflow.service.observe.log import Log
 from edgeflow_client.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow_client.reasons import Reason
 

@@ -13,8 +13,6 @@ from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.observe.health import State
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.lost_lines import LostLines
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.observers import ClosedSession, ObservedFrame, OpenedSession, SessionObserver
@@ -42,10 +40,6 @@ class Metrics(ProcessMetrics, SessionObserver):
         loop = asyncio.get_running_loop()
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         self.pool_threads.set_function(lambda: sum(each.name.startswith(POOLS) for each in threading.enumerate()))
-
-    def watch_log(self, log: EventLog) -> None:
-        """Count the lines that a log has lost."""
-        self.registry.register(LostLines(log))
 
     def opened(self, session: OpenedSession) -> None:  # noqa: ARG002 - an observer's
         self.sessions.inc()

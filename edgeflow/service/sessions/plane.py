@@ -23,7 +23,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.host.threads import start_threads
+from edgeflow.service.host.held import start_threads
 from edgeflow.service.observation.chunks import check_chunks
 from edgeflow.service.observation.matching import matched
 from edgeflow.service.observation.names import Names

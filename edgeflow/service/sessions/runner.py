@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Protocol
 
+from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import ChangePace, Message, OpenSession
-from edgeflow.ipc.payloads import Payloads
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.observation.pixels import decode_frame, raw_pixels
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest

@@ -24,8 +24,8 @@ from collections import deque
 from dataclasses import replace
 
 from edgeflow.contract import Speculation
+from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
-from edgeflow.ipc.payloads import Payloads
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.frames.answers import Answers

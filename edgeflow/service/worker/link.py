@@ -1,4 +1,4 @@
-"""Control's end of the socket to the worker: length-prefixed messages as in ipc/channel.py, on the event loop.
+"""Control's end of the socket to the worker: on the event loop.
 
 It writes to the socket itself, since what an asyncio transport cannot send at once it may copy: pixels cross from the
 memory they were decoded to, and nothing holds a second copy of them in this process.
@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
-from edgeflow.ipc.channel import PREFIX, check_lengths, pack
+from edgeflow.ipc.channel import pack
 from edgeflow.ipc.coding import decode
+from edgeflow.ipc.framing import Framer
 from edgeflow.ipc.messages import Message
 from edgeflow_client.errors import WorkerError
 
@@ -31,7 +32,7 @@ class WorkerLink:
         self._received = received
         self._writable = writable
         self._lost = lost
-        self._buffer = bytearray()
+        self._framer = Framer()
         self._unsent: deque[memoryview] = deque()
         self._sock: socket.socket | None = None
         self._deaf = False  # the worker reads nothing more
@@ -121,26 +122,17 @@ class WorkerLink:
         if not data:
             self.close("eof")
             return False
-        self._buffer += data
+        rest = memoryview(data)
         try:
-            while self._sock is not None and (message := self._next_message()) is not None:
-                self._received(message)
+            while rest and self._sock is not None:
+                space = self._framer.space
+                count = min(len(space), len(rest))
+                space[:count], rest = rest[:count], rest[count:]
+                if (message := self._framer.filled(count)) is not None:
+                    self._received(decode(*message))
         except WorkerError:
             self.close("protocol")
         except Exception:
             self.close("protocol")  # with messages that nobody has handled
             raise
         return True
-
-    def _next_message(self) -> Message | None:
-        if len(self._buffer) < PREFIX.size:
-            return None
-        header_bytes, payload_bytes = PREFIX.unpack_from(self._buffer)
-        check_lengths(header_bytes, payload_bytes)
-        end = PREFIX.size + header_bytes + payload_bytes
-        if len(self._buffer) < end:
-            return None
-        header = bytes(self._buffer[PREFIX.size : PREFIX.size + header_bytes])
-        payload = bytes(self._buffer[PREFIX.size + header_bytes : end])
-        del self._buffer[:end]
-        return decode(header, payload)

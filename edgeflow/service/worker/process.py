@@ -1,8 +1,9 @@
-"""Starting and ending the worker process."""
+"""Starting and ending the worker process, with descriptors made before."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -13,10 +14,10 @@ from typing import Protocol, TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
+from edgeflow.ipc.packets import packet_pair
 from edgeflow.ipc.sealed import seal
-from edgeflow.service.host.realtime import settle
+from edgeflow.service.host.resources import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
-from edgeflow.service.worker.kit import Kit
 
 ENTRY = "edgeflow.worker.start"
 KILL_WAIT_S = 5.0
@@ -26,6 +27,61 @@ STACKS_QUIET_S = 0.05
 STACKS_POLL_S = 0.01
 STACKS_BYTES = 64 << 10
 STACKS_LINES = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """Both ends of everything that connects control and a worker.
+
+    sock: messages. handover: where the worker expects sockets to the chat front. stacks: a pipe for what its threads
+    were doing when it hung or crashed.
+    """
+
+    sock: socket.socket
+    worker_sock: socket.socket
+    handover: socket.socket
+    worker_handover: socket.socket
+    stacks: int
+    worker_stacks: int
+
+    @classmethod
+    def make(cls) -> Kit:
+        """Make a kit; OSError without descriptors or memory, with nothing left open."""
+        with contextlib.ExitStack() as undo:
+            sock, worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(sock.close)
+            undo.callback(worker_sock.close)
+            handover, worker_handover = packet_pair()
+            undo.callback(handover.close)
+            undo.callback(worker_handover.close)
+            stacks, worker_stacks = os.pipe()
+            undo.pop_all()
+        os.set_blocking(stacks, False)
+        return cls(
+            sock=sock,
+            worker_sock=worker_sock,
+            handover=handover,
+            worker_handover=worker_handover,
+            stacks=stacks,
+            worker_stacks=worker_stacks,
+        )
+
+    def inherited(self) -> tuple[int, int, int]:
+        """The worker's descriptors: messages, handover, stacks."""
+        return self.worker_sock.fileno(), self.worker_handover.fileno(), self.worker_stacks
+
+    def close_inherited(self) -> None:
+        """Close the worker's ends here."""
+        self.worker_sock.close()
+        self.worker_handover.close()
+        os.close(self.worker_stacks)
+
+    def close(self) -> None:
+        """Close all of it."""
+        self.close_inherited()
+        self.sock.close()
+        self.handover.close()
+        os.close(self.stacks)
 
 
 class Process(Protocol):

@@ -15,17 +15,17 @@ from edgeflow.ipc.messages import Begin
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.host.held import RETRY_S, Held
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.kit import Kit
 from edgeflow.service.worker.process import (
     ENTRY,
     KILL_WAIT_S,
+    Kit,
     Launched,
     WorkerProcess,
     cold_arguments,
     launched,
     start_process,
 )
-from edgeflow.service.worker.starts import LEAST_S, TIMES
+from edgeflow.service.worker.timeouts import LEAST_S, TIMES
 
 BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon
 LONGEST_BACKOFF_S = 30.0

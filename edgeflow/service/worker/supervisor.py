@@ -10,13 +10,12 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.faults import start_error
-from edgeflow.service.host.vital import VitalTask
+from edgeflow.service.host.watchdogs import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.ordering import RollingCount
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
-from edgeflow.service.worker.progress import Progress
-from edgeflow.service.worker.starts import StartLimits
+from edgeflow.service.worker.timeouts import Progress, StartLimits
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError
 

@@ -28,6 +28,7 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, MemoryGate
+from tests.cases import pairs_by_day
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.tiny_drafts import KINDS, kind_of, tiny_head
 from tests.random_gates import random_gate
@@ -166,25 +167,25 @@ SPANS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-@pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
-@pytest.mark.parametrize("write", ["indexed", "on_device"])
+@pytest.mark.parametrize(
+    ("write", "spans", "heads", "dtype"),
+    pairs_by_day(["indexed", "on_device"], SPANS, HEADS, [torch.float32, torch.bfloat16]),
+)
 @torch.inference_mode()
-def test_a_write_in_four_bits_takes_no_more_than_is_counted(write: str, spans: list[Span], heads, dtype: torch.dtype):
-    count, kv_heads, width = heads
+def test_a_write_in_four_bits_takes_no_more_than_is_counted(write: str, spans: str, heads: str, dtype: torch.dtype):
+    count, kv_heads, width = HEADS[heads]
     kv = KVSlots(
         layers=1, slots=7, capacity=CAPACITY, kv_heads=kv_heads, head_dim=width, dtype=dtype, device=CPU, format=INT4
     )
     rows = RotaryTable.of(CAPACITY, width, 1e4, torch.ones(1, dtype=dtype)).places(
-        PackedLayout.of(spans, CPU), CAPACITY
+        PackedLayout.of(SPANS[spans], CPU), CAPACITY
     )
     qkv = torch.randn(len(rows.flat), (count + 2 * kv_heads) * width).to(dtype)
     function = built_in_table().implementation("rope_write_kv", write, "int4").load()
     peak = peak_bytes(lambda: function(qkv, count, kv_heads, rows, kv.layer(0)))
     shape = KVShape(layers=1, capacity=CAPACITY, kv_heads=kv_heads, head_dim=width, dtype=dtype)
     queries = len(qkv) * count * width * dtype.itemsize
-    counted = queries + written_bytes(INT4, shape, rows=len(qkv), spans=len(spans))
+    counted = queries + written_bytes(INT4, shape, rows=len(qkv), spans=len(SPANS[spans]))
     assert peak <= counted
     assert write == "indexed" or peak >= 0.65 * counted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.build import build_engine, kv_need
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
-from tests.cases import some_by_day
+from tests.cases import pairs_by_day
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
@@ -85,17 +84,18 @@ def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded], kv_format: 
         assert not mismatches_but_ties(each.sampled.token_ids, wanted.sampled.token_ids, wanted.logits, kv_format.name)
 
 
-@pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
-@pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize(
-    "modes",
-    [
-        [Mode.PIPELINED],
-        [Mode.DEPTH, Mode.PIPELINED, Mode.SERIAL],
-        [Mode.SPECULATIVE],
-        [Mode.SPECULATIVE, Mode.PIPELINED, Mode.SPECULATIVE],
-    ],
-    ids="-".join,
+    ("kv_format", "shift", "modes"),
+    pairs_by_day(
+        NARROW,
+        Shift,
+        [
+            [Mode.PIPELINED],
+            [Mode.DEPTH, Mode.PIPELINED, Mode.SERIAL],
+            [Mode.SPECULATIVE],
+            [Mode.SPECULATIVE, Mode.PIPELINED, Mode.SPECULATIVE],
+        ],
+    ),
 )
 def test_tokens_are_those_of_serial_decoding(
     policy, serial: SerialTwin, kv_format: KVFormat, shift: Shift, modes: list[Mode]
@@ -129,20 +129,10 @@ def test_any_arrival_pattern(
 
 @pytest.mark.parametrize(
     ("kv_format", "shift", "modes"),
-    some_by_day(
-        product(
-            (INT8, INT4),
-            Shift,
-            ((Mode.PIPELINED, Mode.SERIAL), (Mode.SPECULATIVE,), (Mode.SPECULATIVE, Mode.SPECULATIVE)),
-        ),
-        [
-            (INT8, Shift.ROTATE, (Mode.PIPELINED, Mode.SERIAL)),
-            (INT8, Shift.COPY, (Mode.SPECULATIVE,)),
-            (INT8, Shift.ROTATE, (Mode.SPECULATIVE, Mode.SPECULATIVE)),
-            (INT4, Shift.COPY, (Mode.PIPELINED, Mode.SERIAL)),
-            (INT4, Shift.ROTATE, (Mode.SPECULATIVE,)),
-            (INT4, Shift.COPY, (Mode.SPECULATIVE, Mode.SPECULATIVE)),
-        ],
+    pairs_by_day(
+        (INT8, INT4),
+        Shift,
+        ((Mode.PIPELINED, Mode.SERIAL), (Mode.SPECULATIVE,), (Mode.SPECULATIVE, Mode.SPECULATIVE)),
     ),
 )
 def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_format, shift: Shift, modes: tuple[Mode]):
@@ -224,9 +214,14 @@ def test_the_configuration_chooses_and_the_forecast_is_what_is_reserved(checkpoi
     assert (footprint.row_bytes > own) == (kv == "int4")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("width", [64, 320], ids=["heads of 64", "heads of 320"])
-@pytest.mark.parametrize("profile", ["cpu", "cuda_sm75", "cuda_sm80", "cuda_sm87", "cuda_sm89", "cuda_sm90"])
+@pytest.mark.parametrize(
+    ("profile", "width", "dtype"),
+    pairs_by_day(
+        ["cpu", "cuda_sm75", "cuda_sm80", "cuda_sm87", "cuda_sm89", "cuda_sm90"],
+        [64, 320],
+        [torch.float32, torch.float16, torch.bfloat16],
+    ),
+)
 def test_slots_are_widened_where_the_table_says_so(monkeypatch: pytest.MonkeyPatch, profile: str, width: int, dtype):
     hardware = Hardware.named(profile)
     monkeypatch.setattr(Hardware, "of", lambda device: hardware)

@@ -19,6 +19,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
+from tests.cases import pairs_by_day
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
@@ -74,9 +75,7 @@ MODES = [
 ]  # speculative: tests/engine/control/test_speculation.py
 
 
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("modes", MODES)
-@pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
+@pytest.mark.parametrize(("budget", "modes", "shift"), pairs_by_day([1, 1 << 30], MODES, Shift))
 def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int):
     streams = [make_frames(policy, 12 - 3 * session, seed=session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)

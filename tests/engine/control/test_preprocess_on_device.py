@@ -10,8 +10,8 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.config import ImageConfig
-from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla.preprocess import DevicePreprocessor
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.build import build_engine, choose_preprocess
 from edgeflow_client.types import Mode

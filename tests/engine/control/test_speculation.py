@@ -22,6 +22,7 @@ from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
+from tests.cases import pairs_by_day
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_frames
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
@@ -78,10 +79,9 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize("keeps_guesses", [False, True], ids=["new guesses", "kept guesses"])
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("modes", MODES, ids="-".join)
-@pytest.mark.parametrize("budget", [1, 1 << 30], ids=["alone", "together"])
+@pytest.mark.parametrize(
+    ("budget", "modes", "shift", "keeps_guesses"), pairs_by_day([1, 1 << 30], MODES, Shift, [False, True])
+)
 def test_tokens_equal_serial_decoding(
     policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int, keeps_guesses: bool
 ):

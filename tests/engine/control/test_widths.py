@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from edgeflow.scheduler.plan import FrameRef, Leaving
 from edgeflow.scheduler.ring import Shift
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
+from tests.cases import pairs_by_day
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine
 from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
@@ -31,7 +31,6 @@ from tests.worker.test_worker import frame as message
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
 KEYS = {"arm": 7, "base": 4}
 MODES = (Mode.SERIAL, Mode.DEPTH, Mode.PIPELINED, Mode.SPECULATIVE)
-PAIRS = list(product(MODES, MODES))
 REPLAYED = [
     (Mode.PIPELINED, Mode.PIPELINED),
     (Mode.SPECULATIVE, Mode.SPECULATIVE),
@@ -83,9 +82,9 @@ def test_a_program_is_as_long_as_the_actions_of_its_key(policy):
     assert [policy.program(key) for key in KEYS] == [StageProgram.tokens(width) for width in KEYS.values()]
 
 
-@pytest.mark.parametrize("shift", Shift)
-@pytest.mark.parametrize("modes", PAIRS, ids="-".join)
-def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: tuple[Mode, ...]):
+@pytest.mark.parametrize(("one", "other", "shift"), pairs_by_day(MODES, MODES, Shift))
+def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, one: Mode, other: Mode):
+    modes = one, other
     streams = [alike(policy, 11 - 2 * session, seed=session, each=1 + session) for session in range(len(modes))]
     run = running(policy, make_engine(policy, len(modes)), modes, shift, None)
     for found, frames, width, mode in zip(run.decode(streams), streams, KEYS.values(), modes, strict=True):

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.engine.policy import LoadOptions
-from edgeflow.policies.act.config import load_config
+from edgeflow.policies.act.config import load_config, read_settings
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.act.settings import read_settings
 from edgeflow.policies.family import Files
-from edgeflow.policies.lerobot.features import Camera
+from edgeflow.policies.lerobot import Camera
 from edgeflow.text import checkpoint_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import change_json, write_checkpoint, write_json

@@ -12,11 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.policies.act.config import load_config
+from edgeflow.policies.act.config import load_config, load_processors
 from edgeflow.policies.act.policy import Normaliser
-from edgeflow.policies.act.processors import load_processors
-from edgeflow.policies.lerobot.processors import Normalisation
-from edgeflow.policies.lerobot.statistics import Affine
+from edgeflow.policies.lerobot import Affine, Normalisation
 from edgeflow_client.errors import CheckpointError
 from tests.policies.act.checkpoint import (
     AFTER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.policies.flow.footprint import WeightNumbers
+from edgeflow.policies.flow.published import WeightNumbers
 
 PARTS = {"decoder": ("stack.",), "floats": ("tower.",), "unused": ("lm_head",)}
 

@@ -12,9 +12,9 @@ import torch
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.policies.openvla.actions import ActionDecoder
 from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, load_config
 from edgeflow.policies.openvla.family import OPENVLA
+from edgeflow.policies.openvla.tokens import ActionDecoder
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.tiny_checkpoint import write_checkpoint
 

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
-from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.preprocess import DevicePreprocessor, Preprocessor
 from tests.policies.openvla.test_preprocess import DINO, SIGLIP, picture
 
 CPU = torch.device("cpu")

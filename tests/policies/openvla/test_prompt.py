@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow_client.errors import CheckpointError
 from tests.tiny_checkpoint import write_checkpoint
 

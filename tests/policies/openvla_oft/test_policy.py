@@ -15,9 +15,9 @@ from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla_oft.config import OFTSettings
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.openvla_oft.policy import ARMS, OpenVLAOFTPolicy
-from edgeflow.policies.openvla_oft.settings import OFTSettings
 from edgeflow.scheduler.ring import Shift
 from edgeflow_client.errors import CheckpointError
 from tests.policies.openvla_oft.tiny import (
@@ -330,6 +330,6 @@ def test_a_damaged_file_is_told_before_the_large_weights_are_read(tmp_path: Path
     directory = write_oft(tmp_path / "oft", SIZE)
     (directory / name).write_bytes(b"damaged")
     for part in ("LlamaDecoder", "Vision"):
-        monkeypatch.setattr(f"edgeflow.policies.openvla_oft.published.{part}", None)
+        monkeypatch.setattr(f"edgeflow.policies.openvla_oft.policy.{part}", None)
     with pytest.raises(CheckpointError, match=name):
         load(directory)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.policies.openvla_oft.files import find_files
-from edgeflow.policies.openvla_oft.settings import OFTSettings
+from edgeflow.policies.openvla_oft.config import OFTSettings, find_files
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 PLAIN = {"chunk": 4, "dims": 3, "proprio": 0, "images": 1, "bounds": "q99", "control_rate_hz": 10}

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.policies.openvla_oft.settings import OFTSettings
-from edgeflow.policies.openvla_oft.statistics import Bounds, read_statistics
+from edgeflow.policies.openvla_oft.config import Bounds, OFTSettings, read_statistics
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 LIST = ("dataset_statistics.json", "one")

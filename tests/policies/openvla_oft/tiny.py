@@ -21,8 +21,8 @@ from torch import Tensor
 
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.config import load_config
+from edgeflow.policies.openvla.network import Vision
 from edgeflow.policies.openvla.preprocess import Preprocessor
-from edgeflow.policies.openvla.vision import Vision
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 HEAD, PROPRIO = "action_head--100_checkpoint.pt", "proprio_projector--100_checkpoint.pt"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.policies.pi.prompts import bins, prompt_text
+from edgeflow.policies.pi.network import bins, prompt_text
 
 EDGE = 1 / 128
 

@@ -13,12 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.policies.flow.images import Margin, fitted
-from edgeflow.policies.flow.processors import FlowProcessors
-from edgeflow.policies.flow.prompts import TaskTexts, TokenizedTexts
-from edgeflow.policies.lerobot.features import STATE
-from edgeflow.policies.smolvla.checkpoint import read_processors
-from edgeflow.policies.smolvla.config import load_config
+from edgeflow.policies.flow.config import FlowProcessors
+from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts, fitted
+from edgeflow.policies.lerobot import STATE
+from edgeflow.policies.smolvla.config import load_config, read_processors
 from edgeflow_client.errors import CheckpointError
 from tests.oracles import ORACLES
 

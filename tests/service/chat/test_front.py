@@ -19,6 +19,7 @@ from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import seal, unseal
 from edgeflow.service.chat import front, intake
 from edgeflow.service.chat.front import ChatProcess
+from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     CODING,
     Beat,
@@ -33,7 +34,6 @@ from edgeflow.service.children.messages import (
     Serving,
     WantSocket,
 )
-from edgeflow.service.host.roles import ChildStart
 from edgeflow.service.worker.link import WorkerLink
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
 from tests.service.chat.workers import Loaded

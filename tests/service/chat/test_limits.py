@@ -18,7 +18,7 @@ from PIL import Image
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import ChatBody, CompletionBody, parse
 from edgeflow.service.chat.pictures import read_picture
-from edgeflow.service.gateway import pace
+from edgeflow.service.gateway import proxy
 from edgeflow_client.errors import InvalidArgument, RequestError
 from tests.service.chat.test_answers import ASKED, CHAT, TEXT, picture
 from tests.service.chat.workers import Loaded, chatting
@@ -206,7 +206,7 @@ def test_depth_is_counted_behind_long_texts(depth: int, good: bool):
 
 async def test_a_hostile_body_does_not_hold_up_the_service(text_model: Loaded, monkeypatch: pytest.MonkeyPatch):
     """8 MiB of structure, read in a thread: the loop goes on turning."""
-    monkeypatch.setattr(pace, "REFUSED_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(proxy, "REFUSED_BYTES_PER_S", 1 << 30)
     used_s: list[float] = []
 
     async def pulse() -> None:

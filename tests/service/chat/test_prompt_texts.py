@@ -11,7 +11,7 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
 from edgeflow.service.chat.turns import AskingTurn
-from edgeflow.text import encoding, tokenizer
+from edgeflow.text import tokenizer
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 
@@ -28,14 +28,13 @@ def text(tmp_path: Path) -> ChatText:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The characters of each text that is tokenised."""
     seen: list[int] = []
-    encode = encoding.encode
+    encode = tokenizer.encode
 
     def counting(tokens: object, text: str, *, special: bool) -> list[int]:
         seen.append(len(text))
         return encode(tokens, text, special=special)
 
-    for module in (encoding, tokenizer):
-        monkeypatch.setattr(module, "encode", counting)
+    monkeypatch.setattr(tokenizer, "encode", counting)
     return seen
 
 

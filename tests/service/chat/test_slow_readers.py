@@ -20,8 +20,8 @@ from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.outgoing import Outgoing
 from edgeflow.service.gateway import proxy
 from edgeflow.service.http.connection import Connection
-from edgeflow.service.observe.chat_metrics import ChatMetrics
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import ResourceExhausted

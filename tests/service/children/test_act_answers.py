@@ -10,10 +10,12 @@ import pytest
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pair
-from edgeflow.service.children import act_answers
-from edgeflow.service.children.act_answers import PACKET_NUMBERS, send_answer, whole
+from edgeflow.service.children import single_actions
 from edgeflow.service.children.messages import CODING, ActDone, ActRefused
-from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, StageTimings
+from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
+from edgeflow.service.gateway.control import whole
+from edgeflow.service.sessions.events import ActionEvent
+from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Command
 from tests.service.harness import serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.http.test_observations import open_descriptors
@@ -35,20 +37,17 @@ def schema(horizon: int, dims: int) -> ActionSchema:
 
 
 def answer(horizon: int, dims: int = 1, **changes) -> ActDone:
-    done = ActDone(
-        request=7,
-        command="act",
+    action = ActionEvent(
+        epoch=1,
+        command=Command.ACT,
         reason="",
         chunk=Chunk(tuple(0.1 * index for index in range(horizon * dims)), horizon, STEP_MS),
-        token_ids=[],
         valid_for_ms=1,
         max_age_ms=1,
         age_ns=1,
         server_ns=1,
-        timings=StageTimings(),
-        schema=schema(horizon, dims),
     )
-    return replace(done, **changes)
+    return ActDone(7, replace(action, **changes), schema(horizon, dims))
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_a_long_chunk_without_memory_or_descriptors_is_refused(ends, monkeypatch
     close_all(descriptors)
     refused = whole(message, [])
     assert isinstance(refused, ActRefused) and refused.request == 7
-    monkeypatch.setattr(act_answers, "seal", full)
+    monkeypatch.setattr(single_actions, "seal", full)
     send_answer(ends[0], long)
     assert received(ends[1]) == refused
 

@@ -10,8 +10,7 @@ import pytest
 
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
 from edgeflow.ipc.sealed import seal
-from edgeflow.service.children.child import ControlLink
-from edgeflow.service.children.log import ChildLog
+from edgeflow.service.children.child import ChildLog, ControlLink
 from edgeflow.service.children.messages import CODING, Beat, ChildMessage, Drain, LogEvent, Policy, Snapshot
 from tests.ipc.test_sealed import full_table
 from tests.service.harness import eventually

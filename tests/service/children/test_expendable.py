@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from edgeflow.service.children.expendable import NICE
+from edgeflow.service.fork_server import NICE
 
 PINNED = """
 import json, os
-from edgeflow.service.children.expendable import be_expendable
+from edgeflow.service.fork_server import be_expendable
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # stands for SCHED_FIFO, which needs a permission
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 be_expendable(every_cpu={every_cpu})

@@ -14,15 +14,14 @@ from edgeflow.ipc.packets import close_all
 from edgeflow.ipc.sealed import seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, Family
-from edgeflow.service.children.launch import LaunchedChild
+from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy, WantSocket
-from edgeflow.service.host.roles import Role
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.clock import ManualClock
 from tests.ipc.test_sealed import full_table
-from tests.service.children.test_act_desk import ACT
+from tests.service.children.test_single_actions import ACT
 
 
 class Heard:
@@ -56,7 +55,7 @@ def made() -> Iterator[tuple[Family, Heard]]:
     family = Family(
         [],
         never,
-        desk=None,  # type: ignore[arg-type]
+        actions=None,  # type: ignore[arg-type]
         health=Health(),
         tokens=Tokens(),  # type: ignore[arg-type]
         tls=None,

@@ -19,9 +19,8 @@ import pytest
 from edgeflow.ipc.packets import Packets
 from edgeflow.service.children import forks as forks_module
 from edgeflow.service.children.forks import Forks
-from edgeflow.service.children.launch import LaunchedChild
+from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.messages import CODING, ChildMessage, Policy
-from edgeflow.service.host.roles import Role
 from edgeflow.service.observe.log import EventLog
 from edgeflow_client.clock import MonotonicClock
 from tests.service.harness import config, eventually

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.service.children.expendable import NICE, OOM_SCORE
+from edgeflow.service.fork_server import NICE, OOM_SCORE
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.front_process import BlockingRobot, Front, front, robot, wait_for
 from tests.service.processes import children, comm, forked, runs, until_gone

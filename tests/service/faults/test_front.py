@@ -12,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from edgeflow.service.observe import loop_watch
+from edgeflow.service.host import watchdogs
+from edgeflow.service.host.watchdogs import LoopWatch
 from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.loop_watch import LoopWatch
 from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
 from tests.service.processes import runs, state, until_gone
@@ -130,9 +130,9 @@ def test_the_worker_of_a_killed_front_leaves(checkpoint, tmp_path: Path, monkeyp
 
 
 def test_a_loop_that_does_not_turn_is_seen_by_a_thread(monkeypatch):
-    monkeypatch.setattr(loop_watch, "CHECK_S", 0.01)
-    monkeypatch.setattr(loop_watch, "STALL_S", 0.05)
-    monkeypatch.setattr(loop_watch, "GIVE_UP_S", 0.5)
+    monkeypatch.setattr(watchdogs, "CHECK_S", 0.01)
+    monkeypatch.setattr(watchdogs, "STALL_S", 0.05)
+    monkeypatch.setattr(watchdogs, "GIVE_UP_S", 0.5)
     stacks: list[list[str]] = []
     resumed, lost = threading.Event(), threading.Event()
     watch = LoopWatch(stacks.append, resumed.set, lost.set)
@@ -156,7 +156,7 @@ def test_a_stalled_loop_is_neither_live_nor_ready():
 
 
 async def test_a_blocked_loop_is_logged_with_what_blocks_it(checkpoint, monkeypatch):
-    monkeypatch.setattr(loop_watch, "STALL_S", 0.3)
+    monkeypatch.setattr(watchdogs, "STALL_S", 0.3)
     async with serving(checkpoint) as served:
         health = served.service.health
         wait_for(lambda: health.stalled)  # blocks the loop it runs in

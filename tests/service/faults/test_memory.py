@@ -20,9 +20,9 @@ from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
 from edgeflow.service.grpc.receiving import receive
 from edgeflow.service.grpc.wire import server_message
-from edgeflow.service.host import realtime
+from edgeflow.service.host import resources
 from edgeflow.service.host.process import no_core_dumps
-from edgeflow.service.host.realtime import lock_memory, settle
+from edgeflow.service.host.resources import lock_memory, settle
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.decoding import Decoders
 from edgeflow.service.sessions.metrics import Metrics
@@ -120,7 +120,7 @@ def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest
 
     for name in ("sched_setaffinity", "sched_setscheduler", "setpriority"):
         monkeypatch.setattr(os, name, refuse)
-    monkeypatch.setattr(realtime, "_lock_all", refuse)
+    monkeypatch.setattr(resources, "_lock_all", refuse)
     assert settle("worker", 0, [0], 50) == [
         "realtime.worker_cpus [0]: not permitted",
         "realtime.worker_priority 50 (SCHED_FIFO): not permitted",

@@ -10,7 +10,7 @@ import json
 import pytest
 
 from edgeflow.service.app import Service
-from edgeflow.service.host.vital import VitalTask
+from edgeflow.service.host.watchdogs import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor

@@ -27,9 +27,8 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
 from edgeflow.service.worker.process import launch_worker
-from edgeflow.service.worker.progress import SLOW_PASSES, Progress
-from edgeflow.service.worker.starts import StartLimits
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
+from edgeflow.service.worker.timeouts import SLOW_PASSES, Progress, StartLimits
 from edgeflow_client.clock import Clock, ManualClock, MonotonicClock
 from edgeflow_client.errors import WorkerError
 from tests.service.harness import config, eventually, serving

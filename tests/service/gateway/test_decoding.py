@@ -11,9 +11,8 @@ import pytest
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
-from edgeflow.service.gateway import decoding
-from edgeflow.service.gateway.control import Control, Observation
-from edgeflow.service.gateway.decoding import Decoder
+from edgeflow.service.gateway import control as control_module
+from edgeflow.service.gateway.control import Control, Decoder, Observation
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import ResourceExhausted
@@ -48,7 +47,7 @@ class Slow:
         self.now = self.most = self.begun = 0
         self.go = threading.Event()
         self._lock = threading.Lock()
-        self._decoded = decoding._decoded
+        self._decoded = control_module._decoded
 
     def __call__(self, *observation):
         with self._lock:
@@ -66,7 +65,7 @@ class Slow:
 @pytest.fixture
 async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slow]:
     made = Slow()
-    monkeypatch.setattr(decoding, "_decoded", made)
+    monkeypatch.setattr(control_module, "_decoded", made)
     yield made
     made.go.set()
     await eventually(lambda: made.now == 0)

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
 from edgeflow.service.children.messages import CODING, LogEvent
-from edgeflow.service.gateway import acting, pace, proxy
+from edgeflow.service.gateway import acting, proxy
 from edgeflow.service.gateway import control as control_module
 from edgeflow.service.gateway import gateway as gateway_module
-from edgeflow.service.gateway.metrics_text import merge
+from edgeflow.service.gateway.gateway import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import ResourceExhausted
@@ -64,8 +64,7 @@ async def read_head(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def test_a_caller_who_is_refused_is_read_slowly(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pace, "REFUSED_BYTES_PER_S", 20_000)
-    monkeypatch.setattr(proxy, "LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr(proxy, "REFUSED_BYTES_PER_S", 20_000)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await read_head(reader)

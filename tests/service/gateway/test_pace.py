@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.service.gateway.pace import (
+from edgeflow.service.gateway.proxy import (
     LONGEST_WAIT_S,
     MOST_CALLERS,
     REFUSED_BYTES_PER_S,

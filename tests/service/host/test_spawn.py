@@ -16,7 +16,7 @@ from edgeflow.service.host import held
 from edgeflow.service.host.held import Held
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.kit import Kit
+from edgeflow.service.worker.process import Kit
 from edgeflow_client.clock import MonotonicClock
 from tests.service.processes import descriptors, state
 

@@ -10,8 +10,7 @@ import pytest
 from edgeflow.config.service import load_config
 from edgeflow.service.host.listen import bind
 from edgeflow.service.host.probe import probe
-from edgeflow.service.observe.health import Health, State
-from edgeflow.service.observe.health_listener import MOST, REQUEST_BYTES, HealthListener
+from edgeflow.service.observe.health import MOST, REQUEST_BYTES, Health, HealthListener, State
 from edgeflow_client.errors import Unavailable
 
 WAIT_S = 20.0

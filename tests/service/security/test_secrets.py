@@ -14,7 +14,7 @@ import grpc
 import httpx
 import pytest
 
-from edgeflow.service.children import act_desk
+from edgeflow.service.children import single_actions
 from edgeflow.service.grpc import server as grpc_server
 from edgeflow.service.worker.process import ENTRY
 from edgeflow_client.connection.credentials import Credentials
@@ -151,7 +151,7 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
         raise ValueError(f"no such thing as {CANARY}")
 
     monkeypatch.setattr(grpc_server, "act_once", bug)
-    monkeypatch.setattr(act_desk, "act_once", bug)
+    monkeypatch.setattr(single_actions, "act_once", bug)
     heard = Heard()
     body = {"image": base64.b64encode(JPEG).decode(), "instruction": INSTRUCTION}
     single = pb.ActRequest(open=open_message(), frame=frame_message(1))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import OutOfRange
+from tests.cases import pairs_by_day
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session import stamped
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -82,9 +83,7 @@ class Camera:
         return (self.clock.now_ns() - begun_ns) // MS
 
 
-@pytest.mark.parametrize("resets", [False, True], ids=["", "reset"])
-@pytest.mark.parametrize("ahead_ns", AHEAD)
-@pytest.mark.parametrize("period_ms", [50, 100])
+@pytest.mark.parametrize(("period_ms", "ahead_ns", "resets"), pairs_by_day([50, 100], AHEAD, [False, True]))
 def test_after_one_wrong_stamp_a_robot_acts_within_a_second(period_ms: int, ahead_ns: int, resets: bool):
     for place in range(12):
         camera = Camera(period_ms)

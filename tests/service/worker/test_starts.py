@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
-from edgeflow.service.worker import starts
-from edgeflow.service.worker.starts import LEAST_S, TIMES, StartLimits
+from edgeflow.service.worker import timeouts
+from edgeflow.service.worker.timeouts import LEAST_S, TIMES, StartLimits
 from tests.service.harness import config, eventually, serving
 from tests.service.processes import Launcher, runs
 
@@ -27,7 +27,7 @@ def test_a_start_may_take_a_multiple_of_the_slowest_of_its_kind():
 
 
 async def test_a_worker_stopped_while_it_starts_is_replaced(checkpoint, monkeypatch):
-    monkeypatch.setattr(starts, "LEAST_S", 1.0)
+    monkeypatch.setattr(timeouts, "LEAST_S", 1.0)
     launcher = Launcher(config())
     async with serving(checkpoint, launcher) as served:
         robot = served.robot()

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from edgeflow.contract import CameraNeed, Pace, PolicyInputs
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
 from edgeflow.service.grpc.server import SERVICE
-from edgeflow.service.observe import loop_watch
+from edgeflow.service.host import watchdogs
 from edgeflow.service.observe.health import State
 from edgeflow.service.worker import supervisor
 from edgeflow_client.errors import CheckpointError, ConfigError, StartError
@@ -224,7 +224,7 @@ async def test_robots_that_watch_health_hear_of_a_restart(checkpoint):
 
 
 async def test_those_who_watch_health_hear_of_a_blocked_loop(checkpoint, monkeypatch):
-    monkeypatch.setattr(loop_watch, "STALL_S", 0.3)
+    monkeypatch.setattr(watchdogs, "STALL_S", 0.3)
     async with serving(checkpoint) as served:
         watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         heard = [(await asyncio.wait_for(watch.read(), WAIT_S)).status]

@@ -20,10 +20,10 @@ from edgeflow.lab.demo.flow_training.network import FlowNetwork
 from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.lab.demo.training.losses import vision_loss
+from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.rates import Phase, budget_share, rate_share
 from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
-from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 45.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 72_000

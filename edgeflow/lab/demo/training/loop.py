@@ -17,10 +17,10 @@ from edgeflow.lab.demo.training.export import write_checkpoint
 from edgeflow.lab.demo.training.losses import TrainingHeads, language_loss, vision_loss
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.lab.demo.training.tokenizer import train_tokenizer
+from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.rates import Phase, budget_share, rate_share
 from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
-from edgeflow.outputs import make_folder
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 60_000

@@ -10,32 +10,29 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.policies.flow import export_flow
 from edgeflow.lab.export.policies.openvla import export_openvla
-from edgeflow.policies.flow.checkpoint import has_processors
-from edgeflow.policies.flow.settings import ANY_RATE, read_settings
-from edgeflow.policies.pi import architecture as pi
-from edgeflow.policies.pi import checkpoint as pi_files
-from edgeflow.policies.pi.config import load_config as pi_config
-from edgeflow.policies.smolvla import architecture as smolvla
-from edgeflow.policies.smolvla import checkpoint as smolvla_files
-from edgeflow.policies.smolvla.config import load_config as smolvla_config
+from edgeflow.policies.flow.config import ANY_RATE, has_processors, read_settings
+from edgeflow.policies.pi import config as pi
+from edgeflow.policies.pi import network as pi_network
+from edgeflow.policies.smolvla import config as smolvla
+from edgeflow.policies.smolvla import network as smolvla_network
 
 Export = Callable[[Path, ExportShapes], ModelProgram]
 
 
 def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
-    config, processors, settings = pi_config(directory, kind), None, None
+    config, processors, settings = pi.load_config(directory, kind), None, None
     if has_processors(directory):
-        processors = pi_files.read_processors(directory, config)
+        processors = pi.read_processors(directory, config)
         settings = read_settings(kind, directory, ANY_RATE, config.flow)
-    return export_flow(directory, pi.architecture_of(config), shapes, processors, settings)
+    return export_flow(directory, pi_network.architecture_of(config), shapes, processors, settings)
 
 
 def _export_smolvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    config, processors, settings = smolvla_config(directory), None, None
+    config, processors, settings = smolvla.load_config(directory), None, None
     if has_processors(directory):
-        processors = smolvla_files.read_processors(directory, config)
+        processors = smolvla.read_processors(directory, config)
         settings = read_settings("smolvla", directory, ANY_RATE, config.flow)
-    return export_flow(directory, smolvla.architecture_of(config), shapes, processors, settings)
+    return export_flow(directory, smolvla_network.architecture_of(config), shapes, processors, settings)
 
 
 EXPORT: dict[str, Export] = {

@@ -14,11 +14,9 @@ from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.static import static_table
-from edgeflow.policies.flow.processors import FlowProcessors
+from edgeflow.policies.flow.config import FlowProcessors, FlowSettings
 from edgeflow.policies.flow.published import FlowArchitecture
-from edgeflow.policies.flow.settings import FlowSettings
-from edgeflow.policies.lerobot.features import STATE
-from edgeflow.policies.lerobot.statistics import Affine
+from edgeflow.policies.lerobot import STATE, Affine
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 

@@ -15,7 +15,7 @@ from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.prompt import prompt_text
+from edgeflow.policies.openvla.tokens import prompt_text
 
 TEXT = 64
 """Tokens of a prompt, by default."""

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.graphs.graph_files import Traced
 from edgeflow.lab.export.graphs.rewrites import INFINITE, masked
-from edgeflow.lab.export.quantised.bits import ACTIVATIONS
+from edgeflow.lab.export.quantised.precision import ACTIVATIONS, Precision
 
 
 def calibrate_mask(

@@ -21,10 +21,9 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeflow.artifacts.precision import Precision
 from edgeflow.console import Report
 from edgeflow.lab.export.graphs.graph_files import with_shapes
-from edgeflow.lab.export.quantised.bits import ACTIVATIONS, WEIGHTS
+from edgeflow.lab.export.quantised.precision import ACTIVATIONS, WEIGHTS, Precision
 from edgeflow.lab.export.quantised.ranges import Range, float_ranges
 from edgeflow_client.errors import ConfigError
 

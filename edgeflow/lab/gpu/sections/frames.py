@@ -13,8 +13,7 @@ from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import OffError, Setting
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
-from edgeflow.policies.openvla.device_preprocess import DevicePreprocessor
-from edgeflow.policies.openvla.preprocess import Preprocessor
+from edgeflow.policies.openvla.preprocess import DevicePreprocessor, Preprocessor
 
 CAMERAS = ((224, 224), (480, 640), (720, 1280), (1280, 720))
 SMALL_CAMERAS = ((20, 30), (60, 24))

@@ -12,8 +12,8 @@ from edgeflow.engine.policy import Placement
 from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.flow.config import FlowConfig
-from edgeflow.policies.flow.embeddings import PrefixedNetwork
-from edgeflow.policies.lerobot.features import Camera
+from edgeflow.policies.flow.network import PrefixedNetwork
+from edgeflow.policies.lerobot import Camera
 from edgeflow.policies.pi import network as pi_network
 from edgeflow.policies.pi.config import GEMMA, PI0, PI05, VISION, GemmaSizes, PiConfig, VisionSizes
 from edgeflow.policies.smolvla import network as smolvla_network

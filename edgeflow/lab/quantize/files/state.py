@@ -11,9 +11,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from edgeflow.lab.outputs import check_writable
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.models.checkpoint import write_tensors
-from edgeflow.outputs import check_writable
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rich.progress import Progress
 
 from edgeflow.engine.device import choose_device, choose_dtype
+from edgeflow.lab.outputs import check_writable, make_folder, writing
 from edgeflow.lab.training.gate.batching import Epochs
 from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
@@ -20,7 +21,6 @@ from edgeflow.model_paths import resolve_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, base_fingerprint, write_gate
 from edgeflow.models.published import read_with_heads, unfit_for_gates
-from edgeflow.outputs import check_writable, make_folder, writing
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError

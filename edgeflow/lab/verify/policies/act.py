@@ -19,14 +19,11 @@ from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.lab.verify.recorded.comparison import CheckResult, compare
 from edgeflow.models.checkpoint import read_tensors
-from edgeflow.policies.act.config import ACTConfig, load_config
+from edgeflow.policies.act.config import ACTConfig, load_config, load_processors
 from edgeflow.policies.act.network import ACTNetwork
-from edgeflow.policies.act.policy import Normaliser
-from edgeflow.policies.act.processors import load_processors
-from edgeflow.policies.act.published import read_network
-from edgeflow.policies.lerobot.processors import Normalisation
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.policies.act.policy import Normaliser, read_network
+from edgeflow.policies.lerobot import Normalisation
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.blending import ensemble_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
 

@@ -15,12 +15,9 @@ from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.policies.flow.published import FlowArchitecture
-from edgeflow.policies.lerobot.features import STATE
-from edgeflow.policies.pi.architecture import architecture_of
-from edgeflow.policies.pi.checkpoint import read_processors
-from edgeflow.policies.pi.config import PiConfig, load_config
-from edgeflow.policies.pi.network import PiNetwork
-from edgeflow.policies.pi.prompts import bins
+from edgeflow.policies.lerobot import STATE
+from edgeflow.policies.pi.config import PiConfig, load_config, read_processors
+from edgeflow.policies.pi.network import PiNetwork, architecture_of, bins
 
 TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
 RESTORED = "out.action_chunk_unnormalized"

@@ -15,10 +15,9 @@ from edgeflow.lab.verify.policies.flow.recorded import TOKENS, Recording, retoke
 from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances, Values
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.policies.lerobot.folders import local_folder
-from edgeflow.policies.smolvla.architecture import architecture_of
+from edgeflow.policies.lerobot import local_folder
 from edgeflow.policies.smolvla.config import load_config
-from edgeflow.policies.smolvla.network import SmolVLANetwork
+from edgeflow.policies.smolvla.network import SmolVLANetwork, architecture_of
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 
 TOLERANCES = Tolerances(results=1e-4)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edgeflow.contract import Chunk, Speculation
+from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.ipc.payloads import Payloads
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
 from edgeflow_client.reasons import Reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.ipc.payloads import Payloads
+from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.events import StatusEvent
 from edgeflow.service.sessions.frames.outbox import Outbox

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.graphs.graph_files import Traced, to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.graphs.stages import StageProgram
 from edgeflow.lab.export.quantised.masks import calibrate_mask, margin
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.sessions import session_of
 from tests.lab.export.quantised.tiny_step import quiet

@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.artifacts.precision import Precision
 from edgeflow.lab.export.allowed import check_operators
 from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.quantised.masks import calibrate_mask
+from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import STATISTICS, quantise
 from edgeflow.lab.export.quantised.ranges import float_ranges
 from edgeflow.lab.export.quantised.sessions import session_of

@@ -17,7 +17,7 @@ from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.lab.verify.recorded.exported import artifact_of, judged
-from edgeflow.policies.flow.exported.form import load_graphs, open_flow
+from edgeflow.policies.flow.exported import load_graphs, open_flow
 from edgeflow.policies.flow.published import FlowArchitecture
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode

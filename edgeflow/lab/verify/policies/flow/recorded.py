@@ -15,10 +15,8 @@ from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
-from edgeflow.policies.flow.images import Margin, fitted
-from edgeflow.policies.flow.prompts import Texts
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow.text.fields import Fields
+from edgeflow.policies.flow.policy import Margin, Texts, fitted
+from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
 IMAGES, STATE, NOISE = "in.observation.images.", "in.observation.state", "in.noise"

@@ -21,7 +21,7 @@ from edgeflow.lab.verify.policies.flow.recorded import (
 from edgeflow.lab.verify.policies.flow.runs import Run, Runner
 from edgeflow.lab.verify.policies.flow.subject import Results, Subject, unknown
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
-from edgeflow.text.fields import Fields
+from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import Mode
 

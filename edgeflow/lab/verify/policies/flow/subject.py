@@ -13,8 +13,8 @@ from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.lab.verify.policies.flow.recorded import Recording
 from edgeflow.lab.verify.recorded.comparison import CheckResult, compare
 from edgeflow.policies.flow.config import FlowConfig
-from edgeflow.policies.flow.embeddings import PrefixedNetwork
-from edgeflow.policies.flow.images import Margin
+from edgeflow.policies.flow.network import PrefixedNetwork
+from edgeflow.policies.flow.policy import Margin
 
 Results = list[tuple[str, CheckResult]]
 """Comparisons, each with the mode that it was made in."""

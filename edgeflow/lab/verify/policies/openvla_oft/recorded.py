@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.models.checkpoint import read_tensors
-from edgeflow.policies.openvla_oft.settings import MOST, PRESETS, OFTSettings
+from edgeflow.policies.openvla_oft.config import MOST, PRESETS, OFTSettings
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError
 

@@ -26,14 +26,11 @@ from edgeflow.lab.verify.recorded.comparison import CheckResult, compare, mismat
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.prompt import Prompter, prompt_text
-from edgeflow.policies.openvla.vision import Vision
-from edgeflow.policies.openvla_oft.files import find_files
+from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.tokens import Prompter, prompt_text
+from edgeflow.policies.openvla_oft.config import Bounds, OFTSettings, find_files, read_statistics
 from edgeflow.policies.openvla_oft.network import OFTNetwork
-from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy
-from edgeflow.policies.openvla_oft.published import read_head, read_proprio
-from edgeflow.policies.openvla_oft.settings import OFTSettings
-from edgeflow.policies.openvla_oft.statistics import Bounds, read_statistics
+from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy, read_head, read_proprio
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 

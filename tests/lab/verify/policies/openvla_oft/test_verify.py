@@ -17,10 +17,10 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.policies.openvla_oft.verify import verify
 from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.lab.verify.recorded.comparison import CheckResult
-from edgeflow.policies.openvla.prompt import Prompter
+from edgeflow.policies.openvla.tokens import Prompter
+from edgeflow.policies.openvla_oft.config import Bounds
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
-from edgeflow.policies.openvla_oft.statistics import Bounds
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode

@@ -1,0 +1,47 @@
+"""Families of flow-matching policies in the registry of policies: they differ in their checkpoints and networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
+from edgeflow.policies.flow.config import FlowCheckpoint
+from edgeflow_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edgeflow.engine.control.engine import EngineOptions, PassEngine
+    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.kernels.table.model_shape import ModelShape
+    from edgeflow.policies.flow.published import FlowArchitecture
+
+
+def flow_family(
+    name: str,
+    read_checkpoint: Callable[[Path, Settings], FlowCheckpoint[Any]],
+    architecture_of: Callable[[Any], FlowArchitecture[Any]],
+    shape: Callable[[Path, int], ModelShape],
+) -> Family:
+    """The entry of a family. architecture_of: of a configuration; imports torch when it is called."""
+
+    def detect(files: Files) -> bool:
+        return files.config.get("type") == name
+
+    def check(directory: Path, settings: Settings) -> None:
+        read_checkpoint(directory, settings)
+
+    def load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
+        from edgeflow.policies.flow.exported import published_flow
+
+        checkpoint = read_checkpoint(directory, settings)
+        if options.center_crop:
+            raise ConfigError(f"center_crop: policies of this family, {name}, take whole images; remove it")
+        return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
+
+    def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
+        from edgeflow.engine.control.denoising import flow_engine
+
+        return flow_engine(policy, options)
+
+    return Family(name=name, modes=DENOISING_MODES, detect=detect, check=check, load=load, prepare=prepare, shape=shape)

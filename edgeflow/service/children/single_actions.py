@@ -1,0 +1,172 @@
+"""Control's side of the gateway's observations: each becomes a session of one frame."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import replace
+
+from edgeflow.ipc.packets import close_all
+from edgeflow.ipc.sealed import Sealed, seal, unseal
+from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, no_room
+from edgeflow.service.grpc.opening import check_request
+from edgeflow.service.grpc.state import check_numbers
+from edgeflow.service.observation.pixels import frame_bytes, images_of
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observe.log import Log
+from edgeflow.service.security.auth import Guard
+from edgeflow.service.sessions.act import act_once
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    EdgeflowError,
+    PermissionDenied,
+    RequestError,
+    ResourceExhausted,
+    Unavailable,
+    WorkerError,
+)
+from edgeflow_client.reasons import Reason
+
+PACKET_NUMBERS = 4096  # of a chunk; more are sealed
+MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
+
+
+class SingleActions:
+    """Answers the gateway's observations, at most ACTS_AT_ONCE at a time; runs on the loop."""
+
+    def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
+        self._plane = plane
+        self._guard = guard
+        self._log = log
+        self._running: dict[int, asyncio.Task[None]] = {}  # neither answered nor cancelled
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
+        """Begin to answer, or refuse; WorkerError if the message is not what a gateway sends."""
+        number = message.request
+        try:
+            if number in self._running:
+                raise WorkerError("the gateway repeats the number of an observation")
+            if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
+                keeper.send(_refusal(number, _busy("too many observations wait already")))
+                return
+            opened, frame = self._checked(message, descriptors)
+        except Unavailable as error:
+            keeper.send(_refusal(number, error))
+            return
+        except OSError:
+            keeper.send(no_room(number))
+            return
+        finally:
+            close_all(descriptors)
+        task = self._running[number] = asyncio.create_task(
+            self._answer(keeper, replace(message, opened=opened), frame), name="act"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self, message: ActCancel) -> None:
+        """The client is gone."""
+        if (task := self._running.pop(message.request, None)) is not None:
+            task.cancel()
+
+    def cancel_all(self) -> None:
+        """The gateway is gone; the next one counts from the start."""
+        for task in self._running.values():
+            task.cancel()
+        self._running.clear()
+
+    def _checked(self, message: Act, descriptors: list[int]) -> tuple[OpenRequest, CheckedFrame]:
+        """The request as matched here, and the frame with its pixels and its state.
+
+        WorkerError for what a gateway has not checked; Unavailable where it matched another policy.
+        """
+        if len(descriptors) != 1:
+            raise WorkerError("an observation lacks its pixels")
+        try:
+            check_request(message.opened, self._plane.config.limits)
+            state = check_numbers(message.state, message.opened.numbers)
+        except RequestError as error:
+            raise WorkerError(f"an observation that was not checked: {error.field}") from None
+        opened = self._matched(message.opened)
+        wanted = frame_bytes(opened)
+        memory = unseal(descriptors[0], wanted)
+        if len(memory) != wanted:
+            raise WorkerError("an observation has the wrong number of pixels")
+        frame = CheckedFrame(
+            seq=1,
+            stamp_ns=0,
+            images=(),
+            state=state,
+            pixels=images_of(memory, opened),
+            decode_ns=message.decode_ns,
+        )
+        return opened, frame
+
+    def _matched(self, opened: OpenRequest) -> OpenRequest:
+        """The request matched with the present policy, whose cameras must be those that the gateway decoded."""
+        try:
+            found = self._plane.matched(opened)
+        except Unavailable:
+            raise
+        except RequestError:
+            found = None
+        if found is None or found.policy_cameras != opened.policy_cameras:
+            text = "the policy changed while the observation was read"
+            raise Unavailable(text, reason=Reason.WORKER_RESTARTING, retry_after_ms=RETRY_AFTER_MS)
+        return found
+
+    async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
+        """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""
+        try:
+            answer = await self._result(message, frame)
+        finally:
+            if self._running.get(message.request) is asyncio.current_task():
+                del self._running[message.request]
+        send_answer(keeper, answer)
+
+    async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
+        number = message.request
+        try:
+            if not self._guard.may_control(message.caller):
+                raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
+            found = await act_once(self._plane, message.opened, frame, message.caller, received_ns=message.received_ns)
+        except EdgeflowError as error:
+            return _refusal(number, error)
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('act', error)}"
+            return _refusal(number, EdgeflowError(text))
+        return ActDone(number, *found)
+
+
+def send_answer(keeper: Keeper, answer: ActDone | ActRefused) -> None:
+    """Send an answer; a refusal in place of one that cannot be sent, so that its client does not wait for it."""
+    if isinstance(answer, ActRefused):
+        keeper.send(answer)
+    elif not _send_done(keeper, answer):
+        keeper.send(no_room(answer.request))
+
+
+def _send_done(keeper: Keeper, answer: ActDone) -> bool:
+    """Send an answer; the numbers of a long chunk cross as sealed memory."""
+    chunk = answer.action.chunk
+    if chunk is None or len(chunk.values) <= PACKET_NUMBERS:
+        return keeper.send(answer)
+    try:
+        numbers = Sealed(seal(array(NUMBER, chunk.values).tobytes()))
+    except OSError:
+        return False
+    return keeper.send(answer.with_numbers(()), [numbers.descriptor])
+
+
+def _busy(text: str) -> ResourceExhausted:
+    return ResourceExhausted(text, field="frame", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _refusal(request: int, error: EdgeflowError) -> ActRefused:
+    refused = ActRefused(request=request, code=error.code, text=error.text, field="", reason="")
+    if not isinstance(error, RequestError):
+        return refused
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
