@@ -12,15 +12,17 @@ from torch import Tensor
 from edgeflow.engine.flow.continuing import guidance_of
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.engine.flow.guidance import Previous, RTCSettings, Schedule, gain
+from edgeflow.lab.verify.comparison import Results
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,
     Recording,
+    Subject,
     read_continuations,
     stored,
+    unknown,
 )
 from edgeflow.lab.verify.policies.flow.runs import Run, Runner
-from edgeflow.lab.verify.policies.flow.subject import Results, Subject, unknown
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.text.fields import Fields
 from edgeflow_client.errors import CheckpointError
