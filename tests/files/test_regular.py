@@ -12,7 +12,7 @@ from edgeflow.config.service import load_config
 from edgeflow.engine.chat.terminal import read_text
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.kernels.table.overlay import read_overlay
-from edgeflow.lab.verify.recorded.bundle import read_image
+from edgeflow.lab.verify.bundle import read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.weights_only import read_weights_only
 from edgeflow.service.host.files import read_file

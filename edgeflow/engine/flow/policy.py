@@ -66,8 +66,8 @@ class PlacedPass:
     """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
     steps [n], from 0, of those that step.
 
-    run: writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of those
-    that step, None where none does.
+    run: writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of
+    those that step, None where none does.
     """
 
     begin: Tensor

@@ -63,8 +63,7 @@ def verify(
     bundle has a row for each mode, and those that are off; --json has all. Tolerances are the same on every device: on
     CUDA neither matrices nor attention use TF32.
     """
-    from edgeflow.lab.verify.checkpoint import verify_checkpoint
-    from edgeflow.lab.verify.shown import shown
+    from edgeflow.lab.verify.checkpoint import shown, verify_checkpoint
 
     if weights not in ("float", "fp8"):
         raise ConfigError(f"weights: must be float or fp8, got {weights!r}")

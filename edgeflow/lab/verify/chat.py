@@ -11,38 +11,45 @@ For a KV format: the logits of recorded answers against those over dense KV, its
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.engine.exported.chat import read_exported_chat
 from edgeflow.engine.placement import choose_dtype, operator_table
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.linear import Reference
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.lab.verify.awq import check_linears
 from edgeflow.lab.verify.chat_bundle import ChatCase, read_chat_bundle
 from edgeflow.lab.verify.chat_modes import Asked, Ways
-from edgeflow.lab.verify.recorded.comparison import (
+from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     KV_BOUNDS,
     PIXEL_TOLERANCE,
     CheckResult,
     LogitBounds,
+    Progress,
+    Results,
+    artifact_of,
     compare,
+    judged,
     logit_errors,
     mismatches,
     mismatches_but_ties,
+    silent,
 )
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.checkpoint import Weights, read_tensors
 from edgeflow.models.prompt import Prompt
 from edgeflow.models.published import read_published
 
 CPU = torch.device("cpu")
-Progress = Callable[[str, int, int], None]
 CAPACITY = 2048  # positions of a slot whose memory is reported
 SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
 """Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits.
@@ -68,9 +75,7 @@ class _Case:
         return Asked(self.prompt, len(self.recorded.greedy_ids))
 
 
-def verify_chat(
-    directory: Path, progress: Callable[[str, int, int], None] = lambda *_: None, device: torch.device = CPU
-) -> list[tuple[str, CheckResult]]:
+def verify_chat(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
     """Every comparison with its mode; CheckpointError when the directory is not a bundle.
 
     A quantised model is computed by the reference, then compared with the operators that serve it, in the dtype that
@@ -80,7 +85,7 @@ def verify_chat(
     table = built_in_table().forcing(linear=REFERENCE) if quantised else None
     model = load_chat_model(directory, torch.float32, device, table=table)
     cases = _prepared_cases(directory, model)
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     if quantised:
         results += check_linears(directory, device)
         results += _check_served(cases, model, load_chat_model(directory, choose_dtype("auto", device), device))
@@ -91,12 +96,12 @@ def verify_chat(
     return results + _checked_answers(cases, model, progress)
 
 
-def check_answers(directory: Path, model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+def check_answers(directory: Path, model: ChatModel, progress: Progress) -> Results:
     """The recorded answers of a bundle by another form of its model, in every way it is run."""
     return _checked_answers(_prepared_cases(directory, model), model, progress)
 
 
-def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> list[tuple[str, CheckResult]]:
+def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> Results:
     answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
     results = []
     for index, (name, run) in enumerate(modes.items(), start=1):
@@ -109,9 +114,9 @@ def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progres
 def verify_kv(
     directory: Path,
     kv_format: KVFormat,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
+    progress: Progress = silent,
     device: torch.device = CPU,
-) -> list[tuple[str, CheckResult]]:
+) -> Results:
     """The cost of a KV format; all modes must give one answer. Logit errors are in standard deviations."""
     model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
@@ -128,13 +133,11 @@ def verify_kv(
     return results
 
 
-def verify_chat_weights(
-    directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU
-) -> list[tuple[str, CheckResult]]:
+def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU) -> Results:
     """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
     table = operator_table(None, weights, device, torch.float32)
     model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     for case in _prepared_cases(directory, model):
         if case.recorded.greedy_ids:
             exact, found = (_forced(case, Ways(each)) for each in (model, other))
@@ -259,3 +262,29 @@ def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: fl
     """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)
+
+
+LINEARS_FILE = "expected_linears.safetensors"
+MODE = "projections"
+
+
+def check_linears(directory: Path, device: torch.device) -> Iterator[tuple[str, CheckResult]]:
+    """Dequantised weights, to the bit, and outputs in float32; nothing where the bundle has recorded none."""
+    if not (directory / LINEARS_FILE).is_file():
+        return
+    recorded, weights = read_tensors(directory / LINEARS_FILE), Weights(directory, torch.float32, device)
+    for name in sorted({each.rpartition(".")[0] for each in recorded}):
+        dequantised = recorded[f"{name}.dequantized_in_out"].t().float()
+        weight = weights.linear(name, *dequantised.shape)
+        biased = f"{name}.bias" in weights
+        found = Reference(weight, weights[f"{name}.bias"] if biased else None)(recorded[f"{name}.x"].float().to(device))
+        yield MODE, compare(name, "dequantised weight", weight.floats(), dequantised, 0)
+        yield MODE, compare(name, "output", found, recorded[f"{name}.y_fp32"], FEATURE_TOLERANCE)
+
+
+def verify_exported_chat(directory: Path, artifact: Path, progress: Progress) -> Results:
+    """Logits, tokens and texts of all recorded answers; ConfigError for an artifact of another checkpoint."""
+    manifest = artifact_of(directory, artifact)
+    model = read_exported_chat(artifact).load(Runtime(threads=torch.get_num_threads()))
+    with torch.inference_mode():
+        return judged(manifest, check_answers(directory, model, progress))

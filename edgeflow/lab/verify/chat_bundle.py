@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.text.checkpoint_json import read_json, read_json_value
 from edgeflow_client.errors import CheckpointError

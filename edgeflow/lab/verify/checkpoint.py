@@ -6,7 +6,9 @@ On any device, with the same tolerances (`exact_float32`). A policy's family say
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,15 +17,18 @@ from edgeflow.contract import KVName
 from edgeflow.engine.placement import check_host, choose_device
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
 from edgeflow.lab.export.policies.families import EXPORT
-from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_kv
-from edgeflow.lab.verify.chat_exported import verify_exported_chat
+from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_exported_chat, verify_kv
+from edgeflow.lab.verify.comparison import FP8_BOUNDS, CheckResult, Progress, Results, Verification, exact_float32
 from edgeflow.lab.verify.eagle import verify_eagle
 from edgeflow.lab.verify.eagle_bundle import is_eagle_bundle
 from edgeflow.lab.verify.gate import verify_gate
 from edgeflow.lab.verify.gate_bundle import is_gate_bundle
-from edgeflow.lab.verify.policies.families import VERIFY
-from edgeflow.lab.verify.policies.request import Progress, Verification
-from edgeflow.lab.verify.recorded.comparison import FP8_BOUNDS, CheckResult, exact_float32
+from edgeflow.lab.verify.policies.act import verify as verify_act
+from edgeflow.lab.verify.policies.openvla import verify as verify_weights
+from edgeflow.lab.verify.policies.openvla import verify_exported
+from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
+from edgeflow.lab.verify.policies.pi import verify as verify_pi
+from edgeflow.lab.verify.policies.smolvla import verify as verify_smolvla
 from edgeflow.models.published import FAMILIES, read_published
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of
@@ -43,7 +48,7 @@ def verify_checkpoint(
     device: str = "cpu",
     family: str = "",
     artifact: Path | None = None,
-) -> list[tuple[str, CheckResult]]:
+) -> Results:
     """Every comparison of a bundle of any family, with the mode it was made in.
 
     modes: of control policies, empty for those that the family chooses; depth and auto stand for all of their paces.
@@ -112,9 +117,7 @@ def _refuse(given: Mapping[str, bool], what: str) -> None:
         raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32: remove this")
 
 
-def _verify_chat(
-    directory: Path, progress: Progress, kv: KVName, weights: str, device: torch.device
-) -> list[tuple[str, CheckResult]]:
+def _verify_chat(directory: Path, progress: Progress, kv: KVName, weights: str, device: torch.device) -> Results:
     if weights != "float":
         return verify_chat_weights(directory, weights, FP8_BOUNDS, device)
     own = read_published(directory).text.attention.kv_format
@@ -122,3 +125,40 @@ def _verify_chat(
     if kv_format is not own:
         return verify_kv(directory, kv_format, progress, device)
     return verify_chat(directory, progress, device)
+
+
+Verify = Callable[[Path, Verification], Results]
+"""Every comparison of a bundle of recordings, with the mode it was made in."""
+
+
+def _verify_openvla(directory: Path, asked: Verification) -> Results:
+    if asked.artifact is not None:
+        return verify_exported(directory, asked.artifact, asked)
+    return verify_weights(directory, asked)
+
+
+VERIFY: dict[str, Verify] = {
+    "openvla": _verify_openvla,
+    "openvla_oft": verify_oft,
+    "act": verify_act,
+    "smolvla": verify_smolvla,
+    "pi0": partial(verify_pi, "pi0"),
+    "pi05": partial(verify_pi, "pi05"),
+}
+
+
+def shown(directory: Path, results: Results) -> Results:
+    """Comparisons with their modes, as a table has them."""
+    many = is_gate_bundle(directory) or is_eagle_bundle(directory)
+    return list(_worst(results)) if many else results
+
+
+def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:
+    """All that are off, by mode and, in one row of each mode, those that agree: the worst of them, and their number."""
+    for mode in dict.fromkeys(mode for mode, _ in results):
+        own = [result for each, result in results if each == mode]
+        yield from ((mode, result) for result in own if not result.ok)
+        agree = [result for result in own if result.ok]
+        if agree:
+            worst = max(agree, key=lambda result: result.deviation / result.tolerance if result.tolerance else 0.0)
+            yield mode, replace(worst, quantity=f"{worst.quantity}, the worst of {len(agree)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, Entry
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, Entry
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.eagle3.config import Eagle3Config
 from edgeflow.models.eagle3.growing import TreeSizes

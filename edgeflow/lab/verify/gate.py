@@ -1,49 +1,60 @@
 """Checks of memory gates against recorded cases, in float32: tokens, logits, hidden states, memory, folds.
 
 Two naive twins compute every case, one as Algorithm 1 streams it, the other whole texts at once. The first must know
-every value that a bundle has. Then the executor that serves computes it in every way (lab/verify/gate_served.py). Also
+every value that a bundle has. Then the executor that serves computes it in every way (lab/verify/gate.py). Also
 checked is what the bundle says that another reading of the rules would change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.memory import folding_of, memory_format
+from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.verify.gate_bundle import BASE, GateCase, read_gate_bundle
-from edgeflow.lab.verify.gate_runs import Decoded, check_cases, check_run
-from edgeflow.lab.verify.gate_served import served_ways
-from edgeflow.lab.verify.gate_twins import run_at_once, run_forced, run_streaming
-from edgeflow.lab.verify.recorded.bundle import Entry
-from edgeflow.lab.verify.recorded.comparison import FEATURE_TOLERANCE, CheckResult
-from edgeflow.models.chat import load_chat_model
+from edgeflow.lab.training.gate.whole import run_whole
+from edgeflow.lab.verify.bundle import Entry
+from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Progress, Results, silent
+from edgeflow.lab.verify.gate_bundle import (
+    BASE,
+    Decoded,
+    GateCase,
+    GateRun,
+    GateRunner,
+    check_cases,
+    check_run,
+    read_gate_bundle,
+)
+from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin, greedy
+from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.published import read_published
+from edgeflow.scheduler.folding import FoldingRoute
 
-Progress = Callable[[str, int, int], None]
 CPU = torch.device("cpu")
 NEAR_TIE = 2 * FEATURE_TOLERANCE  # logits this close may change places on another processor
 
 
-def verify_gate(
-    directory: Path, progress: Progress = lambda *_: None, device: torch.device = CPU
-) -> list[tuple[str, CheckResult]]:
+def verify_gate(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
     """Every comparison with the way in which it was computed; CheckpointError when the directory is not a bundle."""
     return [*verify_twins(directory, progress, device), *verify_served(directory, progress, device)]
 
 
-def verify_twins(
-    directory: Path, progress: Progress = lambda *_: None, device: torch.device = CPU
-) -> list[tuple[str, CheckResult]]:
+def verify_twins(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
     """The comparisons of both twins."""
     config = read_published(directory / BASE).text
     gate, cases = read_gate_bundle(directory, config, device)
     base = PlainBase.read(directory / BASE, torch.float32, device)
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     with torch.inference_mode():
         for index, case in enumerate(cases):
             progress("naive twins", index, len(cases))
@@ -52,13 +63,11 @@ def verify_twins(
     return results
 
 
-def verify_served(
-    directory: Path, progress: Progress = lambda *_: None, device: torch.device = CPU
-) -> list[tuple[str, CheckResult]]:
+def verify_served(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
     """The comparisons of the executor."""
     model = load_chat_model(directory / BASE, torch.float32, device)
     cases, ways = read_gate_bundle(directory, model.config, device)[1], served_ways(model)
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     for index, (name, run) in enumerate(ways.items()):
         progress(name, index, len(ways))
         results += check_cases(name, run, cases)
@@ -127,3 +136,191 @@ def _distance(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
 def _margin(steps: Decoded) -> float:
     best = torch.stack(steps.logits).topk(2).values
     return (best[:, 0] - best[:, 1]).min().item()
+
+
+def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_memory: bool = False) -> GateRun:
+    """The case as Algorithm 1 has it, with all that a bundle may hold. gate: that of the case, or another one."""
+    twin = StreamingTwin(base, gate, without_memory=without_memory)
+    first = twin.prefill(case.ids)
+    folds = list(twin.memories)
+    tensors = {"hidden": first.hidden, **_seen(first), **_memory(folds)}
+    if folds:
+        tensors["segment_M.last_layer"] = torch.stack([each.sums[-1] for each in folds])
+        tensors["segment_z.last_layer"] = torch.stack([each.norms[-1] for each in folds])
+    tokens, passes = greedy(twin, case.ids, len(case.greedy_ids))
+    tensors |= _memory(twin.memories, "_end")
+    decoded = Decoded(tokens, [each.logits for each in passes], twin.folds_at, twin.folded)
+    return GateRun(len(folds), decoded, tensors)
+
+
+def run_forced(case: GateCase, base: PlainBase, gate: MemoryGate) -> list[Tensor]:
+    """Logits [V] of each step with another gate, given the recorded tokens."""
+    twin = StreamingTwin(base, gate)
+    return [twin.prefill(case.ids).logits, *(twin.step(token).logits for token in case.greedy_ids[:-1])]
+
+
+def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
+    """The prompt as one text and, where the state follows from the known tokens alone, each step as another."""
+    rules = case.gate.rules
+    tensors = _at_once(case.ids, base, case.gate)
+    segments = rules.segments(len(case.ids))
+    if rules.fold != "recompute":
+        return GateRun(segments, None, {"logits": base.logits(tensors["hidden"][-1]), **tensors})
+    texts = [[*case.ids, *case.greedy_ids[:count]] for count in range(len(case.greedy_ids))]
+    states = [_at_once(ids, base, case.gate) for ids in texts]
+    logits = [base.logits(each["hidden"][-1]) for each in states]
+    counts = [rules.segments(len(ids)) for ids in texts]
+    folds = [len(ids) for ids, old, new in zip(texts[1:], counts, counts[1:], strict=False) if new > old]
+    ends = {f"{name}_end": states[-1][name] for name in ("M", "z") if name in states[-1]}
+    decoded = Decoded([int(each.argmax()) for each in logits], logits, folds, counts[-1])
+    return GateRun(segments, decoded, tensors | ends)
+
+
+def _at_once(ids: Sequence[int], base: PlainBase, gate: MemoryGate) -> dict[str, Tensor]:
+    """The tensors that a bundle may hold of a text's last pass."""
+    segments = gate.rules.segments(len(ids))
+    found = run_whole(base, gate, torch.tensor([ids], device=base.norm.device), segments, watch=True)
+    if not segments:
+        return {"hidden": found.plain[0]}
+    rest = len(ids) - gate.rules.sink - segments * gate.rules.segment
+    sums = torch.stack([each.sums[0] for each in found.seen])
+    tensors = {"hidden": found.gated[0, -rest:], "M": sums[:, :, -1, :, :-1], "z": sums[:, :, -1, :, -1]}
+    for layer, seen in enumerate(found.seen):
+        tensors |= {f"a_mem.{layer}": seen.read[0, :, -rest:], f"a_com.{layer}": seen.mixed[0, :, -rest:]}
+    last = sums[-1].transpose(0, 1)  # [N, KH, D, D + 1]
+    return tensors | {"segment_M.last_layer": last[..., :-1], "segment_z.last_layer": last[..., -1]}
+
+
+def _seen(found: Pass) -> dict[str, Tensor]:
+    reads = {f"a_mem.{layer}": tensor for layer, tensor in enumerate(found.a_mem)}
+    return reads | {f"a_com.{layer}": tensor for layer, tensor in enumerate(found.a_com)}
+
+
+def _memory(folds: Sequence[Memory], end: str = "") -> dict[str, Tensor]:
+    return {f"M{end}": folds[-1].sums, f"z{end}": folds[-1].norms} if folds else {}
+
+
+CHUNKS = (1, 5, 64)
+PACKED_CHUNK = 7
+
+
+def served_ways(model: ChatModel) -> dict[str, GateRunner]:
+    """The runner of each way, by name."""
+    longest = max(CHUNKS)
+    chunked: dict[str, GateRunner] = {f"chunks of {size}": partial(_each, model, size) for size in CHUNKS}
+    return {**chunked, "prefix, copied": partial(_behind_prefix, model, longest), "packed": partial(_packed, model)}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Watched:
+    """A request of a case and what it gave so far. folds: known tokens and the last layer's memory at each fold."""
+
+    case: GateCase
+    engine: ChatEngine
+    request: Generation
+    logits: list[Tensor] = field(default_factory=list)
+    folds: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    prompt: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def folded(self) -> int:
+        route = self.request.plan.route
+        return route.folded if isinstance(route, FoldingRoute) else 0
+
+    def memory(self) -> tuple[Tensor, Tensor]:
+        """M and z of all layers."""
+        layers = [self.engine.kv.layer(index) for index in range(self.engine.model.config.num_hidden_layers)]
+        slot = self.request.plan.slot
+        return torch.stack([each.matrices[slot] for each in layers]), torch.stack([each.norms[slot] for each in layers])
+
+    def note(self, known: int, folded: int, logits: Tensor | None) -> None:
+        """Note what a pass gave. known, folded: tokens and segments before it."""
+        sums, norms = self.memory()
+        if self.folded > folded:
+            self.folds.append((known, sums[-1], norms[-1]))
+        if logits is not None:
+            self.logits.append(logits[-1])
+            self.prompt = self.prompt or (sums, norms)
+
+    def run(self) -> GateRun:
+        """Its comparable values, once it is answered."""
+        rows, (sums, norms), end = len(self.case.ids), self.prompt or self.memory(), self.memory()
+        of_prompt = [fold for fold in self.folds if fold[0] == rows]
+        later = [known for known, *_ in self.folds if known > rows]
+        tensors = {"M": sums, "z": norms, "M_end": end[0], "z_end": end[1]}
+        if len(of_prompt) == self.case.segments > 0:  # a prefix may have brought some
+            tensors["segment_M.last_layer"] = torch.stack([each for _, each, _ in of_prompt])
+            tensors["segment_z.last_layer"] = torch.stack([each for *_, each in of_prompt])
+        decoded = Decoded(self.request.tokens, self.logits, later, self.folded)
+        return GateRun(segments=self.folded - len(later), decoded=decoded, tensors=tensors)
+
+
+def _engine(model: ChatModel, case: GateCase, slots: int, positions: int) -> ChatEngine:
+    """Slots of the places that the case's rules need, holding NaN."""
+    kv = model.decoder.kv_slots(slots, case.gate.rules.threshold, memory_format(case.gate, positions))
+    kv.data.fill_(torch.nan)
+    return ChatEngine(model, kv, folding=folding_of(case.gate.rules), keep_logits=True)
+
+
+def _positions(case: GateCase) -> int:
+    return len(case.ids) + len(case.greedy_ids)
+
+
+def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, prefix: int = 0) -> _Watched:
+    prompt, params = engine.model.prompt(case.ids), SamplingParams(max_tokens=len(case.greedy_ids))
+    request = Generation(engine, prompt, params, slot, known=known, prefix=prefix, ignore_stop=True)
+    return _Watched(case=case, engine=engine, request=request)
+
+
+def _answer(engine: ChatEngine, asked: Sequence[_Watched], chunk: int) -> None:
+    """Shared passes, until all are answered; each begins one pass after the one before it."""
+    started = 0
+    while any(each.request.finish is None for each in asked):
+        started = min(started + 1, len(asked))
+        busy = [each for each in asked[:started] if each.request.finish is None]
+        before = [(each.request.plan.rows + each.request.plan.planned, each.folded) for each in busy]
+        steps = run_pass(engine, [each.request for each in busy], chunk) if busy else []
+        for each, (known, folded), step in zip(busy, before, steps, strict=True):
+            each.note(known, folded, step.logits)
+
+
+def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase]) -> list[GateRun]:
+    """Every case by itself."""
+    found = []
+    for case in cases:
+        engine = _engine(model, case, 1, _positions(case))
+        asked = _watched(engine, case, 0)
+        _answer(engine, [asked], chunk)
+        found.append(asked.run())
+    return found
+
+
+def _behind_prefix(model: ChatModel, chunk: int, cases: Sequence[GateCase]) -> list[GateRun]:
+    """Half of the prompt is computed once, in another slot, and lent."""
+    found = []
+    for case in cases:
+        engine = _engine(model, case, 2, _positions(case))
+        prompt = model.prompt(case.ids)
+        prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 1)
+        for _ in prefix.compute(engine, chunk):
+            pass
+        known = prefix.lend(engine, prompt, 0)
+        asked = _watched(engine, case, 0, known, len(prefix.prompt) if known else 0)
+        _answer(engine, [asked], chunk)
+        found.append(asked.run())
+    return found
+
+
+def _packed(model: ChatModel, cases: Sequence[GateCase]) -> list[GateRun]:
+    """Cases of one gate and one set of rules share passes; slots by descending index."""
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index, case in enumerate(cases):
+        alike[(case.gate.rules, case.gate.layers[0].w1.shape)].append(index)
+    found: dict[int, GateRun] = {}
+    for indices in alike.values():
+        own = [cases[index] for index in indices]
+        engine = _engine(model, own[0], len(own), max(map(_positions, own)))
+        asked = [_watched(engine, case, len(own) - 1 - at) for at, case in enumerate(own)]
+        _answer(engine, asked, PACKED_CHUNK)
+        found |= {index: each.run() for index, each in zip(indices, asked, strict=True)}
+    return [found[index] for index in range(len(cases))]

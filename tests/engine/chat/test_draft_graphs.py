@@ -18,7 +18,7 @@ from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
 from edgeflow.kernels.kv.formats import INT8
-from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
+from edgeflow.lab.verify.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import write_chat_checkpoint

@@ -22,7 +22,7 @@ from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFo
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.recorded.comparison import mismatches_but_ties
+from edgeflow.lab.verify.comparison import mismatches_but_ties
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
 from edgeflow.scheduler.scheduler import Scheduler

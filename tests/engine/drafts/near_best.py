@@ -3,7 +3,7 @@
 A float32 sum differs in its last bits between a row alone and one among others, on some processors more than on others.
 A number between two steps is then rounded to the other one, and a near tie of two logits may fall the other way. So
 such an answer is compared token by token with the logits of its own text: each token is the best one, or as near to it
-as rounding may bring another (NEAR_TIES of edgeflow/lab/verify/recorded/comparison.py).
+as rounding may bring another (NEAR_TIES of edgeflow/lab/verify/comparison.py).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import FP8, INT4, INT8, KVFormat
-from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
+from edgeflow.lab.verify.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.scheduler.plan import DraftForm
 from edgeflow_client.errors import WorkerError

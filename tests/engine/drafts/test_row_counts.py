@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.formats import FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.lab.verify.recorded.comparison import NEAR_TIES
+from edgeflow.lab.verify.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.engine.drafts.drafters import CPU
 from tests.engine.drafts.near_best import NEAR_OF_FLOATS, NEAR_OF_ROUNDED_ROWS

@@ -18,7 +18,7 @@ from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
 from edgeflow.lab.gpu.subjects.random_checkpoint import SERVED, write_checkpoint
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, policy_tensors, random_frames, random_policy
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from tests.lab.verify.policies.openvla.test_verify import recorded  # noqa: F401 - a fixture
+from tests.lab.verify.policies.test_openvla import recorded  # noqa: F401 - a fixture
 
 CPU = torch.device("cpu")
 

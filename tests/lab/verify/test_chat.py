@@ -20,7 +20,7 @@ from edgeflow.lab.verify.chat import check_best, verify_chat, verify_kv
 from edgeflow.lab.verify.chat_bundle import read_chat_bundle
 from edgeflow.lab.verify.chat_modes import Ways
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.recorded.comparison import exact_float32
+from edgeflow.lab.verify.comparison import exact_float32
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 from tests.cases import some_by_day

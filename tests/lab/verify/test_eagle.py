@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.eagle import prepare
+from edgeflow.lab.verify.comparison import CheckResult
+from edgeflow.lab.verify.eagle import check_run, prepare
 from edgeflow.lab.verify.eagle_bundle import BASE, FEATURES, HEAD, MASK
-from edgeflow.lab.verify.eagle_runs import check_run
-from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow.models.chat import load_chat_model
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode

@@ -20,10 +20,8 @@ from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.gate import verify_served, verify_twins
-from edgeflow.lab.verify.gate_bundle import BASE, GateCase, read_gate_bundle
-from edgeflow.lab.verify.gate_runs import GateRun, check_cases
-from edgeflow.lab.verify.gate_twins import run_at_once
+from edgeflow.lab.verify.gate import run_at_once, verify_served, verify_twins
+from edgeflow.lab.verify.gate_bundle import BASE, GateCase, GateRun, check_cases, read_gate_bundle
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate import read_gate
 from edgeflow.models.published import read_published

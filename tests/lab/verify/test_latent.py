@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from edgeflow.lab.verify.chat import verify_chat
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.recorded.comparison import FEATURE_TOLERANCE
+from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import VOCAB, YARN, write_chat_checkpoint

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.lab.verify.checkpoint import verify_checkpoint
+from edgeflow.lab.verify.checkpoint import shown, verify_checkpoint
+from edgeflow.lab.verify.comparison import CheckResult
 from edgeflow.lab.verify.gate_bundle import BASE
-from edgeflow.lab.verify.recorded.comparison import CheckResult
-from edgeflow.lab.verify.shown import shown
 from edgeflow_client.errors import ConfigError
 
 GOOD, NEAR, EXACT, OFF = (

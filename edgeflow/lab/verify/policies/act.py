@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
-from edgeflow.lab.verify.recorded.comparison import CheckResult, compare
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
+from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, compare
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.act.config import ACTConfig, load_config, load_processors
 from edgeflow.policies.act.network import ACTNetwork
@@ -32,7 +31,7 @@ MODE = "one pass"
 INPUT, CHUNK, ACTIONS = "in.", "out.action_chunk", "out.action_chunk_unnormalized"
 
 
-def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+def verify(directory: Path, asked: Verification) -> Results:
     """Every comparison of a bundle; ConfigError for modes, weights and operators, of which ACT has no others."""
     _refuse_options(asked)
     config = load_config(directory)

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes
+from edgeflow.lab.verify.comparison import Results, Verification
 from edgeflow.lab.verify.policies.flow.recorded import STATE as STATE_GIVEN
-from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, retokenised
+from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, Tolerances, retokenised
 from edgeflow.lab.verify.policies.flow.runs import CHUNK
-from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
-from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow.policies.lerobot import STATE
 from edgeflow.policies.pi.config import PiConfig, load_config, read_processors

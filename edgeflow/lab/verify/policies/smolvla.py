@@ -11,10 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes
-from edgeflow.lab.verify.policies.flow.recorded import TOKENS, Recording, retokenised
-from edgeflow.lab.verify.policies.flow.subject import Results, Tolerances, Values
+from edgeflow.lab.verify.comparison import Results, Verification
+from edgeflow.lab.verify.policies.flow.recorded import TOKENS, Recording, Tolerances, Values, retokenised
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
-from edgeflow.lab.verify.policies.request import Verification
 from edgeflow.policies.lerobot import local_folder
 from edgeflow.policies.smolvla.config import load_config
 from edgeflow.policies.smolvla.network import SmolVLANetwork, architecture_of

@@ -11,9 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgeflow.lab.verify.comparison import CheckResult, Verification
 from edgeflow.lab.verify.policies.act import verify as verify_act
-from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.lab.verify.recorded.comparison import CheckResult
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.oracles import oracle
 from tests.policies.act.checkpoint import change_tensors, write_bundle, write_json

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame
-from edgeflow.lab.verify.recorded.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases
+from edgeflow.lab.verify.comparison import CheckResult, compare
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
+from edgeflow.policies.flow.network import PrefixedNetwork
 from edgeflow.policies.flow.policy import Margin, Texts, fitted
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
@@ -137,3 +140,48 @@ def retokenised(recording: Recording, texts: Texts, states: NDArray[np.float32])
         ids = torch.tensor(texts.ids(task, state))
         row[mask] = ids if len(ids) == int(mask.sum()) else -1
     return found
+
+
+Values = Callable[[Recording, FlowSizes], dict[str, Tensor]]
+"""Further values of a recording's frames, by stored name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerances:
+    """Absolute ones. relative: intermediate values may be off by this part of the largest one, None = as results."""
+
+    results: float
+    relative: float | None = None
+
+    def compare(self, case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
+        """Compare a stored value; integers have to be equal."""
+        result = compare(case, name.partition(".")[2].replace("_", " "), found, wanted, self.results)
+        if not wanted.is_floating_point():
+            return replace(result, tolerance=0.0)
+        if self.relative is not None and name.startswith("mid.") and wanted.numel():
+            return replace(result, tolerance=self.relative * wanted.abs().max().item())
+        return result
+
+    def compared(self, case: RecordedCase, found: Mapping[str, Tensor]) -> Iterator[CheckResult]:
+        """Compare those of the values that were recorded."""
+        wanted = case.tensors
+        return (self.compare(case.name, each, found[each], wanted[each]) for each in found if each in wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """sizes: of answers with the checkpoint's number of steps. more: values of the family alone."""
+
+    directory: Path
+    config: FlowConfig
+    sizes: FlowSizes
+    network: PrefixedNetwork
+    margin: Margin
+    tolerances: Tolerances
+    more: Values
+
+
+def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
+    """Stored values that nothing was compared with."""
+    for name in sorted(names):
+        yield CheckResult(case, f"unknown {name}", math.inf, 0.0)

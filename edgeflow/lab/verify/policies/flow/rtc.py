@@ -19,15 +19,17 @@ from edgeflow.engine.flow.frames import (
     gain,
     guidance_of,
 )
+from edgeflow.lab.verify.comparison import Results
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,
     Recording,
+    Subject,
     read_continuations,
     stored,
+    unknown,
 )
 from edgeflow.lab.verify.policies.flow.runs import Run, Runner
-from edgeflow.lab.verify.policies.flow.subject import Results, Subject, unknown
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError

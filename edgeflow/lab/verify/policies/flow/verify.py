@@ -3,29 +3,36 @@
 Compared is every stored value: images as prepared, masks and positions of prefix and step, embeddings, keys and values
 and hidden states of the prefix where rows are valid, rows of the steps, and from the engine that serves, frame by frame
 and with the frames in each other's passes, latents and velocities of every step and the chunk. Cases of real-time
-chunking likewise (verify_rtc.py). A stored value that is not compared is infinitely off.
+chunking likewise (rtc.py). A stored value that is not compared is infinitely off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from edgeflow.artifacts.sessions import Runtime
+from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
-from edgeflow.lab.verify.policies.flow.exported import verify_exported
+from edgeflow.lab.verify.bundle import TENSORS_FILE
+from edgeflow.lab.verify.comparison import Results, Verification, artifact_of, judged
 from edgeflow.lab.verify.policies.flow.inside import values_inside
-from edgeflow.lab.verify.policies.flow.recorded import Recording, read_recordings
+from edgeflow.lab.verify.policies.flow.recorded import (
+    Recording,
+    Subject,
+    Tolerances,
+    Values,
+    read_recordings,
+    unknown,
+)
 from edgeflow.lab.verify.policies.flow.rtc import check_continuations
 from edgeflow.lab.verify.policies.flow.runs import CHUNK, FLOW_MODES, SERIAL, Runner, answers_of
-from edgeflow.lab.verify.policies.flow.subject import Results, Subject, Tolerances, Values, unknown
-from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.lab.verify.recorded.bundle import TENSORS_FILE
-from edgeflow.lab.verify.recorded.comparison import CheckResult
+from edgeflow.policies.flow.exported import OpenedFlow
 from edgeflow.policies.flow.policy import FlowArchitecture, Network
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
@@ -87,19 +94,50 @@ def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[
     sizes = replace(subject.sizes, steps=recording.steps)
     found = values_inside(subject.network, sizes, recording, torch.stack([run.x for run in serial], dim=1))
     found |= subject.more(recording, sizes)
-    results += [(WITHOUT_MODE, each) for each in _compared(subject, recording, found)]
+    results += [(WITHOUT_MODE, each) for each in subject.tolerances.compared(case, found)]
     names = set(found)
     for name, pace in runner.paces(modes, recording.steps).items():
         runs = serial if pace == SERIAL else runner.runs(recording.frames, recording.steps, pace)
         answers = answers_of(subject.config, runs)
         names |= set(answers)
-        results += [(name, each) for each in _compared(subject, recording, answers)]
+        results += [(name, each) for each in subject.tolerances.compared(case, answers)]
     given = {name for name in case.tensors if name.startswith(GIVEN)}
     return results + [(WITHOUT_MODE, each) for each in unknown(case.name, case.tensors.keys() - names - given)]
 
 
-def _compared(subject: Subject, recording: Recording, found: dict[str, Tensor]) -> Iterator[CheckResult]:
-    case = recording.case
-    for name, value in found.items():
-        if name in case.tensors:
-            yield subject.tolerances.compare(case.name, name, value, case.tensors[name])
+def verify_exported(
+    directory: Path,
+    artifact: Path,
+    architecture: FlowArchitecture[Any],
+    *,
+    asked: Verification,
+    modes: Sequence[Mode],
+    tolerances: Tolerances,
+) -> Results:
+    """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it,
+    or where a prompt is longer than every bucket."""
+    artifact_of(directory, artifact)
+    opened = OpenedFlow(artifact, architecture)
+    recordings = read_recordings(directory, architecture.flow, architecture.margin)
+    fitting = [each for each in recordings if each.steps == opened.steps]
+    if not fitting:
+        raise ConfigError(
+            f"artifact: {artifact} was exported for {opened.steps} steps; the recordings have "
+            f"{', '.join(str(each.steps) for each in recordings)}"
+        )
+    longest = max(len(frame.prompt_ids) for each in fitting for frame in each.frames)
+    if longest > opened.manifest.text:
+        raise ConfigError(
+            f"artifact: {artifact} was exported for prompts of {opened.manifest.text} tokens; the recordings have up "
+            f"to {longest}: export it with --text {longest}"
+        )
+    graphs = opened.load(Runtime(threads=torch.get_num_threads()))
+    runner, results = Runner(StaticNetwork(graphs), opened.sizes), []
+    with torch.inference_mode():
+        for index, recording in enumerate(fitting):
+            asked.progress(recording.case.name, index, len(fitting))
+            for name, pace in runner.paces(modes, recording.steps).items():
+                runs = runner.runs(recording.frames, recording.steps, pace)
+                answers = answers_of(architecture.flow, runs)
+                results += [(name, each) for each in tolerances.compared(recording.case, answers)]
+    return judged(opened.manifest, results)

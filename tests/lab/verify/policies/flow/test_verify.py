@@ -11,10 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.policies.families import VERIFY
-from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.lab.verify.recorded.comparison import CheckResult
+from edgeflow.lab.verify.checkpoint import VERIFY, verify_checkpoint
+from edgeflow.lab.verify.comparison import CheckResult, Verification
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode

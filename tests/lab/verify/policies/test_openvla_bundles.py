@@ -16,7 +16,7 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.lab.verify.policies.openvla.verify import verify_bundle
+from edgeflow.lab.verify.policies.openvla import verify_bundle
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from tests.tiny_checkpoint import TinySize, write_checkpoint

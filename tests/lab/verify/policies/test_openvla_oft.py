@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.policies.openvla_oft.verify import verify
-from edgeflow.lab.verify.policies.request import Verification
-from edgeflow.lab.verify.recorded.comparison import CheckResult
+from edgeflow.lab.verify.comparison import CheckResult, Verification
+from edgeflow.lab.verify.policies.openvla_oft import verify
 from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow.policies.openvla_oft.config import Bounds
 from edgeflow.policies.openvla_oft.network import OFTNetwork
@@ -205,7 +204,7 @@ def test_every_entry_of_a_case_is_compared(tmp_path: Path, quantity: str):
 
 def test_without_a_tokenizer_the_recorded_ids_serve(tmp_path: Path, monkeypatch):
     directory = write_bundle(tmp_path / "oft")
-    monkeypatch.setattr("edgeflow.lab.verify.policies.openvla_oft.verify.SPACE_ID", 3)
+    monkeypatch.setattr("edgeflow.lab.verify.policies.openvla_oft.SPACE_ID", 3)
     (directory / "tokenizer.json").unlink()
     results = verified(directory)
     assert all(result.ok for result in results)

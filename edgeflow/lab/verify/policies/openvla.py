@@ -2,55 +2,108 @@
 
 Frames are preprocessed on the host. Compared where the bundle records it: text ids, pixel values, also of other resize
 strategies (`pixel_values_first3.<strategy>`), tower features, projected tokens, the prefill's last hidden state and
-logits, logits of each step, action tokens, normalised actions and actions.
+logits, logits of each step, action tokens, normalised actions and actions. Of exported graphs: logits, tokens and
+actions.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.placement import operator_table
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import Placement, PreparedFrame, TokenPolicy
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.lab.verify.policies.openvla.recorded import Case, read_bundle
-from edgeflow.lab.verify.policies.request import Progress, Verification
-from edgeflow.lab.verify.recorded.comparison import (
+from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.verify.bundle import RecordedCase, read_cases, read_image
+from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     FP8_BOUNDS,
     KV_BOUNDS,
     PIXEL_TOLERANCE,
     CheckResult,
+    Progress,
+    Results,
+    Verification,
+    artifact_of,
     compare,
+    judged,
     logit_errors,
     mismatches,
     mismatches_but_ties,
+    silent,
 )
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
+from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
 from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
+from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded.
+
+    image: RGB [H, W, 3]. input_ids: text tokens, whether or not the trailing space piece is among them.
+    prompt_ids: with it.
+    """
+
+    name: str
+    image: NDArray[np.uint8]
+    instruction: str
+    unnorm_key: str | None
+    input_ids: list[int] | None
+    prompt_ids: list[int] | None
+    action_token_ids: list[int]
+    normalized_actions: list[float] | None
+    actions: list[float] | None
+    tensors: Mapping[str, Tensor]
+
+
+def read_bundle(directory: Path) -> list[Case]:
+    """Read all cases; CheckpointError names the case and the entry at fault."""
+    return [_case(directory, recorded) for recorded in read_cases(directory)]
+
+
+def _case(directory: Path, recorded: RecordedCase) -> Case:
+    entry = recorded.entry
+    return Case(
+        name=recorded.name,
+        image=read_image(directory / entry.text("image")),
+        instruction=entry.text("instruction"),
+        unnorm_key=entry.optional_text("unnorm_key"),
+        input_ids=entry.optional_ids("input_ids"),
+        prompt_ids=entry.optional_ids("input_ids_after_29871"),
+        action_token_ids=entry.ids("action_token_ids"),
+        normalized_actions=entry.optional_numbers("normalized_actions"),
+        actions=entry.optional_numbers("actions"),
+        tensors=recorded.tensors,
+    )
+
 
 CPU = torch.device("cpu")
 ACTION_TOLERANCE = 1e-12
 TOWER_KEYS = ("dino_patches", "siglip_patches")
 MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+EXPORTED_MODES = (Mode.SERIAL, Mode.PIPELINED)
 OTHERS = (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE)
 SERIAL = Pace(1)
 TEXT_ROWS = 128  # of a slot as served by default, where KV formats are measured
@@ -70,7 +123,7 @@ class _Case:
         return self.recorded.name
 
 
-def verify(directory: Path, asked: Verification) -> list[tuple[str, CheckResult]]:
+def verify(directory: Path, asked: Verification) -> Results:
     """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
     if asked.weights != "float":
         return _weights_cost(directory, asked.weights, asked.device)
@@ -89,18 +142,18 @@ def _program(directory: Path) -> StageProgram:
     return StageProgram.tokens(load_config(directory).action_width)
 
 
-def _weights_cost(directory: Path, weights: str, device: torch.device) -> list[tuple[str, CheckResult]]:
+def _weights_cost(directory: Path, weights: str, device: torch.device) -> Results:
     """Logits and tokens of weights and rows in another precision against float32."""
     table = operator_table(None, weights, device, torch.float32)
     exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     for case in (prepared(case, exact) for case in read_bundle(directory)):
         wanted, found = (_forced(case, policy) for policy in (exact, other))
         results += [(weights, result) for result in logit_errors(case.name, wanted, found, FP8_BOUNDS)]
     return results
 
 
-def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[tuple[str, CheckResult]]:
+def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Results:
     """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory.
 
     ConfigError for a format that cannot serve the checkpoint, before its weights are read.
@@ -109,7 +162,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> list[
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
     cases, told = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
-    results: list[tuple[str, CheckResult]] = []
+    results: Results = []
     for case in cases:
         wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
         results += [(told, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
@@ -146,7 +199,7 @@ def _forced(case: _Case, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> 
 def verify_bundle(
     directory: Path,
     pace: Pace,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
     table: OperatorTable | None = None,
     device: torch.device = CPU,
 ) -> list[CheckResult]:
@@ -278,3 +331,26 @@ def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: fl
     """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)
+
+
+def verify_exported(directory: Path, artifact: Path, asked: Verification) -> Results:
+    """The answers of the graphs to all recordings; ConfigError for an artifact of another checkpoint."""
+    manifest = artifact_of(directory, artifact)
+    runtime = Runtime(threads=torch.get_num_threads())
+    placement = Placement(dtype=torch.float32, device=asked.device, table=built_in_table(), runtime=runtime)
+    policy = StaticOpenVLACheckpoint(artifact, center_crop=False).load(placement)
+    cases = [prepared(case, policy) for case in read_bundle(directory)]
+    results: Results = []
+    paces = paces_by_mode(_exported_modes(asked.modes), policy.program())
+    for index, (name, pace) in enumerate(paces.items()):
+        asked.progress(name, index, len(paces))
+        for case, decodings in zip(cases, decode(cases, policy, pace, placement.table), strict=True):
+            results += [(name, each) for each in check_decoding(case, decodings, policy)]
+    return judged(manifest, results)
+
+
+def _exported_modes(asked: Sequence[Mode]) -> Sequence[Mode]:
+    if Mode.SPECULATIVE in asked:
+        names = ", ".join(mode.value for mode in (*EXPORTED_MODES, Mode.DEPTH, Mode.AUTO))
+        raise ConfigError(f"mode: exported graphs are not run speculative, since they verify no drafts; use {names}")
+    return asked or EXPORTED_MODES

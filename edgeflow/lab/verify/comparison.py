@@ -1,4 +1,4 @@
-"""Comparisons of computed quantities with recorded ones: one result per quantity and case.
+"""A request of `edgeflow verify`, and comparisons of computed quantities with recorded ones: a result for each.
 
 Bounds are the same on every device, because float32 is computed in full on every device (`exact_float32`).
 """
@@ -6,17 +6,49 @@ Bounds are the same on every device, because float32 is computed in full on ever
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from edgeflow.artifacts.files import open_artifact
+from edgeflow.artifacts.manifest import MANIFEST, Manifest, is_artifact
+from edgeflow.contract import KVName
+from edgeflow.models.checkpoint import fingerprint
+from edgeflow_client.errors import ConfigError
+from edgeflow_client.types import Mode
+
 PIXEL_TOLERANCE = 1e-6
 FEATURE_TOLERANCE = 1e-4  # float32: reordered sums give about 1e-5, any wrong operator far more
 UNIT_SCALE = 20.0  # tolerances are absolute up to values of this size and grow with larger ones, as rounding does
+
+Progress = Callable[[str, int, int], None]
+
+
+def silent(*_: object) -> None:
+    """Shows no progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A request of `edgeflow verify`.
+
+    modes: empty for all that the family has. weights, kv: the precision whose cost is measured; with float and model,
+    outputs are compared with the recorded ones. operators: an overlay of the operator table. artifact: the graphs that
+    are checked instead of the weights.
+    """
+
+    modes: Sequence[Mode]
+    progress: Progress
+    weights: str
+    operators: Path | None
+    device: torch.device
+    kv: KVName = "model"
+    artifact: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +63,10 @@ class CheckResult:
     @property
     def ok(self) -> bool:
         return self.deviation <= self.tolerance
+
+
+Results = list[tuple[str, CheckResult]]
+"""Comparisons, each with the mode that it was made in."""
 
 
 @contextmanager
@@ -121,3 +157,36 @@ def logit_errors(case: str, exact: Tensor, found: Tensor, bounds: LogitBounds) -
     yield CheckResult(case, "largest logit error", off.max().item(), bounds.largest)
     yield CheckResult(case, "mean logit error", off.mean().item(), bounds.mean)
     yield CheckResult(case, "tokens that differ, share", differ, bounds.lost)
+
+
+EXACT = "float32"
+
+
+def artifact_of(bundle: Path, folder: Path) -> Manifest:
+    """The manifest of an artifact that was exported from a bundle's checkpoint; ConfigError with both fingerprints for
+    another one.
+    """
+    if not is_artifact(folder):
+        raise ConfigError(f"artifact: {folder} has no {MANIFEST}: give a folder that `edgeflow export` wrote")
+    manifest, known_by = open_artifact(folder), fingerprint(bundle)
+    if manifest.fingerprint != known_by:
+        raise ConfigError(
+            f"artifact: {folder} was exported from the checkpoint {manifest.fingerprint[:16]}…, and {bundle} is "
+            f"{known_by[:16]}…: export it from this bundle"
+        )
+    return manifest
+
+
+def judged(manifest: Manifest, results: Sequence[tuple[str, CheckResult]]) -> Results:
+    """Results as they are where all graphs are of float32 without substitutions; otherwise without a bound, and with
+    what was chosen in their name.
+    """
+    others = sorted({graph.precision for graph in manifest.graphs} - {EXACT})
+    others += [each.name for each in manifest.rewrites if each.sites]
+    if not others:
+        return list(results)
+    chosen = ", ".join(others)
+    return [
+        (mode, replace(each, quantity=f"{each.quantity}, deviation with {chosen}", tolerance=math.inf))
+        for mode, each in results
+    ]

@@ -17,8 +17,8 @@ from edgeflow.cli import app
 from edgeflow.contract import Pace
 from edgeflow.lab.demo.training import network
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
-from edgeflow.lab.verify.policies.openvla.verify import verify_bundle
-from edgeflow.lab.verify.recorded.comparison import exact_float32
+from edgeflow.lab.verify.comparison import exact_float32
+from edgeflow.lab.verify.policies.openvla import verify_bundle
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
