@@ -155,7 +155,7 @@ class GroupedDecoder:
             for index, kind in enumerate(heads.kinds)
         ]
         self._write: RopeWriteKV = self._find("rope_write_kv", "self_attention")
-        self._attention: PackedAttention = self._find("packed_attention", "self_attention")
+        self.attention: PackedAttention = self._find("packed_attention", "self_attention")
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     @property
@@ -196,7 +196,7 @@ class GroupedDecoder:
     def _run(
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
     ) -> tuple[Tensor, Tensor]:
-        shared = _Shared.of(self, layout, kv)
+        shared = _Shared(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
         for index in range(len(self.heads.kinds)):
@@ -285,10 +285,6 @@ class GroupedDecoder:
         """True when attention reads on the host where rows are placed."""
         return self._table.reads_places(self.name, DENSE.name, Hardware.of(self.device), self.dtype)
 
-    def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
-        """Attention over a store in the layers of one kind."""
-        return self._attention(layout, kv)
-
     def rotary(self, capacity: int) -> RotaryTable:
         """The rotations of the positions of slots of a capacity."""
         if capacity not in self._rotary:
@@ -308,31 +304,20 @@ class _Projection:
 class _Shared:
     """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
 
-    def __init__(
-        self, rows: RowPlaces, crossing: RowPlaces, prefixes: int, make: Callable[[str, bool], Attend]
-    ) -> None:
-        self.rows = rows
-        self.crossing = crossing
-        self.prefix = first_spans(rows, prefixes)
-        self._make = make
-        self._attend: dict[tuple[str, bool], Attend] = {}
-
-    @classmethod
-    def of(cls, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> _Shared:
+    def __init__(self, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> None:
         rotary = decoder.rotary(kv.capacity)
-        rows = rotary.places(layout.joint, kv.capacity)
-        crossing = rows if layout.cross is None else rotary.places(layout.suffix(CROSS), kv.capacity)
-
-        def make(kind: str, suffix_alone: bool) -> Attend:
-            return decoder.attention(layout.suffix(kind) if suffix_alone else layout.of_kind(kind), kv)
-
-        return cls(rows, crossing, layout.prefixes, make)
+        self.rows = rows = rotary.places(layout.joint, kv.capacity)
+        self.crossing = rows if layout.cross is None else rotary.places(layout.suffix(CROSS), kv.capacity)
+        self.prefix = first_spans(rows, layout.prefixes)
+        self._decoder, self._layout, self._kv = decoder, layout, kv
+        self._attend: dict[tuple[str, bool], Attend] = {}
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
         """Made once per kind. suffix_alone: prefix rows do not ask."""
         key = kind, suffix_alone and len(self.prefix.flat) > 0
         if key not in self._attend:
-            self._attend[key] = self._make(*key)
+            layout = self._layout.suffix(kind) if key[1] else self._layout.of_kind(kind)
+            self._attend[key] = self._decoder.attention(layout, self._kv)
         return self._attend[key]
 
 

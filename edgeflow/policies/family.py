@@ -80,7 +80,7 @@ class Family:
     name: str
     modes: tuple[Mode, ...]
     detect: Callable[[Files], bool]
-    check: Callable[[Path, Settings], None]
+    check: Callable[[Path, Settings], object]
     load: Callable[[Path, Settings, LoadOptions], Published]
     prepare: Callable[[Policy, EngineOptions], PassEngine]
     shape: Callable[[Path, int], ModelShape] = decoder_shape
@@ -90,6 +90,19 @@ class Family:
     def every_mode(self) -> tuple[Mode, ...]:
         """The modes of its policies, with those that are made of others."""
         return (*self.modes, *([Mode.DEPTH] if Mode.PIPELINED in self.modes else []), Mode.AUTO)
+
+
+def refuse_crop(family: str, options: LoadOptions) -> None:
+    """ConfigError for a centre crop, which policies of a family do not have."""
+    if options.center_crop:
+        raise ConfigError(f"center_crop: policies of this family, {family}, take whole images; remove it")
+
+
+def check_files(directory: Path, *names: str) -> None:
+    """CheckpointError for a directory without one of these files."""
+    for name in names:
+        if not (directory / name).is_file():
+            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
 
 
 def check_length(key: str, entries: Sequence[object], size: int, what: str, *, kind: str = "entries") -> None:

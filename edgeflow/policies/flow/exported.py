@@ -125,6 +125,8 @@ class StaticFlow:
     checkpoint's sizes; ConfigError for settings that it was not exported for.
     """
 
+    unnorm_keys = UNNORM_KEYS
+
     def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
@@ -137,10 +139,6 @@ class StaticFlow:
                 "the model again"
             )
         self._sizes = replace(opened.sizes, candidates=settings.candidates)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, refuse_crop
 from edgeflow.policies.flow.config import FlowCheckpoint
-from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -28,15 +27,11 @@ def flow_family(
     def detect(files: Files) -> bool:
         return files.config.get("type") == name
 
-    def check(directory: Path, settings: Settings) -> None:
-        read_checkpoint(directory, settings)
-
     def load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
         from edgeflow.policies.flow.exported import published_flow
 
         checkpoint = read_checkpoint(directory, settings)
-        if options.center_crop:
-            raise ConfigError(f"center_crop: policies of this family, {name}, take whole images; remove it")
+        refuse_crop(name, options)
         return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
     def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
@@ -44,4 +39,12 @@ def flow_family(
 
         return flow_engine(policy, options)
 
-    return Family(name=name, modes=DENOISING_MODES, detect=detect, check=check, load=load, prepare=prepare, shape=shape)
+    return Family(
+        name=name,
+        modes=DENOISING_MODES,
+        detect=detect,
+        check=read_checkpoint,
+        load=load,
+        prepare=prepare,
+        shape=shape,
+    )

@@ -46,6 +46,11 @@ class ImageConfig:
     towers: tuple[TowerImage, ...]
     center_crop: bool = False
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """C, h, w of the pixel values."""
+        return 3 * len(self.towers), self.side, self.side
+
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
