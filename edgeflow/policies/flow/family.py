@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def flow_family(
     name: str,
     read_checkpoint: Callable[[Path, Settings], FlowCheckpoint[Any]],
+    load_config: Callable[[Path], Any],
     architecture_of: Callable[[Any], FlowArchitecture[Any]],
-    shape: Callable[[Path, int], ModelShape],
 ) -> Family:
     """The entry of a family. architecture_of: of a configuration; imports torch when it is called."""
 
@@ -38,6 +38,11 @@ def flow_family(
         from edgeflow.engine.control.denoising import flow_engine
 
         return flow_engine(policy, options)
+
+    def shape(directory: Path, rows: int) -> ModelShape:
+        architecture = architecture_of(load_config(directory))
+        sizes = architecture.sizes
+        return architecture.stacks.shape(directory, rows, count=sizes.steps, step_rows=sizes.step_rows)
 
     return Family(
         name=name,

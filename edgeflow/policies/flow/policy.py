@@ -21,8 +21,9 @@ from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement, Vectors
 from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.checkpoint import Weights, tensor_shapes
+from edgeflow.models.shape import FlowStacks
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
-from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, lerobot_weights
+from edgeflow.policies.flow.network import PrefixedNetwork, lerobot_weights
 from edgeflow.policies.lerobot import ACTION, STATE
 from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range
 from edgeflow.text.tokenizer import TextTokenizer
