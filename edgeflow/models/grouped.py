@@ -185,17 +185,12 @@ class GroupedDecoder:
         The prefix's keys and values are in their slots then. In the last layer nobody reads more of it, so no more is
         computed.
         """
-        return self._run(prefix, suffix, layout, kv, condition, whole=False)[1]
+        return self.run(prefix, suffix, layout, kv, condition, whole=False)[1]
 
-    def forward_whole(
-        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As `forward`, with the prefix rows after their final norm; for comparisons."""
-        return self._run(prefix, suffix, layout, kv, condition, whole=True)
-
-    def _run(
+    def run(
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
     ) -> tuple[Tensor, Tensor]:
+        """As `forward`, behind the prefix rows. whole: these after their final norm too, for comparisons."""
         shared = _Shared(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
@@ -223,7 +218,7 @@ class GroupedDecoder:
         attended = (shared.attend(kind, ends)(q, store) if len(q) else q).flatten(1)
         projection = self._projections[index]
         if projection is not None and prefix_rows:
-            store.project(projection.keys, projection.values, shared.prefix.flat)
+            store.project(*projection, shared.prefix.flat)
         if not ends and prefix_rows:
             rows[0].add(stacks[0].output(attended[:prefix_rows]))
             attended = attended[prefix_rows:]
@@ -267,10 +262,11 @@ class GroupedDecoder:
             down=self._linear("down", weights.linear("mlp.down_proj", width, sizes.inner)),
         )
 
-    def _projection(self, weights: Weights) -> _Projection:
+    def _projection(self, weights: Weights) -> tuple[Linear, Linear]:
+        """Those of a prefix's keys and values, which suffix rows see in a CROSS layer."""
         width = self.heads.kv_width
-        k, v = (weights.take(f"self_attn.{name}_proj.weight", width, width) for name in "kv")
-        return _Projection(self._linear("qkv", FloatWeight(k)), self._linear("qkv", FloatWeight(v)))
+        k, v = (FloatWeight(weights.take(f"self_attn.{name}_proj.weight", width, width)) for name in "kv")
+        return self._linear("qkv", k), self._linear("qkv", v)
 
     def _linear(self, role: str, weight: Weight) -> Linear:
         key = OperatorKey(op_name="linear", model_name=self.name, layer_role=role, stage=STAGE)
@@ -291,14 +287,6 @@ class GroupedDecoder:
             heads, like = self.heads, torch.empty(0, dtype=self.dtype, device=self.device)
             self._rotary[capacity] = RotaryTable.of(capacity, heads.head_dim, heads.theta, like)
         return self._rotary[capacity]
-
-
-@dataclass(frozen=True, slots=True)
-class _Projection:
-    """The projections of a prefix's keys and values that suffix rows see in a CROSS layer."""
-
-    keys: Linear
-    values: Linear
 
 
 class _Shared:

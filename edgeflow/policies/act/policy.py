@@ -99,9 +99,7 @@ class ACTPolicy:
         ]
         vectors = [
             StateSpec(
-                name=self._sources[name],
-                size=size,
-                elements=tuple(self._settings.state_names) if name == STATE else (),
+                name=self._sources[name], size=size, elements=tuple(self._settings.state_names) if name == STATE else ()
             )
             for name, size in self.config.vectors.items()
         ]

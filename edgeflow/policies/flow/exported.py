@@ -12,17 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_bytes, open_artifact, place_specs
-from edgeflow.artifacts.manifest import (
-    BOOL,
-    INT,
-    MANIFEST,
-    Graph,
-    StageName,
-    TensorSpec,
-    is_artifact,
-    kv_specs,
-    spec,
-)
+from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, is_artifact, kv_specs, spec
 from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
 from edgeflow.engine.placement import check_placement, check_prompt, check_text

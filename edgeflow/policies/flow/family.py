@@ -45,11 +45,5 @@ def flow_family(
         return architecture.stacks.shape(directory, rows, count=sizes.steps, step_rows=sizes.step_rows)
 
     return Family(
-        name=name,
-        modes=DENOISING_MODES,
-        detect=detect,
-        check=read_checkpoint,
-        load=load,
-        prepare=prepare,
-        shape=shape,
+        name=name, modes=DENOISING_MODES, detect=detect, check=read_checkpoint, load=load, prepare=prepare, shape=shape
     )

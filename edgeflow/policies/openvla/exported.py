@@ -53,11 +53,8 @@ class StaticOpenVLA(OpenVLAFrames):
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, h, w] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
-        return [self._embedded(pixels, own) for pixels, own in zip(pixel_values, ids, strict=True)]
-
-    def _embedded(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        towers = next(each for each in self._towers if each.text >= len(ids))
-        return towers.run(pixels, ids)
+        pairs = zip(pixel_values, ids, strict=True)
+        return [next(each for each in self._towers if each.text >= len(own)).run(pixels, own) for pixels, own in pairs]
 
     def _bounded(self, instruction: str) -> tuple[int, ...]:
         ids = self._prompter.ids(instruction)
