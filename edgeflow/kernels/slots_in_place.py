@@ -50,7 +50,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     batches = [_Batch.of(run, kv.data) for run in _runs_of_near_slots(singles)]
     _clear_beyond(layout.spans, batches, kv)
     blocks += [*seen_rows(layout, seen, tile), *batches]
-    order = _row_order([row for block in blocks for row in block.rows], kv.data.device)
+    order = row_order([row for block in blocks for row in block.rows], kv.data.device)
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         parts = [part for block in blocks for part in block.attend(q, layer.keys, layer.values)]
@@ -137,8 +137,8 @@ def _hiding(lengths: Sequence[int], longest: int, data: Tensor) -> Tensor:
 
 def _tiles(span: Span, tile: int) -> list[tuple[int, Span]]:
     """The span in parts of `tile` rows, each with its first row."""
-    step = tile or span.length
-    return [(at, Span(span.slot, span.start + at, min(step, span.length - at))) for at in range(0, span.length, step)]
+    parts = _parts(span.length, tile)
+    return [(part.start, Span(span.slot, span.start + part.start, len(part))) for part in parts]
 
 
 def _runs_of_near_slots(singles: list[tuple[int, Span]]) -> list[list[tuple[int, Span]]]:
@@ -170,7 +170,7 @@ def _clear_beyond(spans: Sequence[Span], batches: Sequence[_Batch], kv: KVSlots)
                 kv.data[:, :, slot, ends[slot] : batch.longest] = 0
 
 
-def _row_order(rows: list[int], device: torch.device) -> Tensor | None:
+def row_order(rows: list[int], device: torch.device) -> Tensor | None:
     """The index of each row of the pass in the concatenated parts; None where they are in order."""
     if rows == list(range(len(rows))):
         return None

@@ -17,7 +17,7 @@ from edgeflow.kernels.kv.int4 import GROUP, LARGEST, Int4Layer, in_four_bits
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.packed_attention import Attend
-from edgeflow.kernels.slots_in_place import slots_in_place
+from edgeflow.kernels.slots_in_place import row_order, slots_in_place
 from edgeflow_client.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
     )
     steps = [_Step.of(each, place, room) for each in rounds]
     widen = _Widening(max((run.numbers(room) for run in runs), default=0), room)
-    order = _order([row for step in steps for row in step.rows], kv.data.device)
+    order = row_order([row for step in steps for row in step.rows], kv.data.device)
 
     def attend(q: Tensor, layer: Int4Layer) -> Tensor:
         wide: DenseLayer = room.layer(0)
@@ -208,10 +208,3 @@ class _Widening:
         floats.add_(offset).mul_(step.view(torch.bfloat16))
         if floats is not out:
             out.copy_(floats)
-
-
-def _order(rows: list[int], device: torch.device) -> Tensor | None:
-    """The index of each row of the pass in the concatenated parts; None where they are in order."""
-    if rows == list(range(len(rows))):
-        return None
-    return torch.tensor(rows, device=device).argsort()

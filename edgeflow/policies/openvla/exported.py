@@ -97,6 +97,7 @@ class StaticOpenVLACheckpoint:
             )
         self._directory = directory
         self._config = config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
+        self.unnorm_keys = tuple(config.statistics)
         self._manifest = manifest = open_artifact(directory, "openvla")
         self._form = token_form(config.text, (1, *config.image.shape))
         self._image_tokens = self._form.fixed_rows(manifest)
@@ -106,10 +107,6 @@ class StaticOpenVLACheckpoint:
                 f"{MANIFEST} has {manifest.kv.positions} positions; a frame of {manifest.text} tokens of text takes "
                 f"{longest}: export the model again"
             )
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._config.statistics)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots have the exported positions."""

@@ -26,6 +26,7 @@ from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import Vision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.tokens import ActionDecoder, Prompter
+from edgeflow.policies.tensors import pixels
 from edgeflow_client.types import ActionSchema
 
 PROMPTS = 64  # instructions whose ids are kept
@@ -35,8 +36,8 @@ class OpenVLAFrames:
     """The part of a policy that does not depend on its networks: observations to prompts, tokens to actions.
 
     K: action tokens per frame. pixel_shape: C, h, w of what `preprocess` returns. image_tokens: projected patches,
-    which follow BOS. inputs: one camera, which the checkpoint does not name. place: where frames are preprocessed,
-    None = on the host.
+    which follow BOS. prompt_ids: of an instruction, BOS first. inputs: one camera, which the checkpoint does not name.
+    place: where frames are preprocessed, None = on the host.
     """
 
     rtc = None
@@ -55,9 +56,10 @@ class OpenVLAFrames:
         self.image_tokens = image_tokens
         self.fixed_rows = image_tokens
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
-        self._ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
-        self._preprocessor = EitherPreprocessor(config.image, place)
+        self.prompt_ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
+        self.preprocess = EitherPreprocessor(config.image, place)
         self._actions = ActionDecoder(config)
+        self.unnorm_keys = tuple(config.statistics)
         self.K = config.action_width
         self.first_guess = self._actions.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
@@ -70,24 +72,11 @@ class OpenVLAFrames:
 
     def prepare(self, observation: Observation) -> PreparedFrame:
         (image,) = observation.images.values()
-        pixels = np.frombuffer(image.data, np.uint8).reshape(image.height, image.width, 3)
-        return PreparedFrame(self.preprocess(pixels), self.prompt_ids(observation.instruction))
+        return PreparedFrame(self.preprocess(pixels(image)), self.prompt_ids(observation.instruction))
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """The stages of an answer: as many tokens as the actions of a dataset have numbers."""
         return StageProgram.tokens(len(self._actions.statistics(unnorm_key).q01))
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return self._actions.keys
-
-    def prompt_ids(self, instruction: str) -> tuple[int, ...]:
-        """Token ids of the prompt's text, BOS first."""
-        return self._ids(instruction)
-
-    def preprocess(self, image: NDArray[np.uint8]) -> Tensor:
-        """[H, W, 3] RGB → [3 * towers, side, side] float32; on the device where frames are preprocessed there."""
-        return self._preprocessor(image)
 
     def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """[K], in -1 .. 1"""

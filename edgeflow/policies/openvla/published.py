@@ -50,10 +50,7 @@ class PublishedOpenVLA:
         self._center_crop = center_crop
         self._kv_format = kv_format
         self._config = load_config(directory, center_crop=center_crop)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._config.statistics)
+        self.unnorm_keys = tuple(self._config.statistics)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""

@@ -7,8 +7,9 @@ prismatic/vla/action_tokenizer.py (bins).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ _VICUNA_PROMPT = (
 )
 _SPACE_PIECE = "▁"  # 29871 in Llama-2's vocabulary; training text went on with a space after the prompt
 _BOS = "<s>"
+Statistics = TypeVar("Statistics")
 
 
 def prompt_text(instruction: str, *, vicuna: bool) -> str:
@@ -50,13 +52,9 @@ class Prompter:
             raise CheckpointError(f"{path} lacks the piece {_BOS if bos is None else _SPACE_PIECE!r}")
         self._bos, self._space = bos, space
 
-    def text(self, instruction: str) -> str:
-        """The prompt; the instruction is lower-cased as in training."""
-        return prompt_text(instruction, vicuna=self._vicuna)
-
     def ids(self, instruction: str) -> tuple[int, ...]:
         """BOS, the prompt, and the trailing space piece."""
-        ids = self._tokenizer.encode(self.text(instruction)).ids
+        ids = self._tokenizer.encode(prompt_text(instruction, vicuna=self._vicuna)).ids
         if ids[:1] != [self._bos]:
             ids = [self._bos, *ids]
         return tuple(ids) if ids[-1] == self._space else (*ids, self._space)
@@ -73,6 +71,16 @@ def bin_centers(bins: int) -> NDArray[np.float64]:
     return centers
 
 
+def of_dataset(statistics: Mapping[str, Statistics], key: str | None) -> Statistics:
+    """The entry of a dataset; without a key there must be exactly one. CheckpointError names all."""
+    if key is None and len(statistics) == 1:
+        return next(iter(statistics.values()))
+    if key is None or key not in statistics:
+        found = "choose" if key is None else f"{key!r} is not"
+        raise CheckpointError(f"unnorm_key: {found} one of {', '.join(statistics)}")
+    return statistics[key]
+
+
 class ActionDecoder:
     """De-tokenises over 255 bin centres and un-normalises in float64."""
 
@@ -84,23 +92,13 @@ class ActionDecoder:
         self._block = config.action_block
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self._statistics)
-
-    @property
     def neutral_ids(self) -> tuple[int, ...]:
         """[K] the ids of the middle bin."""
         return (self._vocab - 1 - len(self._centers) // 2,) * self._width
 
     def statistics(self, key: str | None) -> ActionStatistics:
         """Those of a dataset; without a key there must be exactly one."""
-        if key is None:
-            if len(self._statistics) != 1:
-                raise CheckpointError(f"unnorm_key: choose one of {', '.join(self._statistics)}")
-            return next(iter(self._statistics.values()))
-        if key not in self._statistics:
-            raise CheckpointError(f"unnorm_key: {key!r} is not one of {', '.join(self._statistics)}")
-        return self._statistics[key]
+        return of_dataset(self._statistics, key)
 
     def normalized(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
         """Bin centres [K] in -1 .. 1; ids that are not actions clip to the last bin."""

@@ -22,8 +22,8 @@ from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import Vision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.published import count_weights
-from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers
-from edgeflow.policies.openvla_oft.config import STATE, Bounds, OFTCheckpoint, OFTSettings, Statistics
+from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers, of_dataset
+from edgeflow.policies.openvla_oft.config import STATE, OFTCheckpoint, OFTSettings, Statistics
 from edgeflow.policies.openvla_oft.network import (
     ActionHead,
     OFTNetwork,
@@ -33,7 +33,6 @@ from edgeflow.policies.openvla_oft.network import (
     read_weights,
 )
 from edgeflow.policies.tensors import pixels, placed
-from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import ActionSchema, StateSpec
 
 PROMPTS_KEPT = 256
@@ -77,6 +76,7 @@ class OpenVLAOFTPolicy:
         self.numbers = settings.chunk * settings.dims
         self.fixed_rows = fixed_rows(settings, network.vision.image_tokens)
         self._statistics = statistics
+        self.unnorm_keys = tuple(statistics.actions)
         self._prompt_ids = lru_cache(PROMPTS_KEPT)(prompt_ids)
         self._preprocess = EitherPreprocessor(config.image, self.device if preprocess_on_device else None)
         self._last_action_id = config.action_vocab - 1
@@ -90,10 +90,6 @@ class OpenVLAOFTPolicy:
         elements = tuple(settings.state_names or ())
         state = (StateSpec(name=STATE, size=settings.proprio, elements=elements),) if settings.proprio else ()
         return PolicyInputs(cameras=cameras, state=state)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._statistics.actions)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - the same for all data sets
         """One pass."""
@@ -152,12 +148,12 @@ class OpenVLAOFTPolicy:
 
         Training cut its targets to -1 .. 1, so what a regression gives beyond is its error; what is not finite is NaN.
         """
-        bounds = self._dataset(unnorm_key)
+        bounds = of_dataset(self._statistics.actions, unnorm_key)
         return bounds.within_limits(bounds.unnormalised(values))
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """Names, units and limits of an action, the horizon of a chunk and its step."""
-        settings, (low, high) = self.settings, self._dataset(unnorm_key).limits
+        settings, (low, high) = self.settings, of_dataset(self._statistics.actions, unnorm_key).limits
         names, units, relative = _meaning(settings)
         return ActionSchema(
             names=tuple(settings.action_names or names),
@@ -169,16 +165,6 @@ class OpenVLAOFTPolicy:
             horizon=settings.chunk,
             step_ms=1000.0 / settings.control_rate_hz if settings.chunk > 1 else 0.0,
         )
-
-    def _dataset(self, key: str | None) -> Bounds:
-        """The statistics of a data set's actions; without a key there must be exactly one."""
-        actions = self._statistics.actions
-        if key is None and len(actions) == 1:
-            return next(iter(actions.values()))
-        if key is None or key not in actions:
-            found = "choose" if key is None else f"{key!r} is not"
-            raise CheckpointError(f"unnorm_key: {found} one of {', '.join(actions)}")
-        return actions[key]
 
 
 def fixed_rows(settings: OFTSettings, image_tokens: int) -> int:
@@ -204,11 +190,8 @@ class PublishedOpenVLAOFT:
     def __init__(self, directory: Path, checkpoint: OFTCheckpoint, *, center_crop: bool = False) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
+        self.unnorm_keys = tuple(checkpoint.statistics.actions)
         self._config = load_config(directory, center_crop=center_crop)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return tuple(self._checkpoint.statistics.actions)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Rows with their keys and values, which live as long as a pass: no session keeps slots."""

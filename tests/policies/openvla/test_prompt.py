@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.policies.openvla.tokens import Prompter
+from edgeflow.policies.openvla.tokens import Prompter, prompt_text
 from edgeflow_client.errors import CheckpointError
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -23,11 +23,11 @@ def decoded(directory: Path, ids: tuple[int, ...]) -> list[str]:
     return [tokenizer.id_to_token(index) for index in ids]
 
 
-def test_text_of_both_generations(directory: Path):
-    assert Prompter(directory, vicuna=False).text("Pick up the CUP") == (
+def test_text_of_both_generations():
+    assert prompt_text("Pick up the CUP", vicuna=False) == (
         "In: What action should the robot take to pick up the cup?\nOut:"
     )
-    chat = Prompter(directory, vicuna=True).text("go {home}")
+    chat = prompt_text("go {home}", vicuna=True)
     assert chat.startswith("A chat between a curious user and an artificial intelligence assistant. The assistant")
     assert chat.endswith("USER: What action should the robot take to go {home}? ASSISTANT:")
 
