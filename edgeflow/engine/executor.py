@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
-from edgeflow.engine.outcomes import Sampled, read_outcome
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
+from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
 from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage

@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.outcomes import guessed_lines, plain_lines
-from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, guessed_lines, plain_lines, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import Contract, Drafting, PassInputs

@@ -25,10 +25,9 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.scheduler.cost import CostModel, PassSample
+from edgeflow.scheduler.cost import ChatTurns, CostModel, Gaps, PassSample
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.scheduler.turns import ChatTurns, Gaps
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import Clock
 

@@ -14,10 +14,9 @@ from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Executor, Stamp, Ticket
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.policy import Decoder
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
+from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import INT4

@@ -12,8 +12,8 @@ from torch import Tensor
 from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.grammar import Grammar
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import Sampled
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan

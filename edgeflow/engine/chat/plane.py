@@ -21,8 +21,8 @@ from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.executor import Running, Ticket
-from edgeflow.engine.outcomes import Sampled, TokenLogprobs
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import Sampled, TokenLogprobs
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.models.chat import ChatModel

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.drafts.drafters import Drafter
-from edgeflow.engine.outcomes import drafted_lines
 from edgeflow.engine.program import RanRows, ReadRows
-from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample
+from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, drafted_lines, sample
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy

@@ -14,7 +14,7 @@ pytest.importorskip("onnx_ir")
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.exported.batches import step_batches
+from edgeflow.engine.exported.tokens import step_batches
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
