@@ -75,7 +75,8 @@ class Worker:
         """Serve until control sends Shutdown or goes."""
         while self.running and not self.inbox.closed:
             if not self.step() and self.running:
-                self.inbox.wait(self._idle_timeout_s())
+                at_ns = self.wake_at_ns()
+                self.inbox.wait(None if at_ns is None else max(0, at_ns - self._clock.now_ns()) / 1e9)
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to run."""
@@ -156,10 +157,6 @@ class Worker:
         if not self._running and self._turns is not None:
             self._turns.finished()
         return found
-
-    def _idle_timeout_s(self) -> float | None:
-        wake_at_ns = self.wake_at_ns()
-        return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.now_ns()) / 1e9
 
     def _drain(self) -> None:
         drained = self.inbox.drain()

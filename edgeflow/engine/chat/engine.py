@@ -237,7 +237,7 @@ class ChatEngine:
             if executor.classes is None:
                 continue
             shapes = recorded_shapes(executor.classes, recommended, gated=self.kv.format.memory is not None)
-            executor.record_all([each for each in shapes if executor is self._owner(each)], progress)
+            executor.record_all([each for each in shapes if executor is self._of(each)], progress)
 
     def seal(self) -> None:
         """Record nothing from now on."""
@@ -302,12 +302,9 @@ class ChatEngine:
             raise WorkerError("the model's output is not finite")
         return outcomes
 
-    def _of(self, planned: Pass[int]) -> Executor:
+    def _of(self, planned: Pass[int] | PassShape) -> Executor:
         """Rows of a pass are of one model: decode rows beside prompts only where the same computes both."""
-        return self._owner(planned)
-
-    def _owner(self, of: Pass[int] | PassShape) -> Executor:
-        return self._prompts if of.prefills else self._decodes
+        return self._prompts if planned.prefills else self._decodes
 
     @property
     def _executors(self) -> tuple[Executor, ...]:

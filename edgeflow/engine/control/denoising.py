@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.control.engine import Answer, Chunked, EngineOptions, PassEngine
+from edgeflow.engine.control.engine import Chunked, EngineOptions, PassEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Previous, gain, guidance_of
 from edgeflow.engine.flow.policy import FlowPolicy, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
@@ -162,44 +162,17 @@ def _kept(x: Tensor, target: Tensor | None, clean: Tensor | None) -> Tensor:
 SAME = 1e-6  # difference by which a normalised value counts as changed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStep:
-    """A step of a frame [M, H, A] float32, on the device. x: before it; velocity: of the network; used: as guided."""
-
-    x: Tensor
-    velocity: Tensor
-    used: Tensor
-
-    @classmethod
-    def of(cls, steps: Steps, index: int) -> KeptStep:
-        return cls(x=steps.x[index], velocity=steps.velocity[index], used=steps.used[index])
-
-
-@dataclass(frozen=True, slots=True)
-class FlowOutcome(Chunked):
-    """An outcome of a frame. kept: its step, where steps are kept."""
-
-    kept: KeptStep | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowTicket(Ticket[FrameRef]):
-    """A pass on its way. results [f, M, H, A]: of the frames that it finishes. steps: where they are kept."""
-
-    steps: Steps | None = None
-
-
 class FlowEngine(PassEngine):
     """Runs the passes of a flow policy. They are not replayed.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. stages: run its
-    networks. keep_steps: outcomes have what their step was.
+    networks. watch: called with the segments that take a step in a pass, and with their steps.
     """
 
-    def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, keep_steps: bool = False) -> None:
+    def __init__(self, policy: FlowPolicy, slots: int, capacity: int) -> None:
         sizes = policy.sizes
         self.policy: FlowPolicy = policy
-        self.keep_steps = keep_steps
+        self.watch: Callable[[Sequence[Segment[FrameRef]], Steps], None] | None = None
         self.sessions = slots // sizes.program.passes
         self.capacity = capacity
         self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
@@ -217,7 +190,7 @@ class FlowEngine(PassEngine):
         return self.stages.rows(prompt)
 
     @torch.inference_mode()
-    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> FlowTicket:
+    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> Ticket[FrameRef]:
         """Start a pass: place its rows, run it, fetch the chunks of the frames that it finishes."""
         begin, steps = planned.prefills, planned.decodes
         frames = [prompts[segment.sequence] for segment in begin]
@@ -232,18 +205,19 @@ class FlowEngine(PassEngine):
         ]
         started = self.stamp()
         done = self._program.run(places, lines, pixels, guided=guided)
+        if self.watch is not None and done is not None:
+            self.watch(steps, done)
         self._move(planned.moves)
-        return FlowTicket(
+        return Ticket(
             planned=planned,
             samples=(1,) * len(planned.segments),
             results=self._finished(steps, done),
             logits=None,
             started=started,
             done=self.stamp(),
-            steps=done if self.keep_steps else None,
         )
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[FlowOutcome]:
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Chunked]:
         """Wait for a pass; what each of its segments gave.
 
         A latent that is not finite at some step is not at any later one, so the chunk shows it.
@@ -251,20 +225,9 @@ class FlowEngine(PassEngine):
         if ticket.done is not None:
             ticket.done.wait()
         chunks = iter(() if ticket.results is None else ticket.results.numpy())
-        kept = ticket.steps if isinstance(ticket, FlowTicket) else None
-        first = len(ticket.planned.prefills)
-        return [
-            self._outcome(segment, chunks, KeptStep.of(kept, index - first) if kept and index >= first else None)
-            for index, segment in enumerate(ticket.planned.segments)
-        ]
-
-    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
-        kept = tuple(outcome.kept for outcome in outcomes if outcome.kept is not None)
-        return replace(super().answer(frame, passes, outcomes), steps=kept)
+        return [self._outcome(segment, chunks) for segment in ticket.planned.segments]
 
     def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
-        sent, by bounds or by limits on the motion."""
         sent, played = self.policy.normalised(actions), values.copy()
         rows, dims = sent.shape
         given = played[:rows, :dims]
@@ -273,10 +236,6 @@ class FlowEngine(PassEngine):
         return played
 
     def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
-        """The frame, whose answer continues the chunk being played; as it is where the policy cannot.
-
-        InvalidArgument for a chunk or a delay that it cannot continue.
-        """
         settings = self.policy.rtc
         if settings is None:
             return prompt
@@ -315,13 +274,11 @@ class FlowEngine(PassEngine):
         chunks = done.after if len(last) == len(steps) else done.after[on_device(last, self._device)]
         return chunks.to("cpu", torch.float64, non_blocking=True, copy=True)
 
-    def _outcome(
-        self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]], kept: KeptStep | None
-    ) -> FlowOutcome:
+    def _outcome(self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]]) -> Chunked:
         if segment.stage < self.policy.sizes.steps:
-            return FlowOutcome(segment.sequence, (), kept=kept)
+            return Chunked(segment.sequence, ())
         values = next(chunks)
-        return FlowOutcome(segment.sequence, (), bool(np.isfinite(values).all()), values=values, kept=kept)
+        return Chunked(segment.sequence, (), bool(np.isfinite(values).all()), values=values)
 
 
 def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
