@@ -20,7 +20,6 @@ from edgeflow.ipc.messages import (
     Message,
     OpenSession,
     Ping,
-    Pong,
     ResetSession,
     Shutdown,
     SubmitFrame,
@@ -163,16 +162,14 @@ class Worker:
         self._control.supersede(drained.superseded)
         for message in drained.messages:
             if isinstance(message, SubmitFrame):
-                self._accept(message, drained.arrived_ns[message.session])
+                arrived_ns = drained.arrived_ns[message.session]
+                self._control.accept(message, arrived_ns)
+                self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed
             else:
                 self._handle(message)
         for message in drained.chat:
             if self._chat is not None:
                 self._handle_chat(message, self._chat)
-
-    def _accept(self, message: SubmitFrame, arrived_ns: int) -> None:
-        self._control.accept(message, arrived_ns)
-        self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -187,7 +184,7 @@ class Worker:
             case ChangePace():
                 self._control.change_pace(message.session, message.pace)
             case Ping():
-                self._pong(message)
+                self._publish(self._control.pong(message.nonce))
             case Shutdown():
                 self.running = False
 
@@ -205,24 +202,3 @@ class Worker:
     def _begin_chat(self, chat: ChatPlane) -> None:
         if chat.idle:
             self._gaps.begin(self._clock.now_ns())
-
-    def _pong(self, message: Ping) -> None:
-        counts = self._control.counts
-        passes, frames = self.take_passes(), self._control.take_settling()
-        self._publish(
-            Pong(
-                nonce=message.nonce,
-                passes=counts.passes,
-                rows=counts.rows,
-                full_passes=counts.full_passes,
-                pass_ns=[sample.ns for sample in passes],
-                pass_prefills=[sample.prefills for sample in passes],
-                pass_decodes=[sample.decodes for sample in passes],
-                eager_passes=self._control.eager_passes,
-                settling_stages=[sample.stages for sample in frames],
-                settling_bins=[sample.tolerance_bins for sample in frames],
-                settling_passes=[sample.passes for sample in frames],
-                settling_done=[sample.settled for sample in frames],
-                unusual_states=self._control.unusual_states,
-            )
-        )

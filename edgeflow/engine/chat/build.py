@@ -120,7 +120,7 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights in the configured precision, the gate, what slots and passes take (memory_need.py), and recordings.
+    Weights in the configured precision, the gate, what slots and passes take (memory.py), and recordings.
     StartErrors for a KV format that this device lacks, and for a gate or an EAGLE-3 head that cannot serve this model.
     """
     path = config.chat_path

@@ -25,7 +25,6 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import Sampled, TokenLogprobs
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
-from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
 from edgeflow.scheduler.drafting import DraftCounts
@@ -38,19 +37,6 @@ from edgeflow_client.reasons import Reason
 NICE = 5
 """Priority of the thread. Mild on purpose: between its operations it holds the interpreter's lock for microseconds, and
 with a much lower priority the loop could wait for that lock while other processes run."""
-
-
-class ImagePrompts:
-    """Builds one prompt after the other in a thread; it starts with the first request that has images."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_yield_to_the_loop)
-
-    def build(self, model: ChatModel, message: ChatStart, wake: Callable[[], None]) -> Future[Prompt]:
-        """The prompt, or the InvalidArgument that refuses it. wake: called from the thread when either is there."""
-        future = self._thread.submit(lambda: model.prompt(message.ids, images_of(message)))
-        future.add_done_callback(lambda _: wake())
-        return future
 
 
 def images_of(message: ChatStart) -> list[NDArray[np.uint8]]:
@@ -119,7 +105,7 @@ class ChatPlane:
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
-        self._image_prompts = ImagePrompts()
+        self._images = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_yield_to_the_loop)
         self._waiting: dict[int, _Request | SetPrefix] = {}
         self._sources: dict[int, PromptSource] = {}  # of the request that runs
         self._masked: Ticket[int] | None = None
@@ -145,7 +131,8 @@ class ChatPlane:
         """A request arrives. The chat front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
-            request.prompt = self._image_prompts.build(self.engine.model, message, lambda: self.wake())
+            request.prompt = self._images.submit(lambda: self.engine.model.prompt(message.ids, images_of(message)))
+            request.prompt.add_done_callback(lambda _: self.wake())
         if message.schema:
             request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
         self._waiting[message.request] = request

@@ -179,7 +179,7 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: boo
 
 
 def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """In float32 tokens must be equal. Else logits may differ by as much as rounding does (agreement.py)."""
+    """In float32 tokens must be equal. Else logits may differ by as much as rounding does."""
     observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
     frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
     drafts = any(engine.policy.program(key).drafts for key in engine.policy.unnorm_keys)
