@@ -79,7 +79,7 @@ def stamp_on(device: torch.device) -> Stamp | None:
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
 
-    waits: its rows are not sampled yet (`Executor.sample`); outputs, shape: of a pass that waits, for then.
+    outputs, shape: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others.
     samples: sampled rows of each segment, padding included.
 
     started, done: before its first copy to the device and behind its last one to the host; None where launching
@@ -92,7 +92,6 @@ class Ticket(Generic[Ref]):
     logits: Tensor | None
     started: Stamp | None
     done: Stamp | None
-    waits: bool = False
     outputs: PassOutputs | None = None
     shape: PassShape | None = None
 
@@ -169,7 +168,6 @@ class Executor:
             logits=outputs.logits.clone() if self.keep_logits and outputs.logits is not None else None,
             started=started,
             done=self.stamp(),
-            waits=waits,
             outputs=outputs.copied() if waits else None,
             shape=ran if waits else None,
         )
@@ -194,7 +192,7 @@ class Executor:
         if results is None:
             raise ValueError("a pass without logits has nothing to sample")
         results = results.to("cpu", non_blocking=True, copy=True)
-        return replace(ticket, results=results, done=self.stamp(), waits=False, outputs=None, shape=None)
+        return replace(ticket, results=results, done=self.stamp(), outputs=None, shape=None)
 
     def collect(self, ticket: Ticket[Ref]) -> list[Sampled[Ref]]:
         """Wait for a pass, also for one that samples nothing; what each of its segments gave."""

@@ -268,7 +268,7 @@ class Service:
         model: dict[str, Any] = {"id": self._config.alias, "object": "model", "owned_by": "edgeflow"}
         if (worker := self.plane.worker) is not None:
             model["fingerprint"] = worker.model_fingerprint
-            model["action_tokens"] = worker.action_tokens
+            model["action_tokens"] = worker.pass_times.stages
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
             model |= policy_summary(worker)

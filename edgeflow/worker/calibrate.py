@@ -23,8 +23,6 @@ DRAFTED = 3  # frames that follow each other in a row, of which all but the firs
 
 
 class _Driver:
-    """Feeds a worker and collects its pass times."""
-
     def __init__(self, engine: PassEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
         self._samples: list[PassSample] = []
         self._engine = engine
@@ -40,15 +38,8 @@ class _Driver:
 
     def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
-            self._worker.inbox.put(
-                OpenSession(
-                    session=session,
-                    epoch=1,
-                    pace=pace,
-                    unnorm_key=self._key,
-                    instruction=self._text,
-                )
-            )
+            opened = OpenSession(session=session, epoch=1, pace=pace, unnorm_key=self._key, instruction=self._text)
+            self._worker.inbox.put(opened)
 
     def close(self, sessions: int) -> None:
         for session in range(sessions):

@@ -94,7 +94,7 @@ class Worker:
         return True
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and its time (ControlPlane.take_passes)."""
+        """As of ControlLoop."""
         return self._control.take_passes()
 
     def wake_at_ns(self) -> int | None:

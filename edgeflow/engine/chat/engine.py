@@ -223,7 +223,7 @@ class ChatEngine:
         return 0 if self._reads_places else self._prompts.launch_ahead
 
     def stamp(self) -> Stamp | None:
-        """A mark behind everything enqueued so far; None where launching computes."""
+        """As of Executor."""
         return self._prompts.stamp()
 
     @property

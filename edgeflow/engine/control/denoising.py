@@ -186,7 +186,6 @@ class FlowEngine(PassEngine):
         self._guided = [False] * slots
 
     def rows(self, prompt: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         return self.stages.rows(prompt)
 
     @torch.inference_mode()

@@ -112,7 +112,6 @@ def _per_step(limit: float | None, scale: float) -> float:
 
 
 def _number(field: str, text: str, inputs: PolicyInputs) -> int:
-    """The place of a number in the policy's state."""
     sizes = {each.name: each.size for each in inputs.state}
     starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
     found = _NUMBER.fullmatch(text)

@@ -97,7 +97,6 @@ def chunk_objection(
 
 
 def _spread(differences: NDArray[np.float64]) -> float:
-    """Root mean square."""
     return float(np.sqrt(np.square(differences).mean()))
 
 

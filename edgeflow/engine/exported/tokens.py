@@ -144,10 +144,6 @@ class StaticDecoder:
         rows[:, TOKEN] = ids
         return rows
 
-    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:  # noqa: ARG002
-        """Not of these graphs: they give logits of sampled rows alone."""
-        raise ValueError("exported graphs give logits, not hidden rows")
-
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → logits of the sampled rows [n, V]; ValueError for taps, and for drafts."""
         if taps is not None:
@@ -264,7 +260,7 @@ class _Prefill:
         self._logits = zeros(next(each for each in graph.outputs if each.name == "logits"))
         self._made = np.zeros((*kv.shape[:2], 1, self.rows, *kv.shape[4:]), np.float32)
         self._session = prefill
-        self._bound: dict[int, BoundGraph] = {}
+        self._over = lru_cache(BOUND)(self._bound)
         self._ids = np.zeros((1, self.rows), np.int64)
         self._towers = towers.bind({"ids": self._ids}, {"hidden": self._inputs["hidden"]}) if towers else None
 
@@ -286,23 +282,18 @@ class _Prefill:
         seen[:count, :start] = start > 0
         seen[:count, past : past + count] = np.tri(count, dtype=bool)
         given["sampled"][0] = count - 1
-        self._over(slot).run()
+        self._over(slot if past else 0).run()
         self._kv[:, :, slot, start : start + count] = self._made[:, :, 0, :count]
         logits: Array = self._logits[0]
         return logits
 
-    def _over(self, slot: int) -> BoundGraph:
-        key = slot if self._past else 0
-        if key not in self._bound:
-            past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
-            outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
-            self._bound[key] = self._session.bind(self._inputs | past, outputs)
-        return self._bound[key]
+    def _bound(self, slot: int) -> BoundGraph:
+        past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
+        outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
+        return self._session.bind(self._inputs | past, outputs)
 
 
 class _Step(BatchedStep):
-    """A decode step of one batch."""
-
     def __init__(self, session: GraphSession, kv: Array) -> None:
         super().__init__(session, kv)
         self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves

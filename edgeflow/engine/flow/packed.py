@@ -162,19 +162,16 @@ class PackedStages:
         self._nothing = torch.empty(0, 1, device=self.device)  # stands for rows that a pass does not have
 
     def rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         return self._network.prefix_rows(frame)
 
     def place(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
     ) -> PlacedPass:
-        """As of FlowStages."""
         places = self.layouts.of(begin, steps, ids)
         run = partial(self._run, places)
         return PlacedPass(begin=places.begin, slots=places.slots, steps=places.steps, run=run)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:
-        """As of FlowStages."""
         self.kv.copy_rows(source, target, rows)
 
     def _run(self, places: FlowPlaces, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
@@ -203,5 +200,4 @@ class PackedNetwork:
         return self.decoder.dtype
 
     def stages(self: FlowNetwork, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
-        """As of engine/flow/policy.StagedNetwork."""
         return PackedStages(self, sizes, slots, capacity)
