@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
+from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.drafts.drafters import Drafter, EagleDrafter, LookupDrafter
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import DENSE
@@ -23,9 +24,6 @@ from edgeflow.models.eagle3.head import NAME, Eagle3Head
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.plan import DraftForm
 from edgeflow_client.errors import ConfigError
-
-if TYPE_CHECKING:
-    from edgeflow.config.chat import ChatConfig  # needs pydantic, which a machine of the GPU suite may lack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
