@@ -17,7 +17,7 @@ from edgeflow.service.chat import desk
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.chat.outgoing import Outgoing
+from edgeflow.service.chat.routes import Outgoing
 from edgeflow.service.gateway import proxy
 from edgeflow.service.http.protocol import Connection
 from edgeflow.service.observe.log import EventLog
