@@ -134,7 +134,7 @@ MUTANTS = [
         "tests/service/sessions/test_session.py",
     ),
     Mutant(
-        "return self._in_a_row >= LATE_IN_A_ROW",
+        "return self._late_in_a_row >= LATE_IN_A_ROW",
         "return self._in_a_row > LATE_IN_A_ROW",
         "tests/service/sessions/test_session.py",
     ),
@@ -157,7 +157,7 @@ MUTANTS = [
         "tests/service/sessions/test_rules.py",
     ),
     Mutant(
-        "self.supersede(self._ready.track if self._ready else None)", "pass", "tests/service/sessions/test_session.py"
+        "self.supersede(self.ready.track if self.ready else None)", "pass", "tests/service/sessions/test_session.py"
     ),
     Mutant("        self._withdraw_if_old(now_ns)\n", "", "tests/service/sessions/test_session.py"),
     Mutant(

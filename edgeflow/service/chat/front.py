@@ -14,10 +14,11 @@ from starlette.routing import Route
 
 from edgeflow.config.chat import ChatSlot
 from edgeflow.config.service import ServiceConfig, load_config
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRefused, ChatToken, PrefixSet
+from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.chat.body import PrefixBody
 from edgeflow.service.chat.desk import ChatDesk
-from edgeflow.service.chat.link import ChatPort
 from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
@@ -27,9 +28,62 @@ from edgeflow.service.http.answers import METRICS_TYPE, application
 from edgeflow.service.http.middleware import PREFIXES, InternalMiddleware
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ChatMetrics
+from edgeflow.service.worker.link import WorkerLink
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import InvalidArgument, NotFound, WorkerError
 from edgeflow_client.reasons import Reason
+
+
+class ChatPort:
+    """The connection to the present worker, if any. listener: gets its messages, on the loop."""
+
+    def __init__(self) -> None:
+        self.listener: ChatDesk | None = None
+        self._link: WorkerLink | None = None
+
+    @property
+    def attached(self) -> bool:
+        """True if there is a socket to a worker."""
+        return self._link is not None
+
+    def send(self, message: Message) -> None:
+        """Queue a message; ignored without a worker."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def attach(self, sock: socket.socket) -> None:
+        """Take a socket to a worker, in place of the one before; one that cannot be used is closed."""
+        self.close()
+        link = self._link = WorkerLink(
+            lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
+        )
+        try:
+            link.connect(sock)
+        except OSError:
+            self._link = None
+
+    def close(self) -> None:
+        """Drop the connection."""
+        link = self._link
+        if link is not None:
+            self._lost(link)
+            link.close()
+
+    def _receive(self, link: WorkerLink, message: Message) -> None:
+        if link is not self._link or self.listener is None:
+            return
+        match message:
+            case ChatReady():
+                self.listener.worker_ready(message)
+            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
+                self.listener.worker_message(message)
+
+    def _lost(self, link: WorkerLink) -> None:
+        if link is self._link:
+            self._link = None
+            if self.listener is not None:
+                self.listener.worker_lost()
+
 
 MAX_KEPT_BYTES = 1 << 20
 CHECK_S = 1.0
@@ -44,13 +98,12 @@ class ChatProcess(ServingChild):
     """The composition. It begins to serve once the tokenizer is loaded and control has sent the tokens in force."""
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
-        clock = MonotonicClock()
         self.metrics = ChatMetrics()
         super().__init__(start, self.metrics)
         self._port = ChatPort()
-        self.desk = ChatDesk(config.chat, self._port, clock, self.metrics, self._log)
-        self._port.listen(self.desk)
-        self.front = ChatFront(config, self.desk, clock, self.metrics, self._keep)
+        self.desk = ChatDesk(config.chat, self._port.send, MonotonicClock(), self.metrics, self._log)
+        self._port.listener = self.desk
+        self.front = ChatFront(config, self.desk, self._keep)
         app = build_chat_app(self.front, self.metrics)
         app.add_middleware(InternalMiddleware, log=self._log, reader_s=config.chat.request_s)
         self._http = HttpServer(app, start.listener)

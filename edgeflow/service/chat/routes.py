@@ -8,7 +8,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -18,18 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
-from edgeflow.service.chat import shapes
-from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
+from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.schemas import Wanted
+from edgeflow.service.chat.shapes import ChatShape, TextShape
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.answers import CALLER, REQUEST_ID, error_body, unless_gone
-from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
-from edgeflow_client.clock import Clock
 from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -119,7 +117,7 @@ class _Asked:
     body: ChatBody | CompletionBody
     wanted: Wanted
     """The schema of its answers."""
-    shape: shapes.Shape
+    shape: ChatShape | TextShape
     """The format of its answers."""
 
     @property
@@ -139,15 +137,13 @@ class ChatFront:
     keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
     """
 
-    def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: ChatMetrics, keep: Keep) -> None:
+    def __init__(self, config: ServiceConfig, desk: ChatDesk, keep: Keep) -> None:
         self.desk = desk
         self.text: ChatText | None = None
-        self.intake = Intake(config, metrics)
+        self.intake = Intake(config, desk.metrics)
         self.keep = keep
         self.unread_bytes = MAX_UNREAD_BYTES
         self._config = config
-        self._clock = clock
-        self._metrics = metrics
 
     async def load(self) -> None:
         """Load the tokenizer; raises StartErrors."""
@@ -182,20 +178,24 @@ class ChatFront:
             prompts = await asyncio.to_thread(text.text_prompts, body, slot)
         wanted, limits = body.schema_wanted, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
         messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
-        shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
+        shape_of = ChatShape if isinstance(body, ChatBody) else TextShape
         shape = shape_of(request_id, int(time.time()), ready.model, text.tokenizer)
         return _Asked(caller, messages, body, wanted, shape)
 
     async def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice."""
-        answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
         body, reader = asked.body, None
         if isinstance(body, ChatBody) and body.offered:
             names = [tool.function.name for tool in body.offered]
             reader = CallReader(names, inside=bool(body.forced), one=not body.parallel_tool_calls)
         prompt, number = divmod(index, body.n)
-        message = of_choice(asked.messages[prompt], number)
-        async with contextlib.aclosing(answering.pieces(message, body.stops, reader, turn)) as pieces:
+        message = asked.messages[prompt]
+        if message.seed >= 0:
+            message = replace(message, seed=message.seed + number)  # another answer for each choice
+        tokenizer = self.loaded().tokenizer
+        async with contextlib.aclosing(
+            answer_pieces(self.desk, tokenizer, message, body.stops, reader, turn)
+        ) as pieces:
             try:
                 async for piece in pieces:
                     yield piece

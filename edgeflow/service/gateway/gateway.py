@@ -101,7 +101,7 @@ class Gateway(ServingChild):
 
     def _serve(self) -> None:
         timing = self._config.timing
-        bounds = Bounds.of(self._config, self.metrics)
+        bounds = Bounds(self._config, self.metrics)
         tls = (self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls)
         self._http.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -225,9 +225,20 @@ def server_message(event: Event) -> pb.ServerMessage:
         case ActionEvent():
             return pb.ServerMessage(action=action_message(event))
         case StatusEvent():
-            return pb.ServerMessage(frame_status=_status_message(event))
+            status = pb.FrameStatus(
+                seq=event.seq,
+                last_seq=event.last_seq,
+                disposition=_DISPOSITIONS[event.disposition],
+                code=event.code,
+                reason=event.reason,
+                text=event.text,
+            )
+            return pb.ServerMessage(frame_status=status)
         case NoticeEvent():
-            return pb.ServerMessage(notice=_notice_message(event))
+            notice = pb.Notice(
+                kind=event.kind, epoch=event.epoch, code=event.code, text=event.text, deadline_ms=event.deadline_ms
+            )
+            return pb.ServerMessage(notice=notice)
 
 
 def opened_message(
@@ -258,7 +269,10 @@ def schema_message(schema: ActionSchema) -> pb.ActionSchema:
     """The message of an action schema."""
     columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
     return pb.ActionSchema(
-        dimensions=_dimensions(columns),
+        dimensions=[
+            pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
+            for name, unit, low, high, relative in columns
+        ],
         frame=schema.frame,
         rotation=schema.rotation,
         control_rate_hz=schema.control_rate_hz,
@@ -304,28 +318,4 @@ def action_message(event: ActionEvent) -> pb.Action:
             for each in report.candidates
         ],
         chosen=report.chosen,
-    )
-
-
-def _dimensions(columns: Iterable[tuple[str, str, float, float, bool]]) -> list[pb.ActionDimension]:
-    return [
-        pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
-        for name, unit, low, high, relative in columns
-    ]
-
-
-def _status_message(event: StatusEvent) -> pb.FrameStatus:
-    return pb.FrameStatus(
-        seq=event.seq,
-        last_seq=event.last_seq,
-        disposition=_DISPOSITIONS[event.disposition],
-        code=event.code,
-        reason=event.reason,
-        text=event.text,
-    )
-
-
-def _notice_message(event: NoticeEvent) -> pb.Notice:
-    return pb.Notice(
-        kind=event.kind, epoch=event.epoch, code=event.code, text=event.text, deadline_ms=event.deadline_ms
     )

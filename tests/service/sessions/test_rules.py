@@ -51,7 +51,7 @@ def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
     order = FrameOrder()
     for step in range(1, 50):
         order.admit(step, 10**18 + step * 100 * MS, now_ns=step * 100 * MS)
-    assert order.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
+    assert order.clock.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
 
 
 def test_a_burst_may_come_at_once_then_the_rate_holds():
