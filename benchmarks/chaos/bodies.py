@@ -22,12 +22,11 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import NO_ANSWER, SHAPES, body_senders
-from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import resident
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import MIB, Row, percentile
-from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 GRPC_HZ, ACT_HZ = 20.0, 10.0
@@ -75,7 +74,7 @@ def main() -> int:
                 _block(
                     service, shape, sources(turn, arguments.addresses), _Notes(spans, sizes, answers, arguments.seconds)
                 )
-        tracks = [_ended(robot)], [_ended(caller)]
+        tracks = [robot.finish()], [caller.finish()]
     rows = _rows(*tracks, spans, sizes, answers)
     statuses = {shape: {str(status): times for status, times in each.items()} for shape, each in answers.items()}
     return report.finish(
@@ -113,8 +112,7 @@ def _block(service: ServiceUnderTest, shape: str, addresses: tuple[str, ...], no
         with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
             strangers.hear()
             notes.spans.wait(kind, seconds, lambda kind=kind: notes.sizes.extend(_sizes(service, kind)))  # type: ignore[misc]
-            strangers.link.send("stop")
-            counted: Counter[int] = strangers.hear()  # type: ignore[assignment]
+            counted = strangers.finish()
             if not warm_up:
                 notes.answers[sent] += counted
 
@@ -165,12 +163,6 @@ def child_growth(sizes: Sequence[Size], name: str) -> float:
     first = next((size.bytes for size in sizes if size.process == name), None)
     attacked = [size.bytes for size in sizes if size.process == name and size.kind != QUIET]
     return max(attacked) - first if first is not None and attacked else float("nan")
-
-
-def _ended(robot: RobotProcess) -> Track:
-    robot.link.send("stop")
-    track: Track = robot.hear()  # type: ignore[assignment]
-    return track
 
 
 def act_track(link: Connection, port: int, rate_hz: float) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
-import http.client
+import http
 import json
 import os
 import random
@@ -29,12 +29,11 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict, within
 from benchmarks.chaos.bodies_attack import NICE
-from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import alive, data_size, state, wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
+from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, http_status, picture, run_until_told
 from benchmarks.chaos.rules import Row, percentile
-from benchmarks.chaos.service import ServiceUnderTest, wall
+from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 ROBOTS, HZ = 2, 20.0
@@ -80,20 +79,7 @@ class Caller:
         """True if the answer to a small request is a success."""
         method, path, value = REQUESTS[asked]
         body = json.dumps(value).encode() if value is not None else None
-        return self.status(method, path, body, patience_s) == http.HTTPStatus.OK
-
-    def status(self, method: str, path: str, body: bytes | None, patience_s: float) -> int:
-        """The status of the answer; 0 if there is none."""
-        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=patience_s)
-        try:
-            link.request(method, path, body, {"content-type": "application/json"} if body else {})
-            answer = link.getresponse()
-            answer.read()
-            return answer.status
-        except (OSError, http.client.HTTPException):
-            return 0
-        finally:
-            link.close()
+        return http_status(self._port, method, path, body, patience_s) == http.HTTPStatus.OK
 
     def again_s(self, asked: str, since_s: float) -> float:
         """Seconds from then (monotonic) until there is an answer; NaN if there is none."""
@@ -116,11 +102,11 @@ def main() -> int:
         try:
             for robot in robots:
                 robot.hear()
-            began = wall()
+            began = time.time()
             with progress() as bar:
                 _faults(_Trial(service, spans, answers, outcomes), arguments, bar.track)
             left = [event["state"] for event in service.events("state", began)]
-            tracks = [_ended(robot) for robot in robots]
+            tracks = [robot.finish() for robot in robots]
             lost = Counter(f"{event['child']}: {event['ended']}" for event in service.events("child_lost", began))
         finally:
             for robot in robots:
@@ -136,12 +122,6 @@ def main() -> int:
         outcomes=dict(outcomes),
         lost=dict(lost),
     )
-
-
-def _ended(robot: RobotProcess) -> Track:
-    robot.link.send("stop")
-    track: Track = robot.hear()  # type: ignore[assignment]
-    return track
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +225,7 @@ def _without_memory(trial: _Trial, role: str, senders: RobotProcess) -> Counter[
     limits = resource.prlimit(pid, resource.RLIMIT_DATA)
     resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     senders.link.send("begin")
+    senders.hear()
     time.sleep(LARGE_S)
     senders.link.send("stop")
     _ask(trial, STARVED, role, time.monotonic())
@@ -262,23 +243,16 @@ def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
     It reports that it is there, and the statuses at the end.
     """
     os.nice(NICE)
-    caller, statuses, over = Caller(port), Counter[int](), threading.Event()
+    statuses, over = Counter[int](), threading.Event()
 
     def run() -> None:
         while not over.is_set():
-            statuses[caller.status("POST", path, body, PATIENCE_S)] += 1
+            statuses[http_status(port, "POST", path, body, PATIENCE_S)] += 1
             over.wait(AGAIN_S)
 
-    senders = [threading.Thread(target=run) for _ in range(LARGE_SENDERS)]
     link.send("there")
     link.recv()
-    for each in senders:
-        each.start()
-    while not told_to_stop(link, 1.0):
-        pass
-    over.set()
-    for each in senders:
-        each.join()
+    run_until_told(link, [run] * LARGE_SENDERS, over.set)
     link.send(statuses)
 
 

@@ -7,7 +7,6 @@ import http.client
 import socket
 import threading
 import time
-from types import TracebackType
 
 from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
 from benchmarks.chaos.rules import Row, percentile
@@ -34,9 +33,7 @@ class Strangers:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leaving.set()
         self._thread.join()
         for each in self._open:
@@ -70,9 +67,7 @@ class Prober:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leaving.set()
         self._thread.join()
 
