@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import children, resident
+from benchmarks.chaos.proc import children, repeated, resident
 
 START_S = 300.0
 STOP_S = 10.0
@@ -77,20 +76,13 @@ def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]
     """Watch the memory of each process: its highest growth since the beginning, in bytes."""
     before = service.resident_bytes()
     growth = dict.fromkeys(before, 0)
-    done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(every_s):
-            for name, size in service.resident_bytes().items():
-                growth[name] = max(growth[name], size - before[name])
+        for name, size in service.resident_bytes().items():
+            growth[name] = max(growth[name], size - before[name])
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeated(watch, every_s):
         yield growth
-    finally:
-        done.set()
-        thread.join()
 
 
 def _wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.service_overhead import parts_ms
 from benchmarks.serving import serving
 from edgeflow_client.connection.wire import SessionSettings

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.quantize.files.state import SearchState
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST
 from edgeflow.lab.quantize.policies.closed_loop import record_frames

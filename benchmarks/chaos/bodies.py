@@ -68,12 +68,24 @@ def main() -> int:
         RobotProcess(act_track, service.port("http"), ACT_HZ) as caller,
     ):
         robot.hear(), caller.hear()
+
+        def wait(kind: str, seconds: float) -> None:
+            spans.wait(kind, seconds, lambda: sizes.extend(_sizes(service, kind)))
+
         plan = [WARM_UP, *list(SHAPES) * arguments.trials]
         with progress() as bar:
             for turn, shape in enumerate(bar.track(plan, description="blocks of bodies")):
-                _block(
-                    service, shape, sources(turn, arguments.addresses), _Notes(spans, sizes, answers, arguments.seconds)
-                )
+                warm_up = shape == WARM_UP  # the first block, with all shapes
+                wait(WARM_UP if warm_up else QUIET, arguments.seconds)
+                seconds = min(arguments.seconds, WARM_UP_S) if warm_up else arguments.seconds
+                for sent in SHAPES if warm_up else (shape,):
+                    addresses = sources(turn, arguments.addresses)
+                    with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
+                        strangers.hear()
+                        wait(WARM_UP if warm_up else sent, seconds)
+                        counted = strangers.finish()
+                    if not warm_up:
+                        answers[sent] += counted
         tracks = [robot.finish()], [caller.finish()]
     rows = _rows(*tracks, spans, sizes, answers)
     statuses = {shape: {str(status): times for status, times in each.items()} for shape, each in answers.items()}
@@ -86,35 +98,9 @@ def main() -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """Where a block writes what it sees."""
-
-    spans: Spans
-    sizes: list[Size]
-    answers: dict[str, Counter[int]]
-    seconds: float
-
-
 def sources(turn: int, count: int) -> tuple[str, ...]:
     """The strangers' addresses in a block; other ones in the next."""
     return tuple(f"127.0.0.{1 + (turn * count + index) % 64}" for index in range(count))
-
-
-def _block(service: ServiceUnderTest, shape: str, addresses: tuple[str, ...], notes: _Notes) -> None:
-    """A quiet block, then one with bodies; the first of all only warms up."""
-    warm_up = shape == WARM_UP
-    kind = WARM_UP if warm_up else QUIET
-    notes.spans.wait(kind, notes.seconds, lambda: notes.sizes.extend(_sizes(service, kind)))
-    for sent in SHAPES if warm_up else (shape,):
-        kind = WARM_UP if warm_up else sent
-        seconds = min(notes.seconds, WARM_UP_S) if warm_up else notes.seconds
-        with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
-            strangers.hear()
-            notes.spans.wait(kind, seconds, lambda kind=kind: notes.sizes.extend(_sizes(service, kind)))  # type: ignore[misc]
-            counted = strangers.finish()
-            if not warm_up:
-                notes.answers[sent] += counted
 
 
 def _sizes(service: ServiceUnderTest, kind: str) -> Iterable[Size]:

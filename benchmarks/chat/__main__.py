@@ -37,8 +37,7 @@ from benchmarks.chat.figures import (
     system_rows,
 )
 from benchmarks.chat.systems import PEERS, SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow_client.loadtest.terminal import table_console
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3

@@ -30,8 +30,7 @@ from benchmarks.chat.figures import Bar, Round
 from benchmarks.chat.systems import PEERS, SHAPE, Peer
 from benchmarks.chat_int4.checkpoints import write_all
 from benchmarks.chat_int4.figures import Bits, SystemRow, bars, system_rows
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow_client.loadtest.terminal import table_console
 
 OURS = Path(__file__).parent / "ours.py"

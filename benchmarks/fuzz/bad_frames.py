@@ -17,8 +17,7 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import Serving, serving
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console

@@ -19,9 +19,8 @@ import grpc
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import keep, options
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.machine import machine_facts
 from benchmarks.serving import Serving, serving
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb

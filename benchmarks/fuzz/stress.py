@@ -20,9 +20,8 @@ from random import Random
 import grpc
 from rich.table import Table
 
-from benchmarks.command import keep, options
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.machine import machine_facts
 from benchmarks.serving import Serving, serving
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, smolvla_tensors
@@ -29,6 +30,7 @@ NORMALISATION = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"
 FEATURES: dict[str, Any] = {STATE: {"type": "STATE", "shape": [NUMBERS]}} | {
     f"observation.images.{name}": {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for name in CAMERAS
 }
+TASK = "put the red cube into the box on the left"
 ACTIONS = {"action": {"type": "ACTION", "shape": [NUMBERS]}}
 
 
@@ -165,3 +167,21 @@ def _shapes() -> dict[str, tuple[int, ...]]:
     shapes = {f"model.{name}": shape for name, shape in smolvla_tensors(PUBLISHED[0].config)}  # type: ignore[arg-type]
     tables = ("lm_head.weight", "model.text_model.embed_tokens.weight")
     return shapes | {f"model.vlm_with_expert.vlm.{name}": (VOCABULARY, HIDDEN) for name in tables}
+
+
+def write_inputs(path: Path, tokenizer: Path) -> Path:
+    """Write the inputs of one frame, which both sides read: three cameras, state, a text's tokens, noise.
+
+    tokenizer: tokenizer.json. The state is normalised; tokens are padded to 48 and masked.
+    """
+    draws = torch.Generator().manual_seed(1)
+    ids = Tokenizer.from_file(str(tokenizer)).encode(f"{TASK}\n").ids
+    tokens, mask = torch.zeros(1, TOKENS, dtype=torch.int64), torch.zeros(1, TOKENS, dtype=torch.int64)
+    tokens[0, : len(ids)], mask[0, : len(ids)] = torch.tensor(ids), 1
+    pixels = {name: torch.randint(0, 256, (3, HEIGHT, WIDTH), generator=draws, dtype=torch.uint8) for name in CAMERAS}
+    numbers = {
+        "state": torch.randn((1, NUMBERS), generator=draws),
+        "noise": torch.randn((1, CHUNK, PADDED), generator=draws),
+    }
+    save_file({**pixels, **numbers, "tokens": tokens, "mask": mask}, path)
+    return path

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES, silent
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate

@@ -14,8 +14,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.cells import MODELS, Model, shaped, work_of
 from benchmarks.static_graphs.engine_side import EngineSide, served_network
 from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs

@@ -61,6 +61,10 @@ class Patient:
     def killed_now(self) -> float:
         """The same, whether or not there is one in reserve."""
         self.steady()
+        return self.killed_at_once()
+
+    def killed_at_once(self) -> float:
+        """The same, whether or not the robot acts."""
         at_ns = time.monotonic_ns()
         os.kill(self.service.worker(), signal.SIGKILL)
         return self.recovered(at_ns)
