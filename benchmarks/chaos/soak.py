@@ -19,9 +19,6 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from benchmarks.chaos.proc import held, memory
 from benchmarks.chaos.report import Report, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess, at_work
@@ -40,6 +37,7 @@ from benchmarks.chaos.rules import (
 )
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 SAMPLES = 400
 FASTEST_S = 0.1  # between samples
@@ -171,8 +169,7 @@ def _more(counts: list[int]) -> float:
 
 def _plot_resident(path: Path, series: Mapping[str, Sequence[Sample]]) -> None:
     """Plot (frames, MiB), one panel per process; the two windows that are compared are grey."""
-    figure = Figure(figsize=(8.0, 2.6 * len(series)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(8.0, 2.6 * len(series))
     panels = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, samples) in zip(panels, series.items(), strict=True):
         frames = [sample.frames for sample in samples]
@@ -182,8 +179,7 @@ def _plot_resident(path: Path, series: Mapping[str, Sequence[Sample]]) -> None:
         axes.set_ylabel(f"{name}, MiB resident")
         axes.grid(alpha=0.3)
     panels[-1].set_xlabel("frames answered")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+    save(figure, path)
 
 
 def _robots(link: Connection, address: str, count: int, rate_hz: float) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from statistics import median
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.box import SIMPLE
 from rich.table import Table
 
 from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Band, Cell, Question, Where, evidence, family
 from benchmarks.long_context.systems import Reply
 from edgeflow.lab.demo.recording import Estimate, wilson
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 LEAST_GAIN = 0.10
 """Summary questions in the compressed part: trained gate above sink and window."""
@@ -193,14 +192,12 @@ def picture(path: Path, rows: Sequence[Row], cells: Sequence[Cell], compared: Se
     """
     bands = [[cell for cell in cells if cell.band == band] for band in dict.fromkeys(cell.band for cell in cells)]
     height = -(-(len(columns_of(bands[0])) + 1) // ACROSS)
-    figure = Figure(figsize=(4 * ACROSS, 3.8 * height * len(bands)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(4 * ACROSS, 3.8 * height * len(bands))
     axes = list(figure.subplots(height * len(bands), ACROSS, sharey=True, squeeze=False).flat)
     for index, own in enumerate(bands):
         _band(axes[index * height * ACROSS : (index + 1) * height * ACROSS], rows, own, compared)
     figure.supylabel("exact answers")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save(figure, path)
 
 
 def _band(axes: Sequence[Axes], rows: Sequence[Row], cells: Sequence[Cell], compared: Sequence[str]) -> None:
