@@ -32,7 +32,7 @@ from edgeflow_client.errors import EdgeflowError, StartError
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
     from edgeflow.service.observe.log import EventLog, LineWriter, LogAnnouncer
-    from edgeflow.service.observe.status import ServiceStatus
+    from edgeflow.service.status import ServiceStatus
 
 ServeCommand = config_command("", {"tokens": "tokens_file"})
 

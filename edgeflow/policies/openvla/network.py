@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.linear import Gemm, Linear
+from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.vit import VisionTower
+from edgeflow.models.vit import VisionTower, gemm
 from edgeflow.policies.openvla.config import OpenVLAConfig
 from edgeflow_client.errors import CheckpointError
 
@@ -102,7 +102,4 @@ def _load_tower(weights: Weights, heads: int, side: int, table: OperatorTable | 
 def _load_projector(weights: Weights, vision: int, hidden: int, *, fused: bool) -> list[Linear]:
     """Two towers: vision → 4 vision → hidden → hidden. One: vision → hidden → hidden."""
     widths = [vision, 4 * vision, hidden, hidden] if fused else [vision, hidden, hidden]
-    return [
-        Gemm(weights.linear(f"fc{index}", after, before), weights.take(f"fc{index}.bias", after))
-        for index, (before, after) in enumerate(pairwise(widths), start=1)
-    ]
+    return [gemm(weights, f"fc{index}", after, before) for index, (before, after) in enumerate(pairwise(widths), 1)]
