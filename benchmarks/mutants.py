@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "return self._late_in_a_row >= LATE_IN_A_ROW",
-        "return self._in_a_row > LATE_IN_A_ROW",
+        "return self._late_in_a_row > LATE_IN_A_ROW",
         "tests/service/sessions/test_session.py",
     ),
     Mutant("and last.seq + last.frames == event.seq", "", "tests/service/sessions/test_rules.py"),

@@ -101,6 +101,15 @@ def application(routes: Sequence[Route]) -> Starlette:
     return app
 
 
+async def next_part(request: Request, data: bytearray) -> bool:
+    """Add the next part of a body; False after the last one. ClientDisconnect if the client has left."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    data += message.get("body", b"")
+    return bool(message.get("more_body", False))
+
+
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
     """The result of work for a request whose body was read; ClientDisconnect, and its end, once the client leaves."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
