@@ -24,7 +24,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
-from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam

@@ -32,7 +32,7 @@ from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
 from edgeflow.service.sessions.capacity import Decoders, Places
-from edgeflow.service.sessions.events import ActionEvent, End, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
     ClosedSession,
     Metrics,
@@ -246,16 +246,14 @@ class ControlPlane:
     def end_all(self, end: End) -> None:
         """End every session at once."""
         for runner in list(self._runners.values()):
-            runner.session.end(end)
-            runner.pump()
+            runner.end(end)
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
         """End the sessions of callers for whom `stays` is False: their token was revoked or has expired."""
         for number, caller in self._places:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
-                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
-                runner.pump()
+                runner.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
 
     def fault(self) -> None:
         """No worker can be started any more: end every session with STOP."""
@@ -299,8 +297,7 @@ class ControlPlane:
         runner = self._runners.get(self._places.surplus or 0)
         if runner is not None:
             text = "the robot was silent, and too many others are"
-            runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
-            runner.pump()
+            runner.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
 
     def _admit(self, caller: Caller) -> int:
         """Admit a new session and return its number."""
@@ -350,8 +347,7 @@ class ControlPlane:
         if future is not None and not future.done():
             future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
-            runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
-            runner.pump()
+            runner.end(End(message.code, Reason.NOT_REOPENED, message.text))
 
 
 _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
