@@ -69,7 +69,7 @@ class Service:
         clock = MonotonicClock()
         self._clock = clock
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-        workers = Workers(config, lambda: self.plane.pass_times, log)
+        workers = Workers(config, lambda: self.plane.admission.pass_times, log)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
         self.plane = ControlPlane(
@@ -179,7 +179,7 @@ class Service:
         self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.modes.items())
+        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             State.READY,

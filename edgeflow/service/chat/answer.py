@@ -78,9 +78,10 @@ async def answer_pieces(
     desk: ChatDesk,
     tokenizer: TextTokenizer,
     message: ChatStart,
+    turn: Turn,
+    *,
     stops: tuple[str, ...],
     reader: CallReader | None,
-    turn: Turn,
 ) -> AsyncGenerator[Piece, None]:
     """The pieces of one choice, run through the queue; the last one has `done`.
 

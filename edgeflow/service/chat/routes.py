@@ -194,7 +194,7 @@ class ChatFront:
             message = replace(message, seed=message.seed + number)  # another answer for each choice
         tokenizer = self.loaded().tokenizer
         async with contextlib.aclosing(
-            answer_pieces(self.desk, tokenizer, message, body.stops, reader, turn)
+            answer_pieces(self.desk, tokenizer, message, turn, stops=body.stops, reader=reader)
         ) as pieces:
             try:
                 async for piece in pieces:

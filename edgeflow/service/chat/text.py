@@ -130,7 +130,9 @@ class ChatText:
         field: str = "messages",
     ) -> list[int]:
         """The token ids of messages, in which special tokens are plain text. begun: the beginning of the answer."""
-        template = self._templated()
+        template = self._template
+        if template is None:
+            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
         if tools and not template.takes_tools:
             raise InvalidArgument("this model's chat template does not support tools", field="tools")
         marks = Marks(self.tokenizer.special)
@@ -140,11 +142,6 @@ class ChatText:
             return self._encode(text, special=False, field=field)
         self._check_fits(marks.show(text), field)
         return self.tokenizer.encode_rendered(text, marks)
-
-    def _templated(self) -> ChatTemplate:
-        if self._template is None:
-            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
-        return self._template
 
     def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
         """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time and memory."""

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
@@ -69,10 +68,6 @@ class Pair:
     ours: socket.socket
     theirs: socket.socket
 
-    @classmethod
-    def make(cls) -> Pair:
-        return cls(*packet_pair())
-
     def close(self) -> None:
         self.ours.close()
         self.theirs.close()
@@ -121,16 +116,12 @@ class Doors:
         self._open: list[socket.socket] = []
         try:
             self.http = self._bind("http.port", config.http.host, config.http.port)
+            self.http_port: int = self.http.getsockname()[1]
             self.health = self._bind("health.port", config.health.host, config.health.port)
             self._chat = self._bind_chat() if config.chat_path is not None else None
         except BaseException:
             self.close()
             raise
-
-    @property
-    def http_port(self) -> int:
-        port: int = self.http.getsockname()[1]
-        return port
 
     def roles(self) -> list[Role]:
         """The children and what they serve."""

@@ -12,7 +12,7 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.events import ActionEvent
+from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow_client.errors import RETRY_AFTER_MS, EdgeflowError, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema

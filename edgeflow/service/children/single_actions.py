@@ -23,8 +23,7 @@ from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
-from edgeflow.service.sessions.act import act_once
-from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     EdgeflowError,
@@ -57,7 +56,7 @@ class SingleActions:
             if number in self._running:
                 raise WorkerError("the gateway repeats the number of an observation")
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
-                keeper.send(refusal(number, _busy("too many observations wait already")))
+                keeper.send(refusal(number, _busy()))
                 return
             opened, frame = self._checked(message, descriptors)
         except Unavailable as error:
@@ -168,5 +167,6 @@ def _send_done(keeper: Keeper, answer: ActDone) -> bool:
     return keeper.send(answer.with_numbers(()), [numbers.descriptor])
 
 
-def _busy(text: str) -> ResourceExhausted:
+def _busy() -> ResourceExhausted:
+    text = "too many observations wait already"
     return ResourceExhausted(text, field="frame", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)

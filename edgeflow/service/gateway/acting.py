@@ -15,17 +15,17 @@ from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
 from edgeflow.service.grpc.codec import Received, check_act
-from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge
+from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge, next_part
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.observation.jpeg import read_jpeg
-from edgeflow.service.observation.matching import Names, matched
+from edgeflow.service.observation.requests import Names, matched
 from edgeflow_client.errors import RETRY_AFTER_MS, InvalidArgument, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -294,14 +294,10 @@ class Observations:
             pass
 
     async def _next(self, request: Request, data: bytearray) -> bool:
-        """Read the next part; False after the last one."""
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data += message.get("body", b"")
+        more = await next_part(request, data)
         if len(data) > self._most:
             raise self._too_large()
-        return bool(message.get("more_body", False))
+        return more
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
@@ -343,15 +339,7 @@ def act_answer(done: ActDone) -> dict[str, Any]:
         "token_ids": list(action.token_ids),
         "valid_for_ms": action.valid_for_ms,
         "max_age_ms": action.max_age_ms,
-        "limited": [
-            {
-                "dimension": each.dimension,
-                "limit": each.limit.value,
-                "beyond": each.beyond,
-                "changed": each.changed,
-            }
-            for each in report.limited
-        ],
+        "limited": [{**asdict(each), "limit": each.limit.value} for each in report.limited],
         "candidates": [asdict(each) for each in report.candidates],
         "chosen": report.chosen,
         "schema": {

@@ -16,9 +16,8 @@ from edgeflow.service.children.child import ControlLink, sealed
 from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, State, no_room
 from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.host.held import start_threads
-from edgeflow.service.observation.matching import narrowed
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,

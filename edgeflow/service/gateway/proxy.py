@@ -37,14 +37,6 @@ _HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b
 _DROPPED = {*_HOP, b"host", b"expect", b"authorization", b"x-request-id"}
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """When a body may be read. wait_s: seconds from now. paid: bytes that already count towards the caller's pace."""
-
-    wait_s: float
-    paid: int
-
-
 @dataclass(slots=True)
 class _Account:
     """When the caller's next body may be read, and how long its last refusal counts."""
@@ -62,19 +54,22 @@ class Pace:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
 
-    def turn(self, caller: str, size: int, now_s: float) -> Turn | None:
-        """The turn of a body of this many bytes; None if it would wait longer than LONGEST_WAIT_S."""
+    def turn(self, caller: str, size: int, now_s: float) -> tuple[float, int] | None:
+        """When a body of this many bytes may be read, in seconds from now; None if that is beyond LONGEST_WAIT_S.
+
+        Also how many of its bytes count towards the caller's pace already.
+        """
         account = self._accounts.get(caller)
         if account is None:
-            return Turn(0.0, 0)
+            return 0.0, 0
         wait_s = max(account.free_s - now_s, 0.0)
         if not wait_s and now_s >= account.until_s:
             del self._accounts[caller]
-            return Turn(0.0, 0)
+            return 0.0, 0
         if wait_s > LONGEST_WAIT_S:
             return None
         account.free_s = now_s + wait_s + size / REFUSED_BYTES_PER_S
-        return Turn(wait_s, size)
+        return wait_s, size
 
     def refused(self, caller: str, size: int, now_s: float) -> None:
         """A request was refused. size: bytes that were read of its body beyond those paid."""
@@ -143,9 +138,10 @@ class PassThrough(Response):
                 reason=Reason.QUEUE_FULL,
                 retry_after_ms=int(1000 * LONGEST_WAIT_S),
             )
-        if turn.wait_s:
-            await asyncio.sleep(turn.wait_s)
-        return turn.paid
+        wait_s, paid = turn
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        return paid
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -19,9 +19,8 @@ from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Caller, Guard, Role
 from edgeflow.service.security.tls import Tls
-from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.observers import Metrics
-from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

@@ -17,7 +17,7 @@ from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
-from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.rates import RollingCount

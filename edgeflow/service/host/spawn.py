@@ -55,10 +55,7 @@ class SpawnedProcess:
 
 
 class ChildProcess(Protocol):
-    """A child process. pid: None where it is not a process, in tests."""
-
-    @property
-    def pid(self) -> int | None: ...
+    """A child process."""
 
     @property
     def ended(self) -> str | None:

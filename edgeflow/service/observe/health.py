@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 MOST = 8  # connections; the oldest gives way
@@ -46,7 +47,7 @@ _NEXT = {
 
 
 class Health:
-    """Holds the state; listeners are called for every change, in the thread that causes it."""
+    """Holds the state, which `move` changes; listeners are called for every change, in the thread that causes it."""
 
     def __init__(self) -> None:
         self.state = State.STARTING
@@ -99,19 +100,20 @@ class Health:
             watcher(self.ready)
 
 
+@dataclass(slots=True)
 class _Connection:
     """A client, and what it sent so far."""
 
-    def __init__(self, sock: socket.socket, until_s: float) -> None:
-        self.sock = sock
-        self.until_s = until_s
-        self.heard = b""
+    sock: socket.socket
+    until_s: float
+    heard: bytes = b""
 
 
 class HealthListener:
     """Answers GET /live and /ready between `start` and `stop`. sock: bound and listening; it is closed at the end."""
 
     def __init__(self, sock: socket.socket, health: Health) -> None:
+        self.port: int = sock.getsockname()[1]
         self._sock = sock
         self._health = health
         self._open: dict[int, _Connection] = {}
@@ -119,11 +121,6 @@ class HealthListener:
         self._spare = os.open(os.devnull, os.O_RDONLY)  # to accept a probe when descriptors run out
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
         sock.setblocking(False)
-
-    @property
-    def port(self) -> int:
-        port: int = self._sock.getsockname()[1]
-        return port
 
     def start(self) -> None:
         self._thread.start()

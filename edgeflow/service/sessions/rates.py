@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.sessions.capacity import DecodeBudget
-from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.frames import End
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
 

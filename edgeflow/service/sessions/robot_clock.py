@@ -129,14 +129,15 @@ class RobotClock:
 
     A frame that alone shows a smaller one is believed at once, but is on trial: three frames that contradict it end
     that. What several frames showed is contradicted only by a clock that was set back: its stamps go back, as those of
-    late frames do not, and they are new, as those of frames that are sent again are not.
+    late frames do not, and they are new, as those of frames that are sent again are not. stamps: the ones known again,
+    to be cleared with an episode, with which a simulator's time begins anew.
     """
 
     def __init__(self) -> None:
         self._quickest = QuickestFrames()
         self._trial: tuple[int, int] | None = None  # offset and stamp of the frame on trial
         self._newest_ns = 0  # of all stamps but the one on trial
-        self._stamps: deque[int] = deque(maxlen=MOST_STAMPS)
+        self.stamps: deque[int] = deque(maxlen=MOST_STAMPS)
         self._contradiction = Contradiction()
         self._agreed = self._refused = 0
         self._pace = StampPace()
@@ -146,10 +147,6 @@ class RobotClock:
         """True while the stamps do not advance, or at less than half of real time."""
         return self._pace.slow
 
-    def forget_stamps(self) -> None:
-        """Stamps may come again: an episode begins, and a simulator's time with it."""
-        self._stamps.clear()
-
     def corrected(self, stamp_ns: int, received_ns: int) -> bool:
         """Compare a frame with what is believed, before `admits`; True if it and those before it prove that wrong."""
         known_ns = self._offset_ns
@@ -157,7 +154,7 @@ class RobotClock:
             self._contradiction.clear()
             return False
         back = stamp_ns < self._newest_ns
-        if back and stamp_ns in self._stamps:
+        if back and stamp_ns in self.stamps:
             return False
         if not (back or self._trial or self._contradiction):
             return False
@@ -184,7 +181,7 @@ class RobotClock:
             self._agreed = 1
         elif seen_ns <= known_ns + TOLERANCE_NS:
             self._agreed += 1
-        self._stamps.append(stamp_ns)
+        self.stamps.append(stamp_ns)
         if known_ns is None or seen_ns < known_ns - AGREE_NS:
             self._trial = (seen_ns, stamp_ns)
         else:
@@ -262,4 +259,4 @@ class FrameOrder:
         shows its age.
         """
         self._last_stamp_ns = 0
-        self.clock.forget_stamps()
+        self.clock.stamps.clear()

@@ -28,7 +28,7 @@ STACKS_BYTES = 64 << 10
 STACKS_LINES = 200
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
     """Both ends of everything that connects control and a worker.
 
@@ -56,7 +56,14 @@ class Kit:
             stacks, worker_stacks = os.pipe()
             undo.pop_all()
         os.set_blocking(stacks, False)
-        return cls(sock, worker_sock, handover, worker_handover, stacks, worker_stacks)
+        return cls(
+            sock=sock,
+            worker_sock=worker_sock,
+            handover=handover,
+            worker_handover=worker_handover,
+            stacks=stacks,
+            worker_stacks=worker_stacks,
+        )
 
     def inherited(self) -> tuple[int, int, int]:
         """The worker's descriptors: messages, handover, stacks."""
@@ -111,14 +118,11 @@ class WorkerProcess:
     """A worker in a child process. Start it from a thread that outlives it, since it dies with that thread."""
 
     def __init__(self, process: SpawnedProcess, stacks: int) -> None:
+        self.pid = process.pid
         self._process = process
         self._stacks = stacks
         self._open = True
         self._last_stacks: list[str] = []
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def kill(self) -> None:
         """SIGKILL; the device's driver cleans up."""
@@ -137,7 +141,7 @@ class WorkerProcess:
         """The stacks of its threads, now or when it crashed: functions, files and lines."""
         if not self._open:
             return self._last_stacks
-        if _is_stopped(self._process.pid):
+        if _is_stopped(self.pid):
             return ["the process is stopped by a signal: no stacks"]
         self._process.send_signal(STACKS_SIGNAL)
         return await self._read_stacks()

@@ -12,7 +12,7 @@ from edgeflow.contract import Chunk
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
 from edgeflow.service.sessions.answers import within_limits
-from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.in_flight import Outbox
 from edgeflow.service.sessions.rates import RollingCount, TokenBucket
 from edgeflow.service.sessions.robot_clock import SEQ_WINDOW, TOLERANCE_NS, FrameOrder
