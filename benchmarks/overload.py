@@ -56,8 +56,7 @@ def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
     profile = folder / "profile.json"
     times = {"prefill_ms": pass_ms, "decode_ms": pass_ms / 5, "packed_ms": pass_ms}
     profile.write_text(json.dumps({"name": f"{pass_ms:g} ms per pass", **times}))
-    limits = {"rate_hz": 1000.0}
-    return {"profile": str(profile), "limits": limits, "chat": {"enabled": False}}
+    return {"profile": str(profile), "limits": {"rate_hz": 1000.0}, "chat": {"enabled": False}}
 
 
 def _run(address: str, offered_hz: float, seconds: float, size: str) -> Results:

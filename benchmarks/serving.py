@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import children, repeated, resident
+from benchmarks.chaos.proc import children, repeated, resident, wait_for
 
 START_S = 300.0
 STOP_S = 10.0
@@ -59,7 +58,11 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
         with log.open("w") as stream:
             process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
         try:
-            _wait_for(lambda: ready.exists() and RESERVE in log.read_text(), process, log)
+            stands = wait_for(
+                lambda: process.poll() is not None or (ready.exists() and RESERVE in log.read_text()), START_S, 0.05
+            )
+            if stands is None or process.poll() is not None:
+                raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
             bound = json.loads(ready.read_text())
             yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid, log)
         finally:
@@ -83,14 +86,6 @@ def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]
 
     with repeated(watch, every_s):
         yield growth
-
-
-def _wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)
 
 
 def _below(pid: int) -> list[int]:

@@ -42,11 +42,6 @@ SEARCHES = {
 }
 
 
-def frames_of(folder: Path, calibration: int) -> Frames:
-    """The frames of a calibration, and the held-out ones, which are the same for all."""
-    return chosen("the demo's closed loop", record_frames(folder, calibration, silent), calibration)
-
-
 def searched(opened: PolicySource, frames: Frames, settings: SearchSettings, loss: Loss) -> list[BlockChoice]:
     """The choices of every block."""
     hidden, counted = calibration_rows(opened, frames.shown, loss)
@@ -59,7 +54,10 @@ def tokens() -> dict[str, Any]:
     """The figures of the policy with action tokens."""
     opened = open_policy(EMBEDDED_POLICY, GROUP)
     decoder = opened.source.decoder
-    frames = {calibration: frames_of(EMBEDDED_POLICY, calibration) for calibration in CALIBRATIONS}
+    frames = {  # with the held-out ones, which are the same for all
+        each: chosen("the demo's closed loop", record_frames(EMBEDDED_POLICY, each, silent), each)
+        for each in CALIBRATIONS
+    }
     variants = {NEAREST: [BlockChoice()] * decoder.config.num_hidden_layers}
     for calibration, shown in frames.items():
         for name, (settings, loss) in SEARCHES.items():

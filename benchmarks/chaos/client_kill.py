@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import grpc
 
 from benchmarks.chaos.beside import Spans, ages_ms, bystanders
-from benchmarks.chaos.proc import threads, wait_for
+from benchmarks.chaos.proc import held, threads, wait_for
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import (
     LARGE,
@@ -166,13 +166,13 @@ def _settled(service: ServiceUnderTest) -> dict[str, float]:
 
 
 def _holds(service: ServiceUnderTest) -> dict[str, float]:
-    metrics, held = service.metrics(), service.held()
+    metrics, front, worker = service.metrics(), held(service.pid), held(service.worker())
     return {
-        "front descriptors": held["front"].descriptors,
-        "front threads": held["front"].threads - metrics["edgeflow_pool_threads"],  # bounded, fills by chance
+        "front descriptors": front.descriptors,
+        "front threads": front.threads - metrics["edgeflow_pool_threads"],  # bounded, fills by chance
         "front tasks": metrics["edgeflow_tasks"],
-        "worker descriptors": held["worker"].descriptors,
-        "worker threads": held["worker"].threads,
+        "worker descriptors": worker.descriptors,
+        "worker threads": worker.threads,
     }
 
 

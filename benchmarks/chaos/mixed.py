@@ -130,20 +130,16 @@ def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> t
             stack.enter_context(guest)
             guest.hear()
         watch = Watch(service)
-        _watched(watch, spans, seconds)
+        every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
+        with progress() as bar, spans.during(MIXED):
+            task = bar.add_task(MIXED, total=seconds)
+            while (elapsed_s := time.monotonic() - began) < seconds:
+                time.sleep(every_s)
+                watch.look()
+                bar.update(task, completed=elapsed_s)
         for guest in guests.values():
             guest.link.send("stop")
         return {name: _told(guest.hear(PATIENCE_S)) for name, guest in guests.items()}, watch
-
-
-def _watched(watch: Watch, spans: Spans, seconds: float) -> None:
-    every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
-    with progress() as bar, spans.during(MIXED):
-        task = bar.add_task(MIXED, total=seconds)
-        while (elapsed_s := time.monotonic() - began) < seconds:
-            time.sleep(every_s)
-            watch.look()
-            bar.update(task, completed=elapsed_s)
 
 
 def _told(report: object) -> object:

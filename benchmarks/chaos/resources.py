@@ -19,6 +19,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.chaos.report import Report, parser
@@ -89,9 +90,5 @@ def main() -> int:
         made.error(f"--only: no case {unknown[0]!r}; there are {', '.join(CASES)}")
     report = Report("resources", arguments)
     setting = Setting(trials=arguments.trials, blocked_s=arguments.blocked_s, limit=arguments.limit)
-    rows = [row for name in names for row in _titled(name, CASES[name](setting))]
+    rows = [replace(row, what=f"{name}: {row.what}") for name in names for row in CASES[name](setting)]
     return report.finish(rows, **setting.samples)
-
-
-def _titled(name: str, rows: list[Row]) -> list[Row]:
-    return [Row(f"{name}: {row.what}", row.value, row.unit, row.bar) for row in rows]

@@ -42,10 +42,6 @@ class Measured:
     hold_ms: dict[str, list[float]] = field(default_factory=dict)
     summaries: list[Summary] = field(default_factory=list)
 
-    @property
-    def all_late_ms(self) -> list[float]:
-        return [value for values in self.late_ms.values() for value in values]
-
 
 def main() -> int:
     """Run the scenario; return the exit code."""
@@ -65,7 +61,7 @@ def main() -> int:
         planned = [kinds[index % len(kinds)] for index in range(faults - 1)] + ["killed"] * (faults > 0)
         if planned:
             _real(bar.track(planned, description="real service"), generator, measured)
-    late_ms = measured.all_late_ms
+    late_ms = [value for values in measured.late_ms.values() for value in values]
     rows = [
         Row("trials", len(late_ms)),
         *[Row(f"{name}: HOLD after validity, max of {len(values)}", max(values), "ms", BAR_MS)

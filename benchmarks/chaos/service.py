@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, name, started_at, wait_for
+from benchmarks.chaos.proc import alive, children, command, is_idle, name, started_at, wait_for
 from benchmarks.chaos.robots import OVERCOMMIT
 from edgeflow.config.service import schema_json
 from edgeflow.service.fork_server import NAME as FORK_SERVER
@@ -130,9 +130,9 @@ class ServiceUnderTest:
         if wait_for(idle, limit_s, 0.1) is None:
             raise TimeoutError(f"no worker in reserve within {limit_s:g} s")
 
-    def held(self) -> dict[str, Held]:
-        """The resources held by front and worker."""
-        return {"front": held(self.pid), "worker": held(self.worker())}
+    def cold_start_s(self) -> float:
+        """How long its first worker took to start; its log must be readable."""
+        return self.wait_event("worker_ready", 0.0, 1.0) - started_at(self.worker())
 
     def events(self, name: str, since: float = 0.0, **values: str) -> list[dict[str, Any]]:
         """Log lines with this event name and these values, from `since` on (wall clock)."""

@@ -32,7 +32,7 @@ BAR_S, GIVE_UP_S = 5.0, 20.0
 CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Received:
     """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
     number by frame.
@@ -44,6 +44,12 @@ class Received:
     drain: bool
     held: bool
     code: str
+
+    @classmethod
+    def of(cls, robot: RawRobot) -> Received:
+        """The record of a robot whose stream has ended."""
+        drain, held = "drain" in robot.notices, robot.last_command == pb.COMMAND_HOLD
+        return cls(robot.session, robot.sent, dict(robot.told), drain, held, robot.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +152,5 @@ def _robots(link: Connection, address: str, count: int) -> None:
     link.send("acting")
     for robot in robots:
         robot.wait_ended(2 * GIVE_UP_S)
-    link.send(
-        [
-            Received(
-                session=robot.session,
-                sent=robot.sent,
-                dispositions=dict(robot.told),
-                drain="drain" in robot.notices,
-                held=robot.last_command == pb.COMMAND_HOLD,
-                code=robot.code,
-            )
-            for robot in robots
-        ]
-    )
+    link.send([Received.of(robot) for robot in robots])
     link.poll(GIVE_UP_S)

@@ -53,7 +53,7 @@ def main() -> None:
             for row in _episodes(kv, arguments.episodes, arguments.condition):
                 rows.append(row)
                 print(_line(row, rows), flush=True)
-    missed = _missed(rows)
+    missed = [row for row in rows if (points := _points(row, rows)) is not None and points < -row["bar"]]
     report = {**machine_facts(), "profile": PROFILE, "rows": [{**row, "points": _points(row, rows)} for row in rows]}
     keep(arguments.json, report)
     for row in missed:
@@ -95,11 +95,6 @@ def _row(what: str, condition: str, kv: KVName, right: int, count: int, position
         "bytes_per_position": position_bytes,
         "bar": bar,
     }
-
-
-def _missed(rows: Sequence[Row]) -> list[Row]:
-    """The rows that are further below those of the model's own numbers than their bar."""
-    return [row for row in rows if (points := _points(row, rows)) is not None and points < -row["bar"]]
 
 
 def _points(row: Row, rows: Sequence[Row]) -> float | None:

@@ -66,7 +66,7 @@ def descriptors(setting: Setting) -> list[Row]:
     """Workers are killed with all ports full of strangers, which leave no descriptors for another reserve."""
     limit = _least(setting.limit)
     with _limited(limit) as patient:
-        service, cold_s = patient.service, patient.cold_start_s()
+        service, cold_s = patient.service, patient.service.cold_start_s()
         prober = Prober(service.port("health"))
         with strangers(service), repeated(prober.ask, ASK_S):
             took = [_killed(patient, 2 * cold_s) for _ in range(setting.trials)]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile
@@ -48,10 +47,6 @@ class Patient:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def cold_start_s(self) -> float:
-        """How long its first worker took to start; its log must be readable."""
-        return self.service.wait_event("worker_ready", 0.0, 1.0) - started_at(self.service.worker())
 
     def killed(self) -> float:
         """Seconds from the death of its worker, with one in reserve, until the robot acts again."""

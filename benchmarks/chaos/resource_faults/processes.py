@@ -29,7 +29,7 @@ def processes(setting: Setting) -> list[Row]:
     root = os.geteuid() == 0
     around = Surroundings(under=[*AS_NOBODY, f"--ambient-caps={CAPABILITIES}", "--"] if root else [])
     with Patient(around) as patient:
-        cold_s = patient.cold_start_s()
+        cold_s = patient.service.cold_start_s()
         for _ in range(setting.trials):
             patient.service.wait_idle_reserve()
             patient.steady()

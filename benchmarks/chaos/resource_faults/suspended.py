@@ -30,7 +30,7 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 def suspended(setting: Setting) -> list[Row]:
     """Suspend each once, with a robot that acts."""
     with Patient() as patient:
-        cold_s, again_s = patient.cold_start_s(), SLOWER * patient.killed()
+        cold_s, again_s = patient.service.cold_start_s(), SLOWER * patient.killed()
         cold = SLOWER * cold_s
         start_s = max(LEAST_START_S, START_TIMES * cold_s)
         took = {
