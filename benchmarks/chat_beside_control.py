@@ -15,8 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.wire import SessionSettings

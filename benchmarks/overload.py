@@ -15,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving, watching
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan

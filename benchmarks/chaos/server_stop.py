@@ -19,11 +19,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.fake_server import Proxy, fake_server
-from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
 from benchmarks.chaos.rules import Row, spread
-from benchmarks.chaos.sdk_robot import Summary
+from benchmarks.chaos.sdk_robot import Fleet, Summary
 from benchmarks.chaos.service import ServiceUnderTest
 
 HZ, POLL_S, VALID_MS = 20.0, 0.004, 100

@@ -18,11 +18,11 @@ import signal
 import time
 from dataclasses import asdict, dataclass, field
 
-from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile, spread
+from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import ServiceUnderTest, crash_budget
 
 ROBOTS, HZ = 4, 10.0

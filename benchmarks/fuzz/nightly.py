@@ -21,8 +21,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import machine_facts
 from benchmarks.fuzz.explore import TARGETS
-from benchmarks.machine import machine_facts
 from edgeflow_client.loadtest.terminal import table_console
 
 ROOT = Path(__file__).parents[2]

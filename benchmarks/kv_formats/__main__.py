@@ -17,8 +17,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import KVName
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.kernels.kv.formats import CONFIGURED

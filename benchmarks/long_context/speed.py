@@ -22,8 +22,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
 from edgeflow.engine.chat.memory import SlotSize, folding_of, memory_format

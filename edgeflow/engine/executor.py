@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
-from edgeflow.engine.outcomes import Sampled, read_outcome
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
+from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
 from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage
@@ -245,7 +244,8 @@ class Executor:
         """Sample a pass that ran in this shape; None where it has no logits."""
         kind = self._kind(planned)
         if shape.form is not DraftForm.NONE:
-            where, counts = (on_device(each, self._device) for each in _slots_and_rows(planned))
+            where = on_device([each.slot for each in planned.segments], self._device)
+            counts = on_device([each.length for each in planned.segments], self._device)
             on_host = self.graphs is None and self._device.type == "cpu"
             form = planned.segments[0].form  # a recording without sampling may be of another one
             drafted = replace(shape, form=form)
@@ -285,11 +285,6 @@ class Executor:
 
     def _upload(self, staged: list[Tensor]) -> Tensor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
-
-
-def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:
-    """The slot of each segment, and its rows."""
-    return [each.slot for each in planned.segments], [each.length for each in planned.segments]
 
 
 @dataclass(frozen=True, slots=True)

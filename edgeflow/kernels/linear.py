@@ -30,26 +30,25 @@ class Linear(Protocol):
         ...
 
 
-class Reference:
-    """The formula, with a weight of any format."""
+class _OfFloats:
+    """Holds the floats of a weight of any format."""
 
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self._weight = weight.floats()
         self._bias = bias
         self.nbytes = self._weight.nbytes
+
+
+class Reference(_OfFloats):
+    """The formula."""
 
     def __call__(self, x: Tensor) -> Tensor:
         out = x @ self._weight.t()
         return out if self._bias is None else out + self._bias
 
 
-class Gemm:
+class Gemm(_OfFloats):
     """One GEMM over the weight as it lies."""
-
-    def __init__(self, weight: Weight, bias: Tensor | None) -> None:
-        self._weight = weight.floats()
-        self._bias = bias
-        self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
@@ -168,13 +167,8 @@ class Fp8:
         return out
 
 
-class Fp8Emulated:
+class Fp8Emulated(_OfFloats):
     """The same numbers by a plain GEMM: shows on any machine what FP8 costs in accuracy, and saves no time."""
-
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
-        self._weight = weight.floats()
-        self._bias = bias
-        self.nbytes = self._weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = dequantised(*fp8_rows(x)).to(x.dtype)

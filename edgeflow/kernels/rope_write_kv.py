@@ -67,12 +67,7 @@ class RotaryTable:
 
     @classmethod
     def turning(
-        cls,
-        positions: int,
-        frequencies: Tensor,
-        like: Tensor,
-        sections: tuple[int, ...] = (),
-        factor: float = 1.0,
+        cls, positions: int, frequencies: Tensor, like: Tensor, sections: tuple[int, ...] = (), factor: float = 1.0
     ) -> RotaryTable:
         """frequencies [D/2], float32; factor: of all cosines and sines. Computed in float32, stored in the dtype and on
         the device of `like`."""

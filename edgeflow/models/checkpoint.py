@@ -88,26 +88,25 @@ class Weights(Mapping[str, Tensor]):
 
     def under(self, prefix: str) -> Weights:
         """The tensors whose names begin with a prefix, by the rest of their names."""
-        below = object.__new__(Weights)
         sources = {name.removeprefix(prefix): read for name, read in self._sources.items() if name.startswith(prefix)}
-        below._set(sources, self._where + prefix, self.dtype, self.device, self._quantization)
-        return below
+        return self._with(sources, self._where + prefix, self.dtype)
 
     def to(self, dtype: torch.dtype) -> Weights:
         """The same tensors, read in another dtype."""
-        other = object.__new__(Weights)
-        other._set(self._sources, self._where, dtype, self.device, self._quantization)
-        return other
+        return self._with(self._sources, self._where, dtype)
 
     def renamed(self, prefixes: Mapping[str, str]) -> Weights:
         """The same tensors, those under a prefix by a name under another one. prefixes: new by old."""
-        other = object.__new__(Weights)
         sources = dict(self._sources)
         for old, new in prefixes.items():
             sources |= {
                 new + name.removeprefix(old): read for name, read in self._sources.items() if name.startswith(old)
             }
-        other._set(sources, self._where, self.dtype, self.device, self._quantization)
+        return self._with(sources, self._where, self.dtype)
+
+    def _with(self, sources: dict[str, Callable[[], Tensor]], where: str, dtype: torch.dtype) -> Weights:
+        other = object.__new__(Weights)
+        other._set(sources, where, dtype, self.device, self._quantization)
         return other
 
     def _set(

@@ -155,7 +155,7 @@ class GroupedDecoder:
             for index, kind in enumerate(heads.kinds)
         ]
         self._write: RopeWriteKV = self._find("rope_write_kv", "self_attention")
-        self._attention: PackedAttention = self._find("packed_attention", "self_attention")
+        self.attention: PackedAttention = self._find("packed_attention", "self_attention")
         self._rotary: dict[int, RotaryTable] = {}  # by the capacity of a store
 
     @property
@@ -185,18 +185,13 @@ class GroupedDecoder:
         The prefix's keys and values are in their slots then. In the last layer nobody reads more of it, so no more is
         computed.
         """
-        return self._run(prefix, suffix, layout, kv, condition, whole=False)[1]
+        return self.run(prefix, suffix, layout, kv, condition, whole=False)[1]
 
-    def forward_whole(
-        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """As `forward`, with the prefix rows after their final norm; for comparisons."""
-        return self._run(prefix, suffix, layout, kv, condition, whole=True)
-
-    def _run(
+    def run(
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
     ) -> tuple[Tensor, Tensor]:
-        shared = _Shared.of(self, layout, kv)
+        """As `forward`, behind the prefix rows. whole: these after their final norm too, for comparisons."""
+        shared = _Shared(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
         for index in range(len(self.heads.kinds)):
@@ -223,7 +218,7 @@ class GroupedDecoder:
         attended = (shared.attend(kind, ends)(q, store) if len(q) else q).flatten(1)
         projection = self._projections[index]
         if projection is not None and prefix_rows:
-            store.project(projection.keys, projection.values, shared.prefix.flat)
+            store.project(*projection, shared.prefix.flat)
         if not ends and prefix_rows:
             rows[0].add(stacks[0].output(attended[:prefix_rows]))
             attended = attended[prefix_rows:]
@@ -267,10 +262,11 @@ class GroupedDecoder:
             down=self._linear("down", weights.linear("mlp.down_proj", width, sizes.inner)),
         )
 
-    def _projection(self, weights: Weights) -> _Projection:
+    def _projection(self, weights: Weights) -> tuple[Linear, Linear]:
+        """Those of a prefix's keys and values, which suffix rows see in a CROSS layer."""
         width = self.heads.kv_width
-        k, v = (weights.take(f"self_attn.{name}_proj.weight", width, width) for name in "kv")
-        return _Projection(self._linear("qkv", FloatWeight(k)), self._linear("qkv", FloatWeight(v)))
+        k, v = (FloatWeight(weights.take(f"self_attn.{name}_proj.weight", width, width)) for name in "kv")
+        return self._linear("qkv", k), self._linear("qkv", v)
 
     def _linear(self, role: str, weight: Weight) -> Linear:
         key = OperatorKey(op_name="linear", model_name=self.name, layer_role=role, stage=STAGE)
@@ -285,10 +281,6 @@ class GroupedDecoder:
         """True when attention reads on the host where rows are placed."""
         return self._table.reads_places(self.name, DENSE.name, Hardware.of(self.device), self.dtype)
 
-    def attention(self, layout: PackedLayout, kv: KVSlots) -> Attend:
-        """Attention over a store in the layers of one kind."""
-        return self._attention(layout, kv)
-
     def rotary(self, capacity: int) -> RotaryTable:
         """The rotations of the positions of slots of a capacity."""
         if capacity not in self._rotary:
@@ -297,42 +289,23 @@ class GroupedDecoder:
         return self._rotary[capacity]
 
 
-@dataclass(frozen=True, slots=True)
-class _Projection:
-    """The projections of a prefix's keys and values that suffix rows see in a CROSS layer."""
-
-    keys: Linear
-    values: Linear
-
-
 class _Shared:
     """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
 
-    def __init__(
-        self, rows: RowPlaces, crossing: RowPlaces, prefixes: int, make: Callable[[str, bool], Attend]
-    ) -> None:
-        self.rows = rows
-        self.crossing = crossing
-        self.prefix = first_spans(rows, prefixes)
-        self._make = make
-        self._attend: dict[tuple[str, bool], Attend] = {}
-
-    @classmethod
-    def of(cls, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> _Shared:
+    def __init__(self, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> None:
         rotary = decoder.rotary(kv.capacity)
-        rows = rotary.places(layout.joint, kv.capacity)
-        crossing = rows if layout.cross is None else rotary.places(layout.suffix(CROSS), kv.capacity)
-
-        def make(kind: str, suffix_alone: bool) -> Attend:
-            return decoder.attention(layout.suffix(kind) if suffix_alone else layout.of_kind(kind), kv)
-
-        return cls(rows, crossing, layout.prefixes, make)
+        self.rows = rows = rotary.places(layout.joint, kv.capacity)
+        self.crossing = rows if layout.cross is None else rotary.places(layout.suffix(CROSS), kv.capacity)
+        self.prefix = first_spans(rows, layout.prefixes)
+        self._decoder, self._layout, self._kv = decoder, layout, kv
+        self._attend: dict[tuple[str, bool], Attend] = {}
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
         """Made once per kind. suffix_alone: prefix rows do not ask."""
         key = kind, suffix_alone and len(self.prefix.flat) > 0
         if key not in self._attend:
-            self._attend[key] = self._make(*key)
+            layout = self._layout.suffix(kind) if key[1] else self._layout.of_kind(kind)
+            self._attend[key] = self._decoder.attention(layout, self._kv)
         return self._attend[key]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import KVFormat, KVLayer
+from edgeflow.kernels.kv.formats import KVFormat, KVLayer, KVShape
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.shift_kv import ShiftKV
 from edgeflow.kernels.kv.slots import KVSlots
@@ -33,7 +33,7 @@ from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.attention.operators import AttentionForm, BindLinear, LayerAttention, Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.rope import PLAIN, Rope
-from edgeflow.models.vocabulary import Embedding, read_vocabulary
+from edgeflow.models.vocabulary import read_vocabulary
 
 MAX_SIZE = 1 << 20
 
@@ -125,6 +125,11 @@ class LlamaConfig:
         frequencies = rope.frequencies(self.attention.rotary, self.rope_theta, trained, kv.capacity)
         positions = kv.format.turned(kv.capacity)
         return RotaryTable.turning(positions, frequencies, like, rope.sections, rope.turn_factor)
+
+    def kv_shape(self, dtype: torch.dtype, capacity: int = 0) -> KVShape:
+        """The sizes of a store of such a model."""
+        layers, heads = self.num_hidden_layers, self.num_key_value_heads
+        return KVShape(layers=layers, capacity=capacity, kv_heads=heads, head_dim=self.head_dim, dtype=dtype)
 
     @property
     def q_width(self) -> int:
@@ -252,7 +257,8 @@ class LlamaDecoder:
 
     name: the model_name by which operators are looked up, the checkpoint's model_type. layer_kinds: the kind of each
     layer, by which a layout may say what rows see there; by default all are of kind "". attention: serves instead of
-    the table's choice (ablations). head: the format in which the head is held (models/vocabulary.py).
+    the table's choice (ablations). head: the format in which the head is held (models/vocabulary.py). embedding: other
+    networks share it.
     """
 
     def __init__(
@@ -280,7 +286,7 @@ class LlamaDecoder:
         self.name = name
         vocab, width = config.vocab_size, config.hidden_size
         tied = config.tie_word_embeddings
-        self._embedding, head_weight = read_vocabulary(weights, stem, vocab, width, tied=tied, head=head)
+        self.embedding, head_weight = read_vocabulary(weights, stem, vocab, width, tied=tied, head=head)
         bound_head = linear("head", head_weight, None)
         self._norm = like = weights.take(f"{stem}norm.weight", width)
 
@@ -324,14 +330,9 @@ class LlamaDecoder:
         """True when attention over a store reads on the host where rows are placed."""
         return self._table.reads_places(self.name, kv.format.name, Hardware.of(self._norm.device), self.dtype)
 
-    @property
-    def embedding(self) -> Embedding:
-        """The embedding, as other networks share it."""
-        return self._embedding
-
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
-        return self._embedding(ids)
+        return self.embedding(ids)
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2).

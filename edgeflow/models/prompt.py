@@ -51,7 +51,9 @@ class Prompt:
         """The number of leading rows that two prompts share."""
         same = _common(self.ids, other.ids)
         for mine, theirs in zip(self.images, other.images, strict=False):
-            if mine.start < same and not _same_image(mine, theirs):
+            if mine.start >= same:
+                break  # images follow each other
+            if mine.start != theirs.start or not torch.equal(mine.patches.values, theirs.patches.values):
                 return min(same, mine.start)
         return same
 
@@ -66,10 +68,6 @@ def _common(mine: tuple[int, ...], theirs: tuple[int, ...]) -> int:
         else:
             stop = middle - 1
     return same
-
-
-def _same_image(one: PlacedImage, other: PlacedImage) -> bool:
-    return one.start == other.start and torch.equal(one.patches.values, other.patches.values)
 
 
 def mrope_positions(length: int, images: Sequence[tuple[int, tuple[int, int]]]) -> tuple[Tensor, int]:

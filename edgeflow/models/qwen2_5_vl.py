@@ -30,6 +30,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.varlen_attention import Sequences, VarlenAttention
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import MAX_SIZE
+from edgeflow.models.vit import gemm
 from edgeflow_client.errors import InvalidArgument
 
 MAX_PIXELS = 16384 * 28 * 28  # of the released preprocessors
@@ -213,11 +214,11 @@ class _Block:
         bias = torch.cat([weights.take(f"mlp.{name}_proj.bias", inner) for name in ("gate", "up")])
         return cls(
             norm1=weights.take("norm1.weight", width),
-            qkv=_linear(weights, "attn.qkv", 3 * width, width),
-            proj=_linear(weights, "attn.proj", width, width),
+            qkv=gemm(weights, "attn.qkv", 3 * width, width),
+            proj=gemm(weights, "attn.proj", width, width),
             norm2=weights.take("norm2.weight", width),
             gate_up=Gemm(gate.cat([up]), bias),
-            down=_linear(weights, "mlp.down_proj", width, inner),
+            down=gemm(weights, "mlp.down_proj", width, inner),
         )
 
 
@@ -274,8 +275,8 @@ class Qwen2_5VisionTower:
         self._add_input_norm: AddRmsNorm = operator("add_rms_norm", "input")
         self._merge_norm = weights.take("merger.ln_q.weight", width)
         self._merge = [
-            _linear(weights, "merger.mlp.0", merged, merged),
-            _linear(weights, "merger.mlp.2", config.out_hidden_size, merged),
+            gemm(weights, "merger.mlp.0", merged, merged),
+            gemm(weights, "merger.mlp.2", config.out_hidden_size, merged),
         ]
         self._grids: OrderedDict[tuple[int, int], _Grid] = OrderedDict()  # the one used last at the end
 
@@ -343,7 +344,3 @@ def _rotated(x: Tensor, grid: _Grid) -> Tensor:
     """[n, 2, H, D], in float32 as published."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat([low * grid.cos - high * grid.sin, high * grid.cos + low * grid.sin], dim=-1).to(x.dtype)
-
-
-def _linear(weights: Weights, name: str, out: int, into: int) -> Linear:
-    return Gemm(weights.linear(name, out, into), weights.take(f"{name}.bias", out))

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeflow.kernels.awq import AWQ
-from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
+from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product, products_of
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.models.attention.latent import LatentSizes
-from edgeflow.models.checkpoint import tensor_shapes
-from edgeflow.models.grouped import CROSS, HeadSizes
+from edgeflow.models.checkpoint import Weights, tensor_shapes
+from edgeflow.models.grouped import CROSS, GroupedDecoder, HeadSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.published import DEEPSEEK, family_of, read_published
 from edgeflow.models.quantization import Quantization, read_quantization
@@ -63,11 +64,6 @@ def latent_shape(config: LlamaConfig, sizes: LatentSizes, family: str, rows: int
         "gate_up": (2 * inner, width),
         "down": (width, inner),
     }
-    format = AWQ if group else FLOAT
-    layer = (
-        Product(role=role, outputs=outputs, inputs=inputs, format=format, group=group)
-        for role, (outputs, inputs) in products.items()
-    )
     return ModelShape(
         family=family,
         hidden=width,
@@ -78,7 +74,7 @@ def latent_shape(config: LlamaConfig, sizes: LatentSizes, family: str, rows: int
         vocabulary=config.vocab_size,
         rows=rows,
         group=group,
-        products=(*layer, Product(role="head", outputs=config.vocab_size, inputs=width)),
+        products=products_of(products, group, config.vocab_size, width),
         latent=LatentRows(rank=sizes.rank, rotary=sizes.rotary, query_rank=sizes.query_rank),
     )
 
@@ -125,43 +121,45 @@ class NamedStack:
     stem: str
 
 
-def grouped_shape(
-    directory: Path,
-    heads: HeadSizes,
-    prompt: NamedStack,
-    steps: NamedStack,
-    *,
-    name: str,
-    rows: int,
-    count: int,
-    step_rows: int,
-) -> ModelShape:
-    """The shape of a decoder of two stacks (models/grouped.py). name: its model_name. rows: of a prefix.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStacks:
+    """The stacks of a decoder (models/grouped.py) that prefixes and denoising steps read."""
 
-    count: denoising steps, of `step_rows` rows each.
-    """
-    quantization = read_quantization(directory)
-    group = 0 if quantization is None else quantization.group
-    stored = tensor_shapes(directory) if group else {}
-    products = [
-        *_stack_products(heads, prompt, stored, group, of_steps=False),
-        *_stack_products(heads, steps, stored, group, of_steps=True),
-    ]
-    if CROSS in heads.kinds:  # the keys and values of the prefix that steps see
-        products.append(Product(role="qkv", outputs=heads.kv_width, inputs=heads.kv_width))
-    return ModelShape(
-        family=name,
-        hidden=prompt.sizes.width,
-        inner=prompt.sizes.inner,
-        heads=heads.heads,
-        kv_heads=heads.kv_heads,
-        head_dim=heads.head_dim,
-        vocabulary=1,
-        rows=rows,
-        stages=1 + count,
-        step_rows=step_rows,
-        products=tuple(dict.fromkeys(products)),
-    )
+    name: str
+    """The decoder's model_name in the operator table."""
+    heads: HeadSizes
+    prefix: NamedStack
+    steps: NamedStack
+
+    def decoder(self, weights: Weights, table: OperatorTable) -> GroupedDecoder:
+        """The decoder; CheckpointError names the tensor at fault."""
+        prefix, steps = ((each.sizes, weights.under(each.stem)) for each in (self.prefix, self.steps))
+        return GroupedDecoder(self.heads, prefix, steps, name=self.name, table=table)
+
+    def shape(self, directory: Path, rows: int, *, count: int, step_rows: int) -> ModelShape:
+        """The sizes and products of both stacks. rows: of a prefix. count: denoising steps of `step_rows` rows."""
+        heads, sizes, quantization = self.heads, self.prefix.sizes, read_quantization(directory)
+        group = 0 if quantization is None else quantization.group
+        stored = tensor_shapes(directory) if group else {}
+        products = [
+            *_stack_products(heads, self.prefix, stored, group, of_steps=False),
+            *_stack_products(heads, self.steps, stored, group, of_steps=True),
+        ]
+        if CROSS in heads.kinds:  # the keys and values of the prefix that steps see
+            products.append(Product(role="qkv", outputs=heads.kv_width, inputs=heads.kv_width))
+        return ModelShape(
+            family=self.name,
+            hidden=sizes.width,
+            inner=sizes.inner,
+            heads=heads.heads,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            vocabulary=1,
+            rows=rows,
+            stages=1 + count,
+            step_rows=step_rows,
+            products=tuple(dict.fromkeys(products)),
+        )
 
 
 def _stack_products(

@@ -132,6 +132,11 @@ def norm_weights(weights: Weights, name: str, width: int) -> tuple[Tensor, Tenso
     return weights.take(f"{name}.weight", width), weights.take(f"{name}.bias", width)
 
 
+def gemm(weights: Weights, name: str, outputs: int, inputs: int) -> Linear:
+    """A projection with its bias, over the weight as it lies."""
+    return Gemm(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs))
+
+
 def unfold(pixels: Tensor, patch: int) -> Tensor:
     """[B, 3, side, side] → [B, patches, 3 p p], patches row by row: the convolution as a matrix product.
 

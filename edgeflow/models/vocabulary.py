@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +19,8 @@ HEAD = "lm_head"
 ROWS_AT_ONCE = 8192  # of a matrix that is converted, which takes several times their memory
 
 
-class Embedding(Protocol):
-    """Looks up rows of a matrix [V, E]."""
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        """Token ids [n] → rows [n, E]"""
-        ...
+Embedding = Callable[[Tensor], Tensor]
+"""Looks up rows of a matrix [V, E]: token ids [n] → rows [n, E]"""
 
 
 @dataclass(frozen=True, slots=True)

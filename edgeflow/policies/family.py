@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow_client.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Family:
     name: str
     modes: tuple[Mode, ...]
     detect: Callable[[Files], bool]
-    check: Callable[[Path, Settings], None]
+    check: Callable[[Path, Settings], object]
     load: Callable[[Path, Settings, LoadOptions], Published]
     prepare: Callable[[Policy, EngineOptions], PassEngine]
     shape: Callable[[Path, int], ModelShape] = decoder_shape
@@ -80,3 +80,16 @@ class Family:
     def every_mode(self) -> tuple[Mode, ...]:
         """The modes of its policies, with those that are made of others."""
         return (*self.modes, *([Mode.DEPTH] if Mode.PIPELINED in self.modes else []), Mode.AUTO)
+
+
+def refuse_crop(family: str, options: LoadOptions) -> None:
+    """ConfigError for a centre crop, which policies of a family do not have."""
+    if options.center_crop:
+        raise ConfigError(f"center_crop: policies of this family, {family}, take whole images; remove it")
+
+
+def check_files(directory: Path, *names: str) -> None:
+    """CheckpointError for a directory without one of these files."""
+    for name in names:
+        if not (directory / name).is_file():
+            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")

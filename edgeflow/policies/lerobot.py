@@ -213,15 +213,6 @@ class Pipeline:
             raise CheckpointError(f"{self.one(first).where}: {first} comes after {second}; served: before it")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Normaliser:
-    """kinds: of normalisation, by feature."""
-
-    kinds: Mapping[str, str]
-    eps: float
-    state_file: str
-
-
 def read_pipeline(directory: Path, name: str, served: Sequence[str]) -> Pipeline:
     """Read a pipeline; CheckpointError for a file that is missing and for a step that is not served."""
     if not (directory / name).is_file():
@@ -240,8 +231,11 @@ def read_normalisation(
 
     inputs: shapes of the network's inputs; [3, 1, 1] for images. action: D.
     """
-    affines = _affines(directory, _normaliser(before.one(NORMALISE)), inputs)
-    outputs = _affines(directory, _unnormaliser(after.one(UNNORMALISE)), {ACTION: (action,)})
+    step = before.one(NORMALISE)
+    affines = _affines(directory, step, _kinds_of_inputs(step.object("config")), inputs)
+    step = after.one(UNNORMALISE)  # which knows only one feature, the action, listed or not
+    kinds = {ACTION: _kinds(step.object("config")).get("ACTION", IDENTITY)}
+    outputs = _affines(directory, step, kinds, {ACTION: (action,)})
     return Normalisation(_sources(before, tuple(inputs)), affines, outputs.get(ACTION))
 
 
@@ -277,18 +271,12 @@ def _sources(before: Pipeline, inputs: Sequence[str]) -> dict[str, str]:
     return sources
 
 
-def _normaliser(entry: Fields) -> _Normaliser:
-    """The step before the network: of the features that it lists, by their types."""
-    config = entry.object("config")
+def _kinds_of_inputs(config: Fields) -> dict[str, str]:
+    """Kinds of normalisation by the features that the step before the network lists."""
     features, kinds = config.object("features"), _kinds(config)
     types = {name: features.object(name).choice("type", TYPES) for name in features}
     chosen = config.texts("normalize_observation_keys") if "normalize_observation_keys" in config else tuple(types)
-    return _step(entry, {name: kinds.get(kind, IDENTITY) for name, kind in types.items() if name in chosen})
-
-
-def _unnormaliser(entry: Fields) -> _Normaliser:
-    """The step behind the network, which knows only one feature: the action, listed or not."""
-    return _step(entry, {ACTION: _kinds(entry.object("config")).get("ACTION", IDENTITY)})
+    return {name: kinds.get(kind, IDENTITY) for name, kind in types.items() if name in chosen}
 
 
 def _kinds(config: Fields) -> dict[str, str]:
@@ -297,23 +285,22 @@ def _kinds(config: Fields) -> dict[str, str]:
     return {kind: mapping.choice(kind, KINDS) for kind in mapping}
 
 
-def _step(entry: Fields, kinds: Mapping[str, str]) -> _Normaliser:
-    state_file = entry.text("state_file") if "state_file" in entry else ""
+def _affines(
+    directory: Path, step: Fields, kinds: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Affine]:
+    """The normalisation of each feature in `shapes` that has one. step: its entry; kinds: by feature."""
+    state_file = step.text("state_file") if "state_file" in step else ""
     if Path(state_file).name != state_file:
-        raise CheckpointError(f"{entry.name('state_file')} is {state_file!r}; served: a file of the checkpoint")
-    return _Normaliser(kinds=kinds, eps=entry.object("config").positive("eps", EPS), state_file=state_file)
-
-
-def _affines(directory: Path, step: _Normaliser, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Affine]:
-    """The normalisation of each feature in `shapes` that has one."""
-    kinds = {name: step.kinds[name] for name in shapes if step.kinds.get(name, IDENTITY) != IDENTITY}
+        raise CheckpointError(f"{step.name('state_file')} is {state_file!r}; served: a file of the checkpoint")
+    eps = step.object("config").positive("eps", EPS)
+    kinds = {name: kinds[name] for name in shapes if kinds.get(name, IDENTITY) != IDENTITY}
     if not kinds:
         return {}
     names = {name: [f"{name}.{each}" for each in names_of(kind)] for name, kind in kinds.items()}
     wanted = {each: shapes[name] for name, both in names.items() for each in both}
-    if not step.state_file:
+    if not state_file:
         raise CheckpointError(
             f"{directory} has no statistics for {', '.join(kinds)}: its processor names no state_file"
         )
-    found = read_statistics(directory / step.state_file, wanted)
-    return {name: Affine.of(kind, [found[each] for each in names[name]], step.eps) for name, kind in kinds.items()}
+    found = read_statistics(directory / state_file, wanted)
+    return {name: Affine.of(kind, [found[each] for each in names[name]], eps) for name, kind in kinds.items()}

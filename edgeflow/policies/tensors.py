@@ -49,12 +49,7 @@ class WeightNumbers:
 
     @classmethod
     def of(
-        cls,
-        shapes: Shapes,
-        *,
-        decoder: tuple[str, ...],
-        floats: tuple[str, ...],
-        unused: tuple[str, ...],
+        cls, shapes: Shapes, *, decoder: tuple[str, ...], floats: tuple[str, ...], unused: tuple[str, ...]
     ) -> WeightNumbers:
         """The others say what a name contains."""
         loaded = {name: shape for name, shape in shapes.items() if not _has(name, unused)}

@@ -11,7 +11,7 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import limits_for, program_of, sample_observations, uncounted
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.policy import INSTRUCTION
-from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
+from edgeflow.ipc.messages import CloseSession, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.worker import Worker
@@ -35,7 +35,7 @@ class _Driver:
         self._key = next(key for key in engine.policy.unnorm_keys if engine.policy.program(key) == self.program)
         self.stages = self.program.passes
         limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
-        self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
+        self._worker = Worker(engine, Scheduler(limits), clock, lambda message: None, pacer=pacer)  # noqa: ARG005 - nobody waits for these actions
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
 
     def open(self, sessions: int, pace: Pace) -> None:
@@ -84,9 +84,6 @@ class _Driver:
         """The passes since the last call."""
         samples, self._samples = self._samples, []
         return samples
-
-    def _ignore(self, message: Message) -> None:
-        """Discard: nobody waits for these actions."""
 
 
 def calibrate(

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings, crash_budget
 
 HZ, POLL_S = 20.0, 0.01
@@ -47,9 +46,7 @@ class Patient:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def cold_start_s(self) -> float:
@@ -64,6 +61,10 @@ class Patient:
     def killed_now(self) -> float:
         """The same, whether or not there is one in reserve."""
         self.steady()
+        return self.killed_at_once()
+
+    def killed_at_once(self) -> float:
+        """The same, whether or not the robot acts."""
         at_ns = time.monotonic_ns()
         os.kill(self.service.worker(), signal.SIGKILL)
         return self.recovered(at_ns)

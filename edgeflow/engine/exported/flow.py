@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.engine.exported.batches import BOUND, BatchedStep, StepBatch, step_batches
+from edgeflow.engine.exported.tokens import BOUND, BatchedStep, StepBatch, step_batches
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces
 from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment

@@ -6,7 +6,7 @@ Where rows lie and what they see is built on the host, with one upload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -84,18 +84,7 @@ class FlowLayouts:
             places=spans,
             sees=Sees(ranges[0]),
         )
-        cross = None
-        if self._cross:
-            cross = PackedLayout(
-                lengths=joint.lengths,
-                reach=joint.reach,
-                row_slot=slot,
-                row_position=position,
-                rope_position=turning[1],
-                sampled_rows=joint.sampled_rows,
-                places=spans,
-                sees=Sees(ranges[1]),
-            )
+        cross = replace(joint, rope_position=turning[1], sees=Sees(ranges[1])) if self._cross else None
         layout = GroupLayout(
             joint=joint, cross=cross, prefixes=len(begin), prefix_rows=sum(each.rows for each in begin)
         )

@@ -167,14 +167,7 @@ LINEARS = (
         absent=native.missing(),
     ),
     Implementation(
-        "linear",
-        "int8",
-        linear.Int8,
-        devices=CPU,
-        limits={"m": 1},
-        weight="int8",
-        made_from=FLOATS,
-        stage="decode",
+        "linear", "int8", linear.Int8, devices=CPU, limits={"m": 1}, weight="int8", made_from=FLOATS, stage="decode"
     ),
     Implementation("linear", "fp8_emulated", linear.Fp8Emulated, devices=CPU, weight="fp8"),
     replace(

@@ -11,13 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from edgeflow.kernels.kv.layout import PackedLayout
-from edgeflow.kernels.kv.memory import MemoryLayer
-from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.rope_write_kv import RowPlaces
-from edgeflow.kernels.varlen_attention import Sequences
-from edgeflow.kernels.weights import Weight
-
 STAGES = ("prefill", "decode", "packed")
 """A pass of longer spans alone, of single rows alone, of both."""
 
@@ -125,28 +118,21 @@ def read_signature(text: str) -> str:
     return signature(**sizes)
 
 
-def read_role(name: str) -> str:
-    """A layer_role as lookups spell it; ValueError lists those known."""
-    role = ROLE_ALIASES.get(name, name)
-    _check(name, role, "the role of an operator", sorted({role for roles in ROLES.values() for role in roles}))
-    return role
+def _reader(what: str, known: Sequence[str], aliases: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that gives a name as lookups spell it; ValueError lists those known."""
+
+    def read(name: str) -> str:
+        meant = aliases.get(name, name)
+        if meant and meant not in known:
+            raise ValueError(f"{name!r} is not {what}; known: {', '.join(known)}")
+        return meant
+
+    return read
 
 
-def read_kv(name: str) -> str:
-    """A KV format; ValueError lists those known."""
-    _check(name, name, "a KV format", KV_FORMATS)
-    return name
-
-
-def read_kind(name: str) -> str:
-    """An op_kind; ValueError lists those known."""
-    _check(name, name, "a kind of operator", sorted(set(KINDS.values())))
-    return name
-
-
-def _check(name: str, meant: str, what: str, known: Sequence[str]) -> None:
-    if meant and meant not in known:
-        raise ValueError(f"{name!r} is not {what}; known: {', '.join(known)}")
+read_role = _reader("the role of an operator", sorted({role for each in ROLES.values() for role in each}), ROLE_ALIASES)
+read_kv = _reader("a KV format", KV_FORMATS, {})
+read_kind = _reader("a kind of operator", sorted(set(KINDS.values())), {})
 
 
 def read_model(name: str) -> str:
@@ -180,63 +166,44 @@ def stage_of(lengths: Sequence[int]) -> str:
     return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
 
 
+def _shift(data: Tensor, *_: Any) -> Signed:
+    return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
+
+
 def _norm(x: Tensor, *_: Any) -> Signed:
     if x.dim() == 3:
         return "", signature(m=x.shape[0], h=x.shape[1], d=x.shape[2])
     return "", signature(m=x.shape[0], e=x.shape[1])
 
 
-def _swiglu(gate_up: Tensor) -> Signed:
-    return "", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
-
-
-def _greedy(logits: Tensor, first: int, stop: int) -> Signed:
-    return "", signature(m=logits.shape[0], v=stop - first)
-
-
-def _shift(data: Tensor, *_: Any) -> Signed:
-    return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
-
-
-def _rope(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, *_: Any) -> Signed:
-    return "", signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=rows.cos.shape[-1])
-
-
-def _attention(layout: PackedLayout, kv: KVSlots) -> Signed:
-    sizes = signature(m=len(layout.row_slot), t=layout.reach, kv=kv.kv_heads, d=kv.head_dim)
-    return stage_of(layout.lengths), sizes
-
-
-def _linear(weight: Weight, bias: Tensor | None, rows: int) -> Signed:  # noqa: ARG001
-    return "", signature(m=rows, n=weight.shape[0], e=weight.shape[1])
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Signed:  # noqa: ARG001
-    return "", signature(m=sequences.longest, n=len(sequences.lengths), h=q.shape[1], d=q.shape[2])
-
-
-def _read_memory(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: PackedLayout) -> Signed:  # noqa: ARG001
-    rows, heads, width = q.shape
-    return stage_of(layout.lengths), signature(m=rows, h=heads, kv=layer.norms.shape[1], d=width)
-
-
-def _fold_memory(layer: MemoryLayer, slot: int, first: int, stop: int) -> Signed:  # noqa: ARG001
-    return "", signature(m=stop - first, kv=layer.norms.shape[1], d=layer.norms.shape[2])
-
-
 SIGNATURES: dict[str, Callable[..., Signed]] = {
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "add_layer_norm": _norm,
-    "swiglu": _swiglu,
-    "greedy": _greedy,
-    "linear": _linear,
+    "swiglu": lambda gate_up: ("", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)),
+    "greedy": lambda logits, first, stop: ("", signature(m=logits.shape[0], v=stop - first)),
+    "linear": lambda weight, bias, rows: ("", signature(m=rows, n=weight.shape[0], e=weight.shape[1])),  # noqa: ARG005
     "shift_kv": _shift,
     "shift_kv_chain": _shift,
-    "rope_write_kv": _rope,
-    "packed_attention": _attention,
-    "varlen_attention": _varlen,
-    "read_memory": _read_memory,
-    "fold_memory": _fold_memory,
+    "rope_write_kv": lambda qkv, heads, kv_heads, rows, *_: (
+        "",
+        signature(m=qkv.shape[0], h=heads, kv=kv_heads, d=rows.cos.shape[-1]),
+    ),
+    "packed_attention": lambda layout, kv: (
+        stage_of(layout.lengths),
+        signature(m=len(layout.row_slot), t=layout.reach, kv=kv.kv_heads, d=kv.head_dim),
+    ),
+    "varlen_attention": lambda q, k, v, sequences: (  # noqa: ARG005
+        "",
+        signature(m=sequences.longest, n=len(sequences.lengths), h=q.shape[1], d=q.shape[2]),
+    ),
+    "read_memory": lambda q, attended, layer, layout: (  # noqa: ARG005
+        stage_of(layout.lengths),
+        signature(m=len(q), h=q.shape[1], kv=layer.norms.shape[1], d=q.shape[2]),
+    ),
+    "fold_memory": lambda layer, slot, first, stop: (  # noqa: ARG005
+        "",
+        signature(m=stop - first, kv=layer.norms.shape[1], d=layer.norms.shape[2]),
+    ),
 }
 """The function that signs a call of each operator by its arguments; of `linear` also by the rows it is made for."""

@@ -38,6 +38,16 @@ class Product:
     of_steps: bool = False
 
 
+def products_of(layer: Mapping[str, tuple[int, int]], group: int, vocabulary: int, width: int) -> tuple[Product, ...]:
+    """Those of a layer by role, [outputs, inputs] each, in one format, and a head of floats. group: of the layer."""
+    format = AWQ if group else FLOAT
+    products = (
+        Product(role=role, outputs=outputs, inputs=inputs, format=format, group=group)
+        for role, (outputs, inputs) in layer.items()
+    )
+    return (*products, Product(role="head", outputs=vocabulary, inputs=width))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentRows:
     """Rows that a model with latent KV norms and rotates: R numbers of a latent, r that are rotated, and the numbers
@@ -84,24 +94,16 @@ class ModelShape:
     @property
     def every_product(self) -> tuple[Product, ...]:
         """The products of a layer, and the head."""
-        return self.products or self.plain_products
-
-    @property
-    def plain_products(self) -> tuple[Product, ...]:
-        """Those of a Llama of these sizes, with projections in one format and a head of floats."""
+        if self.products:
+            return self.products
         width, heads = self.hidden, self.heads * self.head_dim
-        sizes = (
-            ("qkv", heads + 2 * self.kv_heads * self.head_dim, width),
-            ("output", width, heads),
-            ("gate_up", 2 * self.inner, width),
-            ("down", width, self.inner),
-        )
-        format = AWQ if self.group else FLOAT
-        layer = (
-            Product(role=role, outputs=outputs, inputs=inputs, format=format, group=self.group)
-            for role, outputs, inputs in sizes
-        )
-        return (*layer, Product(role="head", outputs=self.vocabulary, inputs=width))
+        sizes = {
+            "qkv": (heads + 2 * self.kv_heads * self.head_dim, width),
+            "output": (width, heads),
+            "gate_up": (2 * self.inner, width),
+            "down": (width, self.inner),
+        }
+        return products_of(sizes, self.group, self.vocabulary, width)
 
     @classmethod
     def of_config(

@@ -161,11 +161,7 @@ def _text(values: Mapping[str, Any], shapes: Mapping[str, Any], where: str) -> L
 
 
 def _check_fits(
-    values: Mapping[str, Any],
-    text: LlamaConfig,
-    shapes: Mapping[str, tuple[int, ...]],
-    base: LlamaConfig,
-    where: str,
+    values: Mapping[str, Any], text: LlamaConfig, shapes: Mapping[str, tuple[int, ...]], base: LlamaConfig, where: str
 ) -> None:
     """ConfigError where the head belongs to another base."""
     if text.vocab_size != base.vocab_size:

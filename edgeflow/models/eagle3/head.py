@@ -68,12 +68,7 @@ class Eagle3Head:
     """
 
     def __init__(
-        self,
-        config: Eagle3Config,
-        weights: Weights,
-        embedding: Embedding,
-        targets: Tensor,
-        table: OperatorTable,
+        self, config: Eagle3Config, weights: Weights, embedding: Embedding, targets: Tensor, table: OperatorTable
     ) -> None:
         self.config = config
         self.targets = targets

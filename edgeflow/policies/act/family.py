@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.act.config import read_checkpoint
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
-from edgeflow_client.errors import ConfigError
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, refuse_crop
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -18,16 +17,11 @@ def _detect(files: Files) -> bool:
     return files.config.get("type") == "act"
 
 
-def _check(directory: Path, settings: Settings) -> None:
-    read_checkpoint(directory, settings)
-
-
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.policies.act.policy import PublishedACT
 
     checkpoint = read_checkpoint(directory, settings)
-    if options.center_crop:
-        raise ConfigError("center_crop: policies of this family, act, take whole images; remove it")
+    refuse_crop("act", options)
     return PublishedACT(directory, checkpoint)
 
 
@@ -37,4 +31,4 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
     return one_pass_engine(policy, options)
 
 
-ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare)
+ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load, prepare=_prepare)

@@ -66,6 +66,7 @@ class ACTPolicy:
     place: where frames are normalised, the host or the network's device.
     """
 
+    unnorm_keys = UNNORM_KEYS
     fixed_rows = 1
     rtc = None
     unusual_states = 0
@@ -98,17 +99,11 @@ class ACTPolicy:
         ]
         vectors = [
             StateSpec(
-                name=self._sources[name],
-                size=size,
-                elements=tuple(self._settings.state_names) if name == STATE else (),
+                name=self._sources[name], size=size, elements=tuple(self._settings.state_names) if name == STATE else ()
             )
             for name, size in self.config.vectors.items()
         ]
         return PolicyInputs(cameras=tuple(cameras), state=tuple(vectors))
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """One pass."""
@@ -184,15 +179,12 @@ def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 class PublishedACT:
     """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
 
+    unnorm_keys = UNNORM_KEYS
+
     def __init__(self, directory: Path, checkpoint: ACTCheckpoint) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
-        self._config = checkpoint.config
         self._shapes = tensor_shapes(directory)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """The memory of the weights, and of one frame's activations."""
@@ -204,15 +196,15 @@ class PublishedACT:
             slots=0,
             positions=0,
             row_bytes=0,
-            frame_bytes=frame_numbers(self._config, stem) * dtype.itemsize,
+            frame_bytes=frame_numbers(self._checkpoint.config, stem) * dtype.itemsize,
         )
 
     def load(self, placement: Placement) -> ACTPolicy:
         """Read the weights; CheckpointError says what is wrong with them."""
-        network = read_network(self._directory, self._config, placement.dtype, placement.device)
-        place = placement.device if placement.preprocess_on_device else CPU
         checkpoint = self._checkpoint
-        return ACTPolicy(self._config, checkpoint.processors, network, checkpoint.settings, place=place)
+        network = read_network(self._directory, checkpoint.config, placement.dtype, placement.device)
+        place = placement.device if placement.preprocess_on_device else CPU
+        return ACTPolicy(checkpoint.config, checkpoint.processors, network, checkpoint.settings, place=place)
 
 
 def read_network(directory: Path, config: ACTConfig, dtype: torch.dtype, device: torch.device) -> ACTNetwork:

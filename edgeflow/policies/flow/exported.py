@@ -12,17 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_bytes, open_artifact, place_specs
-from edgeflow.artifacts.manifest import (
-    BOOL,
-    INT,
-    MANIFEST,
-    Graph,
-    StageName,
-    TensorSpec,
-    is_artifact,
-    kv_specs,
-    spec,
-)
+from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, is_artifact, kv_specs, spec
 from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
 from edgeflow.engine.placement import check_placement, check_prompt, check_text
@@ -125,6 +115,8 @@ class StaticFlow:
     checkpoint's sizes; ConfigError for settings that it was not exported for.
     """
 
+    unnorm_keys = UNNORM_KEYS
+
     def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
@@ -137,10 +129,6 @@ class StaticFlow:
                 "the model again"
             )
         self._sizes = replace(opened.sizes, candidates=settings.candidates)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots are as long as the longest bucket."""

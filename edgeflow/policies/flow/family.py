@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings
+from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, refuse_crop
 from edgeflow.policies.flow.config import FlowCheckpoint
-from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -20,23 +19,19 @@ if TYPE_CHECKING:
 def flow_family(
     name: str,
     read_checkpoint: Callable[[Path, Settings], FlowCheckpoint[Any]],
+    load_config: Callable[[Path], Any],
     architecture_of: Callable[[Any], FlowArchitecture[Any]],
-    shape: Callable[[Path, int], ModelShape],
 ) -> Family:
     """The entry of a family. architecture_of: of a configuration; imports torch when it is called."""
 
     def detect(files: Files) -> bool:
         return files.config.get("type") == name
 
-    def check(directory: Path, settings: Settings) -> None:
-        read_checkpoint(directory, settings)
-
     def load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
         from edgeflow.policies.flow.exported import published_flow
 
         checkpoint = read_checkpoint(directory, settings)
-        if options.center_crop:
-            raise ConfigError(f"center_crop: policies of this family, {name}, take whole images; remove it")
+        refuse_crop(name, options)
         return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
     def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
@@ -44,4 +39,11 @@ def flow_family(
 
         return flow_engine(policy, options)
 
-    return Family(name=name, modes=DENOISING_MODES, detect=detect, check=check, load=load, prepare=prepare, shape=shape)
+    def shape(directory: Path, rows: int) -> ModelShape:
+        architecture = architecture_of(load_config(directory))
+        sizes = architecture.sizes
+        return architecture.stacks.shape(directory, rows, count=sizes.steps, step_rows=sizes.step_rows)
+
+    return Family(
+        name=name, modes=DENOISING_MODES, detect=detect, check=read_checkpoint, load=load, prepare=prepare, shape=shape
+    )

@@ -12,15 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowFrame, RowTimes
 from edgeflow.engine.flow.packed import PackedNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.linear import Linear
-from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.grouped import GroupedDecoder, HeadSizes
-from edgeflow.models.shape import NamedStack, grouped_shape
 from edgeflow.models.siglip import projection
 from edgeflow.models.stack_norms import Condition
 
@@ -123,35 +120,6 @@ class PrefixedNetwork(PackedNetwork, ABC):
     @abstractmethod
     def velocity(self, hidden: Tensor) -> Tensor:
         """As in FlowNetwork."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowStacks:
-    """The stacks of a decoder that prefixes and steps read."""
-
-    name: str
-    """The decoder's model_name in the operator table."""
-    heads: HeadSizes
-    prefix: NamedStack
-    steps: NamedStack
-
-    def decoder(self, weights: Weights, table: OperatorTable) -> GroupedDecoder:
-        """The decoder; CheckpointError names the tensor at fault."""
-        prefix, steps = ((each.sizes, weights.under(each.stem)) for each in (self.prefix, self.steps))
-        return GroupedDecoder(self.heads, prefix, steps, name=self.name, table=table)
-
-    def shape(self, directory: Path, sizes: FlowSizes, rows: int) -> ModelShape:
-        """The sizes and products of both stacks. rows: of a prefix."""
-        return grouped_shape(
-            directory,
-            self.heads,
-            self.prefix,
-            self.steps,
-            name=self.name,
-            rows=rows,
-            count=sizes.steps,
-            step_rows=sizes.step_rows,
-        )
 
 
 def lerobot_weights(directory: Path, placement: Placement) -> Weights:

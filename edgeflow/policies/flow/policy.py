@@ -21,8 +21,9 @@ from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
 from edgeflow.engine.policy import Footprint, Placement, Vectors
 from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.checkpoint import Weights, tensor_shapes
+from edgeflow.models.shape import FlowStacks
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
-from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, lerobot_weights
+from edgeflow.policies.flow.network import PrefixedNetwork, lerobot_weights
 from edgeflow.policies.lerobot import ACTION, STATE
 from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range
 from edgeflow.text.tokenizer import TextTokenizer
@@ -173,6 +174,8 @@ class DenoisingPolicy:
     unusual_states: frames so far with a state outside of its statistics' range, where these are one.
     """
 
+    unnorm_keys = UNNORM_KEYS
+
     def __init__(
         self,
         checkpoint: FlowCheckpoint[Any],
@@ -216,10 +219,6 @@ class DenoisingPolicy:
             units=tuple(settings.state_units),
         )
         return PolicyInputs(cameras=tuple(CameraNeed(name=name) for name in self._cameras), state=(state,))
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """The prefix, then N steps of all candidates."""
@@ -316,6 +315,8 @@ class DenoisingPolicy:
 class PublishedFlow:
     """A checkpoint directory; CheckpointError for weights that are missing or truncated."""
 
+    unnorm_keys = UNNORM_KEYS
+
     def __init__(self, directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
@@ -324,10 +325,6 @@ class PublishedFlow:
         settings = checkpoint.settings
         steps, candidates = settings.steps or architecture.sizes.steps, settings.candidates
         self._sizes = replace(architecture.sizes, steps=steps, candidates=candidates)
-
-    @property
-    def unnorm_keys(self) -> tuple[str, ...]:
-        return UNNORM_KEYS
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of what is loaded, and of sessions."""

@@ -46,6 +46,11 @@ class ImageConfig:
     towers: tuple[TowerImage, ...]
     center_crop: bool = False
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """C, h, w of the pixel values."""
+        return 3 * len(self.towers), self.side, self.side
+
 
 @dataclass(frozen=True, slots=True)
 class ActionStatistics:
@@ -130,7 +135,8 @@ def _config(
         if statistics
         else _all_statistics(values["norm_stats"], "config.json norm_stats."),
         action_block=dict(values.get("edgeflow_action", {})),
-        vicuna_prompt=_is_vicuna(values, name),
+        # the first release, by its language model or, as in the published server, the directory's name
+        vicuna_prompt="v01" in name or str(values.get("llm_backbone_id", "")).startswith("vicuna"),
     )
 
 
@@ -139,11 +145,6 @@ def _whole(values: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or abs(value) > MAX_SIZE:
         raise ValueError(f"config.json {key} must be a whole number up to {MAX_SIZE}, got {str(value)[:60]}")
     return value
-
-
-def _is_vicuna(values: Mapping[str, Any], name: str) -> bool:
-    """True for the first release, by its language model or, as in the published server, the directory's name."""
-    return "v01" in name or str(values.get("llm_backbone_id", "")).startswith("vicuna")
 
 
 def _text_config(values: dict[str, Any]) -> LlamaConfig:

@@ -18,7 +18,7 @@ from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_tok
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.placement import check_placement, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape
+from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAFrames
 from edgeflow.policies.openvla.tokens import Prompter
@@ -43,11 +43,6 @@ class StaticOpenVLA(OpenVLAFrames):
         super().__init__(config, self._bounded, image_tokens, place=None)
         self.near = (False,) * self.K
 
-    @property
-    def pixel_shape(self) -> tuple[int, int, int]:
-        """C, h, w of the tensors that `preprocess` returns."""
-        return _pixel_shape(self.config)
-
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """As many tokens as the actions of a dataset have numbers. A step is another graph, which takes one row
         of a frame, so nothing is drafted.
@@ -58,11 +53,8 @@ class StaticOpenVLA(OpenVLAFrames):
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, h, w] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
-        return [self._embedded(pixels, own) for pixels, own in zip(pixel_values, ids, strict=True)]
-
-    def _embedded(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        towers = next(each for each in self._towers if each.text >= len(ids))
-        return towers.run(pixels, ids)
+        pairs = zip(pixel_values, ids, strict=True)
+        return [next(each for each in self._towers if each.text >= len(own)).run(pixels, own) for pixels, own in pairs]
 
     def _bounded(self, instruction: str) -> tuple[int, ...]:
         ids = self._prompter.ids(instruction)
@@ -106,7 +98,7 @@ class StaticOpenVLACheckpoint:
         self._directory = directory
         self._config = config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
         self._manifest = manifest = open_artifact(directory, "openvla")
-        self._form = token_form(config.text, (1, *_pixel_shape(config)))
+        self._form = token_form(config.text, (1, *config.image.shape))
         self._image_tokens = self._form.fixed_rows(manifest)
         longest = self._image_tokens + manifest.text + config.action_width
         if manifest.kv.positions < longest:
@@ -121,26 +113,16 @@ class StaticOpenVLACheckpoint:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of graphs and weights, and of sessions, whose slots have the exported positions."""
-        text, stages, stored = (
-            self._config.text,
-            self._config.action_width,
-            loaded_bytes(self._directory, self._manifest),
-        )
-        kv = KVShape(
-            layers=text.num_hidden_layers,
-            capacity=0,
-            kv_heads=text.num_key_value_heads,
-            head_dim=text.head_dim,
-            dtype=dtype,
-        )
+        text, stages = self._config.text, self._config.action_width
+        stored = loaded_bytes(self._directory, self._manifest)
         return Footprint(
             decoder=0,
             other=-(-stored // dtype.itemsize),
             slots=stages,
-            kv=kv,
+            kv=text.kv_shape(dtype),
             positions=self._image_tokens + stages,
             row_bytes=activation_bytes(text, 1, dtype),
-            frame_bytes=torch.float32.itemsize * math.prod(_pixel_shape(self._config)),
+            frame_bytes=torch.float32.itemsize * math.prod(self._config.image.shape),
             capacity=self._manifest.kv.positions,
         )
 
@@ -153,7 +135,3 @@ class StaticOpenVLACheckpoint:
         policy = StaticOpenVLA(config, prompter, graphs, self._image_tokens, manifest.text)
         check_text(policy)
         return policy
-
-
-def _pixel_shape(config: OpenVLAConfig) -> tuple[int, int, int]:
-    return 3 * len(config.image.towers), config.image.side, config.image.side

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, get_args
 
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.contract import KVName
-from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, check_kind
+from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, check_files, check_kind
 from edgeflow.text.checkpoint_json import read_json
-from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -40,9 +40,7 @@ def _check(directory: Path, settings: Settings) -> None:
             f"policy: {directory} has {extra.name}, which is of OpenVLA-OFT: "
             'add "policy": {"family": "openvla_oft", "preset": "libero"} (or aloha, bridge)'
         )
-    for name in REQUIRED:
-        if not (directory / name).is_file():
-            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
+    check_files(directory, *REQUIRED)
 
 
 def _kv(settings: Settings) -> KVName:
@@ -73,11 +71,5 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 
 
 OPENVLA = Family(
-    name="openvla",
-    modes=TOKEN_MODES,
-    detect=_detect,
-    check=_check,
-    load=_load,
-    prepare=_prepare,
-    formats=True,
+    name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, formats=True
 )

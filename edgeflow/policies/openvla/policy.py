@@ -34,8 +34,9 @@ PROMPTS = 64  # instructions whose ids are kept
 class OpenVLAFrames:
     """The part of a policy that does not depend on its networks: observations to prompts, tokens to actions.
 
-    K: action tokens per frame. image_tokens: projected patches, which follow BOS. inputs: one camera, which the
-    checkpoint does not name. place: where frames are preprocessed, None = on the host.
+    K: action tokens per frame. pixel_shape: C, h, w of what `preprocess` returns. image_tokens: projected patches,
+    which follow BOS. inputs: one camera, which the checkpoint does not name. place: where frames are preprocessed,
+    None = on the host.
     """
 
     rtc = None
@@ -50,6 +51,7 @@ class OpenVLAFrames:
         place: torch.device | None,
     ) -> None:
         self.config = config
+        self.pixel_shape = config.image.shape
         self.image_tokens = image_tokens
         self.fixed_rows = image_tokens
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
@@ -140,11 +142,6 @@ class OpenVLAPolicy(OpenVLAFrames):
         config = load_config(Path(path), center_crop=center_crop, control_rate_hz=control_rate_hz)
         prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
-
-    @property
-    def pixel_shape(self) -> tuple[int, int, int]:
-        """C, h, w of the tensors that `preprocess` returns."""
-        return 3 * len(self.towers), self.config.image.side, self.config.image.side
 
     def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
         """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""

@@ -10,7 +10,7 @@ import torch
 from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.placement import check_kv
 from edgeflow.engine.policy import Footprint, Placement
-from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, check_action_tokens
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -59,13 +59,7 @@ class PublishedOpenVLA:
         """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
         text, stages = self._config.text, self._config.action_width
         weights, image_tokens = count_weights(self._directory, self._config)
-        kv = KVShape(
-            layers=text.num_hidden_layers,
-            capacity=0,
-            kv_heads=text.num_key_value_heads,
-            head_dim=text.head_dim,
-            dtype=dtype,
-        )
+        kv = text.kv_shape(dtype)
         return Footprint(
             decoder=weights.decoder,
             other=weights.others,

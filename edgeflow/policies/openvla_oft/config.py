@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator
 
-from edgeflow.policies.family import Settings, check_kind
+from edgeflow.policies.family import Settings, check_files, check_kind
 from edgeflow.policies.settings import STRICT, Name, validated
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -130,18 +130,15 @@ def find_files(directory: Path, settings: OFTSettings) -> ExtraFiles:
         if found is not None:
             raise CheckpointError(f"model: {directory} has {found.name}: {name} is not supported")
     heads = {} if settings.action_head is False else _by_step(directory, HEAD)
-    head = _choose(directory, HEAD, heads, settings, "policy.action_head is true") if _has_head(settings, heads) else ""
-    proprio = ""
+    head = proprio = ""
+    if heads if settings.action_head is None else settings.action_head:
+        head = _choose(directory, HEAD, heads, settings, "policy.action_head is true")
     if settings.proprio:
         files = _by_step(directory, PROPRIO)
         proprio = _choose(directory, PROPRIO, files, settings, f"policy.proprio is {settings.proprio}")
     if head and proprio and settings.step == LATEST and head.removeprefix(HEAD) != proprio.removeprefix(PROPRIO):
         raise ConfigError(f"policy.step: the newest are {head} and {proprio}: give the step of both")
     return ExtraFiles(head=directory / head if head else None, proprio=directory / proprio if proprio else None)
-
-
-def _has_head(settings: OFTSettings, heads: dict[str, str]) -> bool:
-    return bool(heads) if settings.action_head is None else settings.action_head
 
 
 def _by_step(directory: Path, stem: str) -> dict[str, str]:
@@ -314,7 +311,5 @@ def read_checkpoint(directory: Path, settings: Settings) -> OFTCheckpoint:
     """Find and check the files; CheckpointError or ConfigError names what is wrong."""
     check_kind(read_json(directory / "config.json"), "model_type", "openvla", family="openvla_oft")
     chosen = OFTSettings.of(settings)
-    for name in REQUIRED:
-        if not (directory / name).is_file():
-            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
+    check_files(directory, *REQUIRED)
     return OFTCheckpoint(chosen, find_files(directory, chosen), read_statistics(directory, chosen))

@@ -20,10 +20,6 @@ def _detect(files: Files) -> bool:
     return recorded and files.config.get("model_type") == "openvla"
 
 
-def _check(directory: Path, settings: Settings) -> None:
-    read_checkpoint(directory, settings)
-
-
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.policies.openvla_oft.policy import PublishedOpenVLAOFT
 
@@ -42,5 +38,5 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 
 
 OPENVLA_OFT = Family(
-    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare
+    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load, prepare=_prepare
 )

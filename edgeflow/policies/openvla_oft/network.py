@@ -20,9 +20,9 @@ from torch import Tensor
 from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.kv.sees import bidirectional_prefix
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
-from edgeflow.kernels.linear import Gemm, Linear
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
+from edgeflow.models.vit import gemm, norm_weights
 from edgeflow.models.weights_only import read_state_dict
 from edgeflow.policies.openvla.network import Vision
 
@@ -43,12 +43,12 @@ class ActionHead:
 
     def __init__(self, weights: Weights, dims: int, width: int) -> None:
         weights = weights.under("model.")
-        self._norm1 = _norm(weights, "layer_norm1", dims * width)
-        self._fc1 = _linear(weights, "fc1", width, dims * width)
+        self._norm1 = norm_weights(weights, "layer_norm1", dims * width)
+        self._fc1 = gemm(weights, "fc1", width, dims * width)
         blocks = [weights.under(f"mlp_resnet_blocks.{index}.ffn.") for index in range(BLOCKS)]
-        self._blocks = [(_norm(each, "0", width), _linear(each, "1", width, width)) for each in blocks]
-        self._norm2 = _norm(weights, "layer_norm2", width)
-        self._fc2 = _linear(weights, "fc2", dims, width)
+        self._blocks = [(norm_weights(each, "0", width), gemm(each, "1", width, width)) for each in blocks]
+        self._norm2 = norm_weights(weights, "layer_norm2", width)
+        self._fc2 = gemm(weights, "fc2", dims, width)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         x = F.relu(self._fc1(_normed(hidden, self._norm1)))
@@ -61,7 +61,7 @@ class ProprioProjector:
     """[B, P] → [B, E]: normalised states to a row each. weights: `fc1.weight`, …"""
 
     def __init__(self, weights: Weights, size: int, width: int) -> None:
-        self._fc1, self._fc2 = _linear(weights, "fc1", width, size), _linear(weights, "fc2", width, width)
+        self._fc1, self._fc2 = gemm(weights, "fc1", width, size), gemm(weights, "fc2", width, width)
 
     def __call__(self, state: Tensor) -> Tensor:
         return self._fc2(F.gelu(self._fc1(state)))
@@ -83,14 +83,6 @@ def read_weights(path: Path, numbers: int, like: Weights) -> Weights:
     with `module.`."""
     tensors = read_state_dict(path, _WIDEST * numbers + _SPARE, strip="module.")
     return Weights.of(tensors, like.dtype, like.device, where=f"{path}: ")
-
-
-def _linear(weights: Weights, name: str, outputs: int, inputs: int) -> Linear:
-    return Gemm(weights.linear(name, outputs, inputs), weights.take(f"{name}.bias", outputs))
-
-
-def _norm(weights: Weights, name: str, width: int) -> tuple[Tensor, Tensor]:
-    return weights.take(f"{name}.weight", width), weights.take(f"{name}.bias", width)
 
 
 def _normed(x: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.policy import Footprint, Placement, Vectors
-from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
+from edgeflow.kernels.kv.formats import DENSE, slot_bytes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
@@ -214,8 +214,6 @@ class PublishedOpenVLAOFT:
         """Rows with their keys and values, which live as long as a pass: no session keeps slots."""
         text, settings, files = self._config.text, self._checkpoint.settings, self._checkpoint.files
         weights, image_tokens = count_weights(self._directory, self._config)
-        layers, heads = text.num_hidden_layers, text.num_key_value_heads
-        position = KVShape(layers=layers, capacity=1, kv_heads=heads, head_dim=text.head_dim, dtype=dtype)
         extra = head_numbers(settings.dims, text.hidden_size) if files.head else 0
         extra += proprio_numbers(settings.proprio, text.hidden_size) if files.proprio else 0
         return Footprint(
@@ -224,7 +222,7 @@ class PublishedOpenVLAOFT:
             quantised=weights.quantised,
             slots=0,
             positions=fixed_rows(settings, image_tokens),
-            row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, position),
+            row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, text.kv_shape(dtype, capacity=1)),
         )
 
     def load(self, placement: Placement) -> OpenVLAOFTPolicy:

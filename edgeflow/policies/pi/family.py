@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.family import Family
@@ -11,7 +10,6 @@ from edgeflow.policies.flow.family import flow_family
 from edgeflow.policies.pi import config
 
 if TYPE_CHECKING:
-    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.policies.flow.policy import FlowArchitecture
     from edgeflow.policies.pi.network import PiNetwork
 
@@ -22,14 +20,9 @@ def _architecture(sizes: config.PiConfig) -> FlowArchitecture[PiNetwork]:
     return architecture_of(sizes)
 
 
-def _shape(kind: str, directory: Path, rows: int) -> ModelShape:
-    from edgeflow.policies.pi.network import shape_of
-
-    return shape_of(config.load_config(directory, kind), directory, rows)
-
-
 def _family(kind: str) -> Family:
-    return flow_family(kind, partial(config.read_checkpoint, kind), _architecture, partial(_shape, kind))
+    load_config = partial(config.load_config, kind=kind)
+    return flow_family(kind, partial(config.read_checkpoint, kind), load_config, _architecture)
 
 
 PI0, PI05 = _family(config.PI0), _family(config.PI05)

@@ -7,7 +7,6 @@ projector, all norms and the projections of actions, state and time stay in floa
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,13 +16,12 @@ from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
-from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, HeadSizes
-from edgeflow.models.shape import NamedStack
+from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
+from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
@@ -88,11 +86,6 @@ class PiNetwork(PrefixedNetwork):
         return self._config.flow.chunk + (not self._config.adaptive)
 
 
-def shape_of(config: PiConfig, directory: Path, rows: int) -> ModelShape:
-    """The sizes and products of both stacks. rows: of a prefix."""
-    return stacks_of(config).shape(directory, sizes_of(config), rows)
-
-
 def stacks_of(config: PiConfig) -> FlowStacks:
     """The stacks of prefix and steps. stems: below `paligemma_with_expert.`"""
     text = config.text
@@ -148,13 +141,8 @@ def _stack(sizes: GemmaSizes, *, adaptive: bool = False) -> StackSizes:
 def sizes_of(config: PiConfig) -> FlowSizes:
     """The rows of answers. In π0 a row of the state leads those of the actions."""
     flow, lead = config.flow, not config.adaptive
-    return FlowSizes(
-        steps=flow.steps,
-        horizon=flow.chunk,
-        dims=flow.dims,
-        lead=int(lead),
-        state=flow.state_dims if lead else 0,
-    )
+    state = flow.state_dims if lead else 0
+    return FlowSizes(steps=flow.steps, horizon=flow.chunk, dims=flow.dims, lead=int(lead), state=state)
 
 
 def image_rows(config: PiConfig) -> int:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.flow.family import flow_family
 from edgeflow.policies.smolvla.config import SmolVLAConfig, load_config, read_checkpoint
 
 if TYPE_CHECKING:
-    from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.policies.flow.policy import FlowArchitecture
     from edgeflow.policies.smolvla.network import SmolVLANetwork
 
@@ -20,10 +18,4 @@ def _architecture(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
     return architecture_of(config)
 
 
-def _shape(directory: Path, rows: int) -> ModelShape:
-    from edgeflow.policies.smolvla.network import shape_of
-
-    return shape_of(load_config(directory), directory, rows)
-
-
-SMOLVLA = flow_family("smolvla", read_checkpoint, _architecture, _shape)
+SMOLVLA = flow_family("smolvla", read_checkpoint, load_config, _architecture)

@@ -10,20 +10,18 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.policy import Placement
-from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, HeadSizes
-from edgeflow.models.shape import NamedStack
+from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import Condition, StackSizes
-from edgeflow.policies.flow.network import FlowStacks, PrefixedNetwork, PrefixEmbedding, TimeMixing
+from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
@@ -62,11 +60,6 @@ class SmolVLANetwork(PrefixedNetwork):
         """[n H, E'] → [n, H, A] float32"""
         velocity: Tensor = self._out(hidden.float().view(-1, self._config.flow.chunk, hidden.shape[1]))
         return velocity
-
-
-def shape_of(config: SmolVLAConfig, directory: Path, rows: int) -> ModelShape:
-    """The sizes and products of both stacks. rows: of a prefix."""
-    return stacks_of(config).shape(directory, sizes_of(config), rows)
 
 
 def stacks_of(config: SmolVLAConfig) -> FlowStacks:
@@ -111,13 +104,8 @@ def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Ca
 
 def sizes_of(config: SmolVLAConfig) -> FlowSizes:
     """The rows of answers; the state is the last row of the prefix."""
-    return FlowSizes(
-        steps=config.flow.steps,
-        horizon=config.flow.chunk,
-        dims=config.flow.dims,
-        causal=True,
-        closing=1,
-    )
+    flow = config.flow
+    return FlowSizes(steps=flow.steps, horizon=flow.chunk, dims=flow.dims, causal=True, closing=1)
 
 
 def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.listen import BACKLOG, bind
+from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
 
 GATEWAY, CHAT = "gateway", "chat"
@@ -48,24 +49,6 @@ class ChildStart:
     listener: socket.socket
     chat_path: str
     config: Path
-
-
-class ChildProcess(Protocol):
-    """A child process. pid: None where it is not a process, in tests."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def ended(self) -> str | None:
-        """How it ended; None while it runs."""
-        ...
-
-    def kill(self) -> None: ...
-
-    async def wait(self, timeout_s: float) -> str | None:
-        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

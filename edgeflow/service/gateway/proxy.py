@@ -18,10 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from edgeflow.service.faults import no_worker
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.middleware import PEER, PRINCIPAL, TOKEN
 from edgeflow.service.security.auth import Caller
-from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow_client.errors import DeadlineExceeded, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 
 REFUSED_BYTES_PER_S = 4_000_000
@@ -156,7 +157,7 @@ class PassThrough(Response):
         except (OSError, h11.ProtocolError, EOFError):
             if self._begun:
                 raise ClientDisconnect from None  # all that can be said is that the answer ends here
-            raise _away() from None
+            raise no_worker("the chat front is restarting") from None
 
     async def _pass(self, link: _Link, receive: Receive, send: Send) -> None:
         up = asyncio.create_task(_upload(link, receive))
@@ -285,7 +286,3 @@ def _headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
         yield b"transfer-encoding", b"chunked"
     elif b"content-length" not in named:
         yield b"content-length", b"0"
-
-
-def _away() -> Unavailable:
-    return Unavailable("the chat front is restarting", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

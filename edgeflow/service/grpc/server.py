@@ -13,8 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.stream import Context, StreamCall
-from edgeflow.service.grpc.wire import action_message, schema_message
+from edgeflow.service.grpc.stream import Context, StreamCall, action_message, schema_message
 from edgeflow.service.host.listen import address_text, refuse_busy
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog

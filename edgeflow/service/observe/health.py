@@ -49,14 +49,10 @@ class Health:
     """Holds the state; listeners are called for every change, in the thread that causes it."""
 
     def __init__(self) -> None:
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._stalled = False
         self._listeners: list[Callable[[State], None]] = []
         self._watchers: list[Callable[[bool], object]] = []
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     @property
     def stalled(self) -> bool:
@@ -71,17 +67,17 @@ class Health:
     @property
     def live(self) -> bool:
         """False if this process should be restarted."""
-        return self._state is not State.FAULT and not self._stalled
+        return self.state is not State.FAULT and not self._stalled
 
     @property
     def ready(self) -> bool:
         """True if a session opened now gets actions: a worker runs and the service is not stopping."""
-        return self._state is State.READY and not self._stalled
+        return self.state is State.READY and not self._stalled
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with the present and every later state."""
         self._listeners.append(listener)
-        listener(self._state)
+        listener(self.state)
 
     def watch(self, watcher: Callable[[bool], object]) -> None:
         """Call `watcher` with `ready`, now and whenever it may have changed."""
@@ -90,9 +86,9 @@ class Health:
 
     def move(self, state: State) -> bool:
         """Change the state; False, without effect, if the transition does not exist."""
-        if state not in _NEXT[self._state]:
+        if state not in _NEXT[self.state]:
             return False
-        self._state = state
+        self.state = state
         for listener in self._listeners:
             listener(state)
         self._notify_watchers()

@@ -1,4 +1,4 @@
-"""Events of a session for its robot; wire.py converts them to messages."""
+"""Events of a session for its robot; grpc/stream.py converts them to messages."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class FramesInFlight:
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None
-        self._rates.take_turn(now_ns)
+        self._rates.turns.take(now_ns)
         self._decoding, self._decoder_busy = track, True
         return track.frame
 

@@ -22,7 +22,7 @@ from edgeflow.ipc.messages import (
     WorkerReady,
 )
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.host.held import start_threads
 from edgeflow.service.observation.matching import Names, check_chunks, matched
 from edgeflow.service.observation.requests import OpenRequest
@@ -41,7 +41,7 @@ from edgeflow.service.sessions.observers import (
     SessionLog,
     SessionObserver,
 )
-from edgeflow.service.sessions.planner import Planner, no_worker
+from edgeflow.service.sessions.planner import Planner
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session

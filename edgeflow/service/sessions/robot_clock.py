@@ -233,7 +233,7 @@ class FrameOrder:
     def __init__(self) -> None:
         self._last_seq = 0
         self._last_stamp_ns = 0
-        self._clock = RobotClock()
+        self.clock = RobotClock()
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
         """Accept the frame into the order (even if its contents are refused later), or raise OutOfRange."""
@@ -246,11 +246,11 @@ class FrameOrder:
             raise OutOfRange(
                 f"{seq} is more than {SEQ_WINDOW} ahead of {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
             )
-        if self._clock.corrected(stamp_ns, now_ns):
+        if self.clock.corrected(stamp_ns, now_ns):
             self._last_stamp_ns = 0
         if stamp_ns < self._last_stamp_ns:
             raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
-        if not self._clock.admits(stamp_ns, now_ns):
+        if not self.clock.admits(stamp_ns, now_ns):
             raise OutOfRange(
                 "lies in the future of the robot's own clock", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE
             )
@@ -262,13 +262,4 @@ class FrameOrder:
         shows its age.
         """
         self._last_stamp_ns = 0
-        self._clock.forget_stamps()
-
-    @property
-    def stamps_slow(self) -> bool:
-        """True while the stamps do not advance, or at less than half of real time."""
-        return self._clock.slow
-
-    def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
-        """The transport delay of a frame in excess of the session's quickest one."""
-        return self._clock.delay_ns(stamp_ns, received_ns)
+        self.clock.forget_stamps()

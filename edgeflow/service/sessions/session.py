@@ -80,7 +80,7 @@ class Session:
         """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
         self._silence.heard(now_ns)
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
-        if self._order.stamps_slow and not self._stamps_slow:
+        if self._order.clock.slow and not self._stamps_slow:
             self._stamps_slow = True
             text = "the stamps do not advance in real time: delays on the way here are unknown"
             self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
@@ -96,7 +96,7 @@ class Session:
         received_ns: from when its age counts; None = now.
         """
         self._silence.broken()
-        over_rate = not self._rates.permit_frame(now_ns)
+        over_rate = not self._rates.permitted.take(now_ns)
         if (flood := self._rates.flood(self._frames.take_excess(), now_ns)) is not None:
             self.refuse(frame.seq, flood, now_ns)
             self.end(End(flood.code, Reason.RATE_EXCEEDED, flood.text))
@@ -108,7 +108,7 @@ class Session:
             self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
-            if over_rate or not self._rates.permit_change(now_ns):
+            if over_rate or not self._rates.changes.take(now_ns):
                 self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
@@ -125,7 +125,7 @@ class Session:
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
         """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
-        if self._rates.permit_change(now_ns):
+        if self._rates.changes.take(now_ns):
             self._order.begin_stamps()
             self.reset(instruction)
         else:
@@ -171,7 +171,7 @@ class Session:
 
     def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
         """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
-        self._rates.decoding_took(took_ns, allowance_ns, now_ns)
+        self._rates.decoding.spend(took_ns, allowance_ns, now_ns)
 
     def decoded(self, payload: Payloads, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
@@ -370,7 +370,7 @@ class Session:
 
     def _delay_ns(self, ready: Ready) -> int:
         """The transport delay of its frame in excess of the session's quickest one."""
-        return self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+        return self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
 
     def _count_late(self) -> None:
         """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""

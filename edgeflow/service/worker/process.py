@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
-from edgeflow.ipc.packets import packet_pair, seal
+from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.resources import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
@@ -28,7 +28,7 @@ STACKS_BYTES = 64 << 10
 STACKS_LINES = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kit:
     """Both ends of everything that connects control and a worker.
 
@@ -56,14 +56,7 @@ class Kit:
             stacks, worker_stacks = os.pipe()
             undo.pop_all()
         os.set_blocking(stacks, False)
-        return cls(
-            sock=sock,
-            worker_sock=worker_sock,
-            handover=handover,
-            worker_handover=worker_handover,
-            stacks=stacks,
-            worker_stacks=worker_stacks,
-        )
+        return cls(sock, worker_sock, handover, worker_handover, stacks, worker_stacks)
 
     def inherited(self) -> tuple[int, int, int]:
         """The worker's descriptors: messages, handover, stacks."""
@@ -171,19 +164,6 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
-
-
-def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | None = None) -> Launched:
-    """Launch a single worker, with nothing held in advance. known: pass times measured by an earlier worker."""
-    kit, settings = Kit.make(), seal(config.model_dump_json().encode())
-    try:
-        process = start_process(kit, settings, entry, cold_arguments(known))
-    except OSError:
-        kit.close()
-        raise
-    finally:
-        os.close(settings)
-    return launched(config, kit, process)
 
 
 def cold_arguments(known: PassTimes | None) -> list[str]:

@@ -55,7 +55,7 @@ class FlowShape:
     def network(self, placement: Placement) -> PrefixedNetwork:
         """Its networks; the same shape gives the same weights."""
         config = self.config
-        shapes = dict(_smolvla(config) if isinstance(config, SmolVLAConfig) else _pi(config))
+        shapes = dict(smolvla_tensors(config) if isinstance(config, SmolVLAConfig) else _pi(config))
         tensors = RandomTensors(shapes, placement.device, placement.dtype)
         weights = Weights.of(tensors, placement.dtype, placement.device)
         if isinstance(config, SmolVLAConfig):
@@ -161,7 +161,8 @@ TINY = (
 )
 
 
-def _smolvla(config: SmolVLAConfig) -> Shapes:
+def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
+    """Published names, without `model.`, and shapes of the tensors that a network reads."""
     vlm, expert, narrow = smolvla_network.VLM, smolvla_network.EXPERT, config.expert_width
     yield from _tower(f"{vlm}vision_model.", _vision_of(config), config.grid)
     joined = config.vision_width * config.scale**2

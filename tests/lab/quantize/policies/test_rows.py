@@ -46,7 +46,10 @@ def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: Row
     decoder = policy.network.decoder
     kv, layouts = decoder.kv_slots(1, rows.longest), FlowLayouts(policy.sizes, decoder.kinds, CPU)
     placed = [layouts.of([PrefixSegment(slot=0, rows=len(each))], [], [()]).rows for each in frames]
-    return [decoder.forward_whole(each, each[:0], layout, kv)[0] for each, layout in zip(frames, placed, strict=True)]
+    return [
+        decoder.run(each, each[:0], layout, kv, None, whole=True)[0]
+        for each, layout in zip(frames, placed, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *EMBEDDED])

@@ -49,7 +49,7 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
     state = frame.state.to(device)[None]
     (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
     kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
-    hidden, _ = decoder.forward_whole(embeddings, embeddings[:0], begin.rows, kv)
+    hidden, _ = decoder.run(embeddings, embeddings[:0], begin.rows, kv, None, whole=True)
     times = torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)], device=device)
     clean = torch.zeros(1, sizes.horizon, dtype=torch.bool, device=device)
     embedded = [
