@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from edgeflow.console import Report
 from edgeflow.contract import Observation
+from edgeflow.lab.outputs import write_json
 from edgeflow.lab.quantize.fidelity import passed_through
 from edgeflow.lab.quantize.files.quantised import check_outside
 from edgeflow.lab.quantize.files.state import FOLDER, SearchState, check_folder
@@ -74,7 +74,7 @@ def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path 
         bytes_after=weights_bytes(request.out),
         exact=None,
     )
-    (request.out / REPORT_FILE).write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
+    write_json(request.out / REPORT_FILE, outcome.as_json())
     state.remove()
     return outcome
 
