@@ -32,7 +32,7 @@ BAR_S, GIVE_UP_S = 5.0, 20.0
 CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
     """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
     number by frame.
@@ -49,7 +49,8 @@ class Received:
     def of(cls, robot: RawRobot) -> Received:
         """The record of a robot whose stream has ended."""
         drain, held = "drain" in robot.notices, robot.last_command == pb.COMMAND_HOLD
-        return cls(robot.session, robot.sent, dict(robot.told), drain, held, robot.code)
+        told, code = dict(robot.told), robot.code
+        return cls(session=robot.session, sent=robot.sent, dispositions=told, drain=drain, held=held, code=code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
