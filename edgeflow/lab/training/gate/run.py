@@ -12,10 +12,9 @@ from rich.progress import Progress
 from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.outputs import check_writable, make_folder, writing
 from edgeflow.lab.training.gate.batching import Epochs
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.reading import GateData, ModelText
-from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer
+from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
 from edgeflow.lab.training.run import cpu_seconds, run_training
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.llama import LlamaConfig
