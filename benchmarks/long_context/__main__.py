@@ -33,8 +33,8 @@ from benchmarks.long_context.cells import (
 from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain, picture
 from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, read_gate

@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import EPS, Normaliser
-from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
-from edgeflow.lab.demo.flow_training.continuing import MOST_DELAY
+from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, STEP_S, Spread
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser
-from edgeflow.lab.demo.flow_training.layers import turn_of
+from edgeflow.lab.demo.flow_training.layers import FlowSize, turn_of
 from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.training.actions import HIGH, LOW
 from edgeflow.lab.demo.training.losses import Locator, patch_of, regression_loss, regressor
 from edgeflow.lab.demo.training.network import TowerSize

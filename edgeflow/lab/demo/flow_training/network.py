@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from edgeflow.lab.demo.flow_training.layers import (
     TEXT_EPS,
     ExpertLayer,
+    FlowSize,
     Layer,
     Parts,
     VisionModel,
     pixel_shuffle,
     turn_of,
 )
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.training.network import RmsNorm
 
 

@@ -168,10 +168,10 @@ def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
     joined = config.vision_width * config.scale**2
     yield f"{vlm}connector.modality_projection.proj.weight", (config.width, joined)
     yield f"{vlm}text_model.embed_tokens.weight", (VOCABULARY, config.width)
-    wide, kv_width = _stack_of(config, config.width, config.inner), config.kv_heads * config.head_dim
+    wide, kv_width = stack_of(config, config.width, config.inner), config.kv_heads * config.head_dim
     yield from _stack(f"{vlm}text_model.", wide)
     keys = [kv_width if cross else narrow for cross in config.cross]
-    yield from _stack(expert, _stack_of(config, narrow, config.expert_inner), keys=keys)
+    yield from _stack(expert, stack_of(config, narrow, config.expert_inner), keys=keys)
     yield from _linear("state_proj", config.width, config.flow.state_dims)
     yield from _mixing("action_time_mlp", config.flow.dims, narrow)
 
@@ -210,7 +210,8 @@ def _vision_of(config: SmolVLAConfig) -> VisionSizes:
     )
 
 
-def _stack_of(config: SmolVLAConfig, width: int, inner: int) -> GemmaSizes:
+def stack_of(config: SmolVLAConfig, width: int, inner: int) -> GemmaSizes:
+    """The sizes of one of its stacks, as those of Gemma's."""
     return GemmaSizes(
         width=width,
         depth=len(config.cross),
