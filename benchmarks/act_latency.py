@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import simplejpeg
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving
 
 SIDE = 224

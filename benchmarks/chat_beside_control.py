@@ -15,8 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.wire import SessionSettings
@@ -35,11 +34,7 @@ def main() -> None:
     """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
     camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
-    session = SessionSettings(
-        cameras=(camera,),
-        control_period_s=1 / arguments.rate,
-        mode=Mode(arguments.mode),
-    )
+    session = SessionSettings(cameras=(camera,), control_period_s=1 / arguments.rate, mode=Mode(arguments.mode))
     chat = {"model": arguments.chat_model} if arguments.chat_model else {}
     with serving({"chat": chat}) as service:
         plan = LoadPlan(

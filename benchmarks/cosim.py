@@ -14,8 +14,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.kv260.hybrid import compare_run
 from edgeflow.lab.kv260.network import PAPER_MODEL
 from edgeflow.lab.kv260.report import cosimulate

@@ -20,8 +20,7 @@ from statistics import median
 import torch
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Lookup

@@ -21,8 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving
 from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.world.expert import Expert

@@ -11,8 +11,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 
 DESIGN = Path(__file__).parents[1] / "deploy" / "kv260"
 KEPT = ("processing_element", "column_sum", "macro_mac", "unpack", "activations", "sums")

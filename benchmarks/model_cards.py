@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.console import reporting
 from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
 from edgeflow.lab.demo.evaluate import Timing

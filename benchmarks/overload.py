@@ -15,8 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving, watching
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
@@ -57,8 +56,7 @@ def _config(folder: Path, pass_ms: float) -> dict[str, Any]:
     profile = folder / "profile.json"
     times = {"prefill_ms": pass_ms, "decode_ms": pass_ms / 5, "packed_ms": pass_ms}
     profile.write_text(json.dumps({"name": f"{pass_ms:g} ms per pass", **times}))
-    limits = {"rate_hz": 1000.0}
-    return {"profile": str(profile), "limits": limits, "chat": {"enabled": False}}
+    return {"profile": str(profile), "limits": {"rate_hz": 1000.0}, "chat": {"enabled": False}}
 
 
 def _run(address: str, offered_hz: float, seconds: float, size: str) -> Results:

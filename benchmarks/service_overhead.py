@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bare_grpc import bare_grpc
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import Serving, serving
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan

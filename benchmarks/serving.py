@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks.chaos.proc import children, repeated, resident, wait_for
 
 START_S = 300.0
 STOP_S = 10.0
@@ -22,11 +23,15 @@ RESERVE = '"worker_standby"'  # the log event after which memory is complete
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children."""
+    """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children.
+
+    log: file with its standard output and error.
+    """
 
     address: str
     http: str
     pid: int
+    log: Path = Path(os.devnull)
 
     def loop_ns(self) -> int:
         """Processor time of control's event loop so far, without its other threads."""
@@ -34,7 +39,12 @@ class Serving:
 
     def resident_bytes(self) -> dict[str, int]:
         """Resident memory of the front, and of all its descendants."""
-        return {"front": _resident(self.pid), "worker": sum(_resident(pid) for pid in _below(self.pid))}
+        return {"front": resident(self.pid), "worker": sum(resident(pid) for pid in _below(self.pid))}
+
+    def complaints(self) -> list[str]:
+        """Log lines that no client should be able to cause."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if "Traceback" in line or '"incident"' in line or "Error:" in line]
 
 
 @contextlib.contextmanager
@@ -48,9 +58,13 @@ def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
         with log.open("w") as stream:
             process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
         try:
-            _wait_for(lambda: ready.exists() and RESERVE in log.read_text(), process, log)
+            stands = wait_for(
+                lambda: process.poll() is not None or (ready.exists() and RESERVE in log.read_text()), START_S, 0.05
+            )
+            if stands is None or process.poll() is not None:
+                raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
             bound = json.loads(ready.read_text())
-            yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid)
+            yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid, log)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -65,42 +79,14 @@ def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]
     """Watch the memory of each process: its highest growth since the beginning, in bytes."""
     before = service.resident_bytes()
     growth = dict.fromkeys(before, 0)
-    done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(every_s):
-            for name, size in service.resident_bytes().items():
-                growth[name] = max(growth[name], size - before[name])
+        for name, size in service.resident_bytes().items():
+            growth[name] = max(growth[name], size - before[name])
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
+    with repeated(watch, every_s):
         yield growth
-    finally:
-        done.set()
-        thread.join()
-
-
-def _wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while not ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(0.05)
-
-
-def _resident(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
 def _below(pid: int) -> list[int]:
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
-    return children + [each for child in children for each in _below(child)]
+    return [each for child in children(pid) for each in (child, *_below(child))]

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
-from benchmarks.random_act import NUMBERS, STATE, write_act
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.service_overhead import parts_ms
 from benchmarks.serving import serving
 from edgeflow_client.connection.wire import SessionSettings
@@ -29,8 +27,11 @@ from edgeflow_client.loadtest.robots.frames import frames_for
 from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
 from edgeflow_client.loadtest.summary import received_of
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from tests.policies.act.checkpoint import write_checkpoint
+from tests.policies.act.twin import STATE, TwinSize
 
 WIDTH, HEIGHT = 640, 480
+NUMBERS = 6  # of a state, and of an action
 NAMES = ("top", "left", "right")
 BAR = 3.0  # overhead p50 of three cameras, as a multiple of that of one
 PARTS = ("overhead", "transport", "decode", "queue", "hand-over", "inference")
@@ -71,7 +72,18 @@ def main() -> None:
 
 
 def _side(stack: ExitStack, folder: Path, names: Sequence[str], arguments: argparse.Namespace) -> Side:
-    model = write_act(folder / f"act{len(names)}", dict.fromkeys(names, (HEIGHT, WIDTH)))
+    size = TwinSize(
+        cameras={f"observation.images.{name}": (HEIGHT, WIDTH) for name in names},
+        state=NUMBERS,
+        action=NUMBERS,
+        stem=8,
+        width=64,
+        mlp=128,
+        encoder_layers=1,
+        latent=8,
+        chunk=20,
+    )
+    model = write_checkpoint(folder / f"act{len(names)}", size)
     config = {"model": str(model), "policy": {"control_rate_hz": 30.0}, "chat": {"enabled": False}, "standby": True}
     service = stack.enter_context(serving(config))
     session = SessionSettings(

@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.awq_search.recorded import GROUP, LENGTH, NEAR, ROWS, Recorded, comparison, float_decoder, model_folder
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.quantize.fidelity import Fidelity, measure
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
 from edgeflow.lab.quantize.search.choices import BlockChoice

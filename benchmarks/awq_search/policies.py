@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.quantize.files.state import SearchState
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
@@ -30,6 +29,7 @@ from edgeflow.lab.quantize.run import search_decoder
 from edgeflow.lab.quantize.search.block_search import SearchSettings
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.scales import ScaleForm
+from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 
 CALIBRATIONS = (0, 1)
@@ -40,15 +40,6 @@ SEARCHES = {
     "all rows, without s = 1": (replace(SETTINGS, identity=False), Loss.ALL),
     "action rows": (SETTINGS, Loss.ACTIONS),
 }
-
-
-def silent(_step: str, _done: int, _count: int) -> None:
-    """No progress is shown."""
-
-
-def frames_of(folder: Path, calibration: int) -> Frames:
-    """The frames of a calibration, and the held-out ones, which are the same for all."""
-    return chosen("the demo's closed loop", record_frames(folder, calibration, silent), calibration)
 
 
 def searched(opened: PolicySource, frames: Frames, settings: SearchSettings, loss: Loss) -> list[BlockChoice]:
@@ -63,7 +54,10 @@ def tokens() -> dict[str, Any]:
     """The figures of the policy with action tokens."""
     opened = open_policy(EMBEDDED_POLICY, GROUP)
     decoder = opened.source.decoder
-    frames = {calibration: frames_of(EMBEDDED_POLICY, calibration) for calibration in CALIBRATIONS}
+    frames = {  # with the held-out ones, which are the same for all
+        each: chosen("the demo's closed loop", record_frames(EMBEDDED_POLICY, each, silent), each)
+        for each in CALIBRATIONS
+    }
     variants = {NEAREST: [BlockChoice()] * decoder.config.num_hidden_layers}
     for calibration, shown in frames.items():
         for name, (settings, loss) in SEARCHES.items():

@@ -6,6 +6,7 @@ Each attack runs in its own process, which reports when it has begun and, at its
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Callable
@@ -107,7 +108,7 @@ class Flood:
     def spell(self) -> None:
         """Send SPELL calls in one write."""
         try:
-            self._link.sendall(b"".join(h2.call_reset_at_once(self._next(), self._block) for _ in range(SPELL)))
+            self._link.sendall(b"".join(h2.call_reset_at_once(next(self._streams), self._block) for _ in range(SPELL)))
             self.sent += SPELL
             with contextlib.suppress(BlockingIOError):
                 self._link.recv(1 << 16, socket.MSG_DONTWAIT)
@@ -121,11 +122,7 @@ class Flood:
     def _connect(self) -> None:
         self._link = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S)
         self._link.sendall(HTTP2_HEAD)
-        self._stream = -1
-
-    def _next(self) -> int:
-        self._stream += 2
-        return self._stream
+        self._streams = itertools.count(1, 2)
 
 
 def rapid_resets(link: Connection, grpc_port: int, rate: int) -> None:

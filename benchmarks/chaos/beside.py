@@ -8,10 +8,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.robots import client, picture, told_to_stop
+from benchmarks.chaos.robots import RawRobot, at_work, client, picture, told_to_stop
 from benchmarks.chaos.rules import Row, percentile
 from edgeflow_client.actions import Directive
 from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Command
 
 QUIET = "quiet"
@@ -125,6 +126,13 @@ class Observer:
         elif self._acting and directive.command is not Command.ACT and directive.reason != "CLOSED":
             self._track.holds.append((time.monotonic_ns(), directive.reason))
         self._acting = directive.command is Command.ACT
+
+
+def bystanders(link: Connection, address: str, count: int, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINED) -> None:
+    """Work of a process: plain robots, which report that all act, and their Tracks at the end."""
+    robots = [RawRobot(address, rate_hz, mode=mode) for _ in range(count)]
+    at_work(link, robots)
+    link.send([Track(robot.ages, robot.holds) for robot in robots])
 
 
 def sdk_track(link: Connection, address: str, rate_hz: float) -> None:

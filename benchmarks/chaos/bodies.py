@@ -22,12 +22,11 @@ from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import NO_ANSWER, SHAPES, body_senders
-from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import resident
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
 from benchmarks.chaos.rules import MIB, Row, percentile
-from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 GRPC_HZ, ACT_HZ = 20.0, 10.0
@@ -69,13 +68,25 @@ def main() -> int:
         RobotProcess(act_track, service.port("http"), ACT_HZ) as caller,
     ):
         robot.hear(), caller.hear()
+
+        def wait(kind: str, seconds: float) -> None:
+            spans.wait(kind, seconds, lambda: sizes.extend(_sizes(service, kind)))
+
         plan = [WARM_UP, *list(SHAPES) * arguments.trials]
         with progress() as bar:
             for turn, shape in enumerate(bar.track(plan, description="blocks of bodies")):
-                _block(
-                    service, shape, sources(turn, arguments.addresses), _Notes(spans, sizes, answers, arguments.seconds)
-                )
-        tracks = [_ended(robot)], [_ended(caller)]
+                warm_up = shape == WARM_UP  # the first block, with all shapes
+                wait(WARM_UP if warm_up else QUIET, arguments.seconds)
+                seconds = min(arguments.seconds, WARM_UP_S) if warm_up else arguments.seconds
+                for sent in SHAPES if warm_up else (shape,):
+                    addresses = sources(turn, arguments.addresses)
+                    with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
+                        strangers.hear()
+                        wait(WARM_UP if warm_up else sent, seconds)
+                        counted = strangers.finish()
+                    if not warm_up:
+                        answers[sent] += counted
+        tracks = [robot.finish()], [caller.finish()]
     rows = _rows(*tracks, spans, sizes, answers)
     statuses = {shape: {str(status): times for status, times in each.items()} for shape, each in answers.items()}
     return report.finish(
@@ -87,36 +98,9 @@ def main() -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Notes:
-    """Where a block writes what it sees."""
-
-    spans: Spans
-    sizes: list[Size]
-    answers: dict[str, Counter[int]]
-    seconds: float
-
-
 def sources(turn: int, count: int) -> tuple[str, ...]:
     """The strangers' addresses in a block; other ones in the next."""
     return tuple(f"127.0.0.{1 + (turn * count + index) % 64}" for index in range(count))
-
-
-def _block(service: ServiceUnderTest, shape: str, addresses: tuple[str, ...], notes: _Notes) -> None:
-    """A quiet block, then one with bodies; the first of all only warms up."""
-    warm_up = shape == WARM_UP
-    kind = WARM_UP if warm_up else QUIET
-    notes.spans.wait(kind, notes.seconds, lambda: notes.sizes.extend(_sizes(service, kind)))
-    for sent in SHAPES if warm_up else (shape,):
-        kind = WARM_UP if warm_up else sent
-        seconds = min(notes.seconds, WARM_UP_S) if warm_up else notes.seconds
-        with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
-            strangers.hear()
-            notes.spans.wait(kind, seconds, lambda kind=kind: notes.sizes.extend(_sizes(service, kind)))  # type: ignore[misc]
-            strangers.link.send("stop")
-            counted: Counter[int] = strangers.hear()  # type: ignore[assignment]
-            if not warm_up:
-                notes.answers[sent] += counted
 
 
 def _sizes(service: ServiceUnderTest, kind: str) -> Iterable[Size]:
@@ -165,12 +149,6 @@ def child_growth(sizes: Sequence[Size], name: str) -> float:
     first = next((size.bytes for size in sizes if size.process == name), None)
     attacked = [size.bytes for size in sizes if size.process == name and size.kind != QUIET]
     return max(attacked) - first if first is not None and attacked else float("nan")
-
-
-def _ended(robot: RobotProcess) -> Track:
-    robot.link.send("stop")
-    track: Track = robot.hear()  # type: ignore[assignment]
-    return track
 
 
 def act_track(link: Connection, port: int, rate_hz: float) -> None:

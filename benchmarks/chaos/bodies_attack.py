@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.robots import told_to_stop
+from benchmarks.chaos.robots import run_until_told
 
 ACT_PATH, CHAT_PATH = "/v1/act", "/v1/chat/completions"
 KEYS = 844_991  # as in the attack that ended the service
@@ -104,14 +104,10 @@ def body_senders(link: Connection, port: int, shape: str, sources: tuple[str, ..
     path, made, held_back = SHAPES[shape]
     body = made()  # type: ignore[no-untyped-call]
     senders = [Sender(port, source, path, body, held_back) for source in sources for _ in range(count)]
-    threads = [threading.Thread(target=sender.run, daemon=True) for sender in senders]
-    for thread in threads:
-        thread.start()
-    link.send("at it")
-    while not told_to_stop(link, 1.0):
-        pass
-    for sender in senders:
-        sender.stopped.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+
+    def stop() -> None:
+        for sender in senders:
+            sender.stopped.set()
+
+    run_until_told(link, [sender.run for sender in senders], stop, PATIENCE_S)
     link.send(sum((sender.answers for sender in senders), Counter()))

@@ -14,15 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, undisturbed, verdict
+from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, bystanders, undisturbed, verdict
 from benchmarks.chaos.cheats import big_pictures, in_rate, over_rate, restless
-from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import RawRobot, RobotProcess, told_to_stop
+from benchmarks.chaos.robots import RobotProcess
 from benchmarks.chaos.rules import Row
-from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.rpc import control_pb2 as pb
 
 HONEST_HZ = 5.0
@@ -50,7 +48,7 @@ def main() -> int:
     with (
         light_policy(PLACES, profile=PROFILE) as config,
         ServiceUnderTest(config) as service,
-        RobotProcess(honest, service.address, HONEST_HZ) as robot,
+        RobotProcess(bystanders, service.address, 1, HONEST_HZ, pb.MODE_SERIAL) as robot,
     ):
         robot.hear()
         with progress() as bar:
@@ -60,22 +58,16 @@ def main() -> int:
                     cheat.hear()
                     time.sleep(min(SETTLE_S, arguments.seconds))
                     spans.wait(kind, arguments.seconds)
-                    cheat.link.send("stop")
-                    heard[kind] += _counted(cheat)
+                    counted, refused = cheat.finish()
+                    heard[kind] += counted + Counter(f"refused: {text}" for text in refused if text)
                     cheat.process.join()
-        robot.link.send("stop")
-        track: Track = robot.hear()  # type: ignore[assignment]
+        tracks = robot.finish()
     return report.finish(
-        _rows([track], spans, heard),
+        _rows(tracks, spans, heard),
         spans=[asdict(each) for each in spans.all],
-        holds=track.holds,
+        holds=tracks[0].holds,
         heard={kind: dict(each) for kind, each in heard.items()},
     )
-
-
-def _counted(cheat: RobotProcess) -> Counter[str]:
-    counted, refused = cheat.hear()  # type: ignore[misc]
-    return counted + Counter(f"refused: {text}" for text in refused if text)  # type: ignore[has-type,no-any-return]
 
 
 def _rows(tracks: Sequence[Track], spans: Spans, heard: dict[str, Counter[str]]) -> list[Row]:
@@ -91,14 +83,3 @@ def judged(tracks: Sequence[Track], spans: Spans, kind: str) -> list[Row]:
     """The honest robot's rows; beside another honest one they have no bars."""
     rows = verdict("honest robot", tracks, spans.all, kind, BARS)
     return [Row(row.what, row.value, row.unit) for row in rows] if kind == HONEST else rows
-
-
-def honest(link: Connection, address: str, rate_hz: float) -> None:
-    """Work of a process: a serial robot, which reports that it acts, and its Track at the end."""
-    robot = RawRobot(address, rate_hz, mode=pb.MODE_SERIAL)
-    robot.wait_opened()
-    robot.acted.wait()
-    link.send("acting")
-    told_to_stop(link, None)
-    robot.leave()
-    link.send(Track(robot.ages, robot.holds))

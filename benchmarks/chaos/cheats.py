@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from benchmarks.chaos.robots import SMALL, Channel, opening, picture, told_to_stop
+from benchmarks.chaos.robots import SMALL, Channel, opening, picture, run_until_told
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat
 
@@ -160,13 +160,10 @@ def big_pictures(link: Connection, address: str, seed: int) -> None:
 
 
 def _run(link: Connection, cheats: list[Cheat]) -> None:
-    threads = [threading.Thread(target=cheat.run, daemon=True) for cheat in cheats]
-    for thread in threads:
-        thread.start()
-    link.send("at it")
-    while not told_to_stop(link, 1.0):
-        pass
-    for cheat in cheats:
-        cheat.stopped.set()
+    def stop() -> None:
+        for cheat in cheats:
+            cheat.stopped.set()
+
+    run_until_told(link, [cheat.run for cheat in cheats], stop, 0)
     heard = sum((cheat.heard for cheat in cheats), Counter[str]())
     link.send((heard, [cheat.refused for cheat in cheats]))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
-import http.client
+import http
 import json
 import os
 import random
@@ -24,17 +24,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict, within
 from benchmarks.chaos.bodies_attack import NICE
-from benchmarks.chaos.light import light_policy
 from benchmarks.chaos.proc import alive, data_size, state, wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
+from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, http_status, picture, run_until_told
 from benchmarks.chaos.rules import Row, percentile
-from benchmarks.chaos.service import ServiceUnderTest, wall
+from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 ROBOTS, HZ = 2, 20.0
@@ -57,51 +56,19 @@ REQUESTS: dict[str, tuple[str, str, object]] = {
 }
 
 
-@dataclass(slots=True)
-class Answers:
-    """Seconds from a fault to the first answer, or from a question without one, by role; NaN where none came."""
-
-    quiet: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
-    kills: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
-    stops: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
-    starved: dict[str, list[float]] = field(default_factory=lambda: {asked: [] for asked in ASKED})
-
-    def by_kind(self) -> dict[str, dict[str, list[float]]]:
-        return {QUIET: self.quiet, KILLED: self.kills, STOPPED: self.stops, STARVED: self.starved}
+Answers = dict[str, dict[str, list[float]]]
+"""Seconds from a fault, or from a question without one, to the first answer, by kind and role; NaN where none came."""
 
 
-class Caller:
-    """Sends small requests to the children, each on a new connection."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def answers(self, asked: str, patience_s: float) -> bool:
-        """True if the answer to a small request is a success."""
-        method, path, value = REQUESTS[asked]
-        body = json.dumps(value).encode() if value is not None else None
-        return self.status(method, path, body, patience_s) == http.HTTPStatus.OK
-
-    def status(self, method: str, path: str, body: bytes | None, patience_s: float) -> int:
-        """The status of the answer; 0 if there is none."""
-        link = http.client.HTTPConnection("127.0.0.1", self._port, timeout=patience_s)
-        try:
-            link.request(method, path, body, {"content-type": "application/json"} if body else {})
-            answer = link.getresponse()
-            answer.read()
-            return answer.status
-        except (OSError, http.client.HTTPException):
-            return 0
-        finally:
-            link.close()
-
-    def again_s(self, asked: str, since_s: float) -> float:
-        """Seconds from then (monotonic) until there is an answer; NaN if there is none."""
-        while (waited_s := time.monotonic() - since_s) < PATIENCE_S:
-            if self.answers(asked, PATIENCE_S - waited_s):
-                return time.monotonic() - since_s
-            time.sleep(AGAIN_S)
-        return float("nan")
+def again_s(port: int, asked: str, since_s: float) -> float:
+    """Seconds from then (monotonic) until a small request succeeds, on a new connection each; NaN if none does."""
+    method, path, value = REQUESTS[asked]
+    body = json.dumps(value).encode() if value is not None else None
+    while (waited_s := time.monotonic() - since_s) < PATIENCE_S:
+        if http_status(port, method, path, body, PATIENCE_S - waited_s) == http.HTTPStatus.OK:
+            return time.monotonic() - since_s
+        time.sleep(AGAIN_S)
+    return float("nan")
 
 
 def main() -> int:
@@ -110,17 +77,18 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=KILLS_S, help="time during which children are killed")
     arguments = made.parse_args()
     report = Report("children", arguments)
-    spans, answers, outcomes = Spans(), Answers(), Counter[str]()
+    spans, outcomes = Spans(), Counter[str]()
+    answers: Answers = {kind: {asked: [] for asked in ASKED} for kind in (QUIET, KILLED, STOPPED, STARVED)}
     with light_policy(ROBOTS + 1) as config, ServiceUnderTest(config) as service:
         robots = [RobotProcess(sdk_track, service.address, HZ) for _ in range(ROBOTS)]
         try:
             for robot in robots:
                 robot.hear()
-            began = wall()
+            began = time.time()
             with progress() as bar:
                 _faults(_Trial(service, spans, answers, outcomes), arguments, bar.track)
             left = [event["state"] for event in service.events("state", began)]
-            tracks = [_ended(robot) for robot in robots]
+            tracks = [robot.finish() for robot in robots]
             lost = Counter(f"{event['child']}: {event['ended']}" for event in service.events("child_lost", began))
         finally:
             for robot in robots:
@@ -131,17 +99,11 @@ def main() -> int:
     return report.finish(
         rows,
         spans=[asdict(each) for each in spans.all],
-        answered_s=answers.by_kind(),
+        answered_s=answers,
         holds=[each.holds for each in tracks],
         outcomes=dict(outcomes),
         lost=dict(lost),
     )
-
-
-def _ended(robot: RobotProcess) -> Track:
-    robot.link.send("stop")
-    track: Track = robot.hear()  # type: ignore[assignment]
-    return track
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +116,14 @@ class _Trial:
     outcomes: Counter[str]
 
     @property
-    def caller(self) -> Caller:
-        return Caller(self.service.port("http"))
+    def port(self) -> int:
+        return self.service.port("http")
 
 
 def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., Iterable[str]]) -> None:
     generator = random.Random(arguments.seed)
     for asked in ASKED:  # the first answers of all are slower
-        trial.caller.again_s(asked, time.monotonic())
+        again_s(trial.port, asked, time.monotonic())
     block_s = max(arguments.seconds / BLOCKS, EVERY_S)
     blocks = max(round(arguments.seconds / block_s), 1)
     for _ in shown([KILLED] * blocks, description="blocks of kills"):
@@ -202,7 +164,7 @@ def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
 
 
 def _ask(trial: _Trial, kind: str, asked: str, since_s: float) -> None:
-    trial.answers.by_kind()[kind][asked].append(trial.caller.again_s(asked, since_s))
+    trial.answers[kind][asked].append(again_s(trial.port, asked, since_s))
 
 
 def _pid(service: ServiceUnderTest, role: str) -> int:
@@ -231,7 +193,7 @@ def _stop(trial: _Trial, role: str) -> None:
 def _starve(trial: _Trial, role: str) -> None:
     """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
-    with RobotProcess(large_senders, trial.service.port("http"), path, body) as senders:
+    with RobotProcess(large_senders, trial.port, path, body) as senders:
         senders.hear()
         trial.spans.wait(QUIET, EVERY_S)
         with trial.spans.during(STARVED):
@@ -245,6 +207,7 @@ def _without_memory(trial: _Trial, role: str, senders: RobotProcess) -> Counter[
     limits = resource.prlimit(pid, resource.RLIMIT_DATA)
     resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     senders.link.send("begin")
+    senders.hear()
     time.sleep(LARGE_S)
     senders.link.send("stop")
     _ask(trial, STARVED, role, time.monotonic())
@@ -262,23 +225,16 @@ def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
     It reports that it is there, and the statuses at the end.
     """
     os.nice(NICE)
-    caller, statuses, over = Caller(port), Counter[int](), threading.Event()
+    statuses, over = Counter[int](), threading.Event()
 
     def run() -> None:
         while not over.is_set():
-            statuses[caller.status("POST", path, body, PATIENCE_S)] += 1
+            statuses[http_status(port, "POST", path, body, PATIENCE_S)] += 1
             over.wait(AGAIN_S)
 
-    senders = [threading.Thread(target=run) for _ in range(LARGE_SENDERS)]
     link.send("there")
     link.recv()
-    for each in senders:
-        each.start()
-    while not told_to_stop(link, 1.0):
-        pass
-    over.set()
-    for each in senders:
-        each.join()
+    run_until_told(link, [run] * LARGE_SENDERS, over.set)
     link.send(statuses)
 
 
@@ -294,8 +250,8 @@ def large_chat() -> bytes:
 
 def _rows(tracks: Sequence[Track], spans: Spans, answers: Answers) -> list[Row]:
     rows = undisturbed("gRPC robots", tracks, spans.all)
-    rows += [row for asked in ASKED for row in plain_rows(asked, QUIET, answers.quiet[asked])]
-    for kind, by_role in answers.by_kind().items():
+    rows += [row for asked in ASKED for row in plain_rows(asked, QUIET, answers[QUIET][asked])]
+    for kind, by_role in answers.items():
         if kind != QUIET and any(span.kind == kind for span in spans.all):
             rows += robots_rows(tracks, spans, kind)
             rows += [row for role in ROLES for row in answer_rows(kind, role, by_role[role])]

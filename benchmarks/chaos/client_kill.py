@@ -15,12 +15,13 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.proc import threads, wait_for
+from benchmarks.chaos.beside import Spans, ages_ms, bystanders
+from benchmarks.chaos.proc import held, threads, wait_for
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import (
     LARGE,
@@ -29,8 +30,6 @@ from benchmarks.chaos.robots import (
     Channel,
     RawRobot,
     RobotProcess,
-    ages_of,
-    bystanders,
     opening,
     told_to_stop,
 )
@@ -40,6 +39,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 
 OTHERS, OTHERS_HZ, VICTIM_HZ = 2, 20.0, 10.0
 BLOCK = 5  # robots
+KILLED, LEFT = "killed", "left"
 WARM_UP = 5
 MID_WRITE_S = 0.003
 SETTLE_S = 20.0
@@ -49,10 +49,10 @@ CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class Measured:
-    """Raw measurements. blocks: (start, end, True when its robots were killed), nanoseconds."""
+    """Raw measurements. blocks: of robots that were killed, and of those that left."""
 
     freed_ms: list[float] = field(default_factory=list)
-    blocks: list[tuple[int, int, bool]] = field(default_factory=list)
+    blocks: Spans = field(default_factory=Spans)
 
 
 def main() -> int:
@@ -72,12 +72,11 @@ def main() -> int:
         _blocks(service, generator, arguments.trials, measured, "robots killed or leaving")
         leaked = _leaks(service, before)
         names["after"] = threads(service.pid)
-        others.link.send("stop")
-        ages = others.hear()
+        tracks = others.finish()
         others.process.join()
         wait_for(lambda: service.metrics()["edgeflow_sessions"] == 0, SETTLE_S, 0.2)
         last = service.metrics()
-    killed, polite = (ages_of(ages, measured.blocks, kind) for kind in (True, False))
+    killed, polite = (ages_ms(tracks, measured.blocks.all, kind) for kind in (KILLED, LEFT))
     rows = [
         Row("robots killed", len(measured.freed_ms)),
         *spread("kill to slot taken by another", measured.freed_ms, "ms", p99=250, max=1000),
@@ -88,7 +87,10 @@ def main() -> int:
         Row("sessions opened and not closed", last["edgeflow_sessions_opened_total"] - _closed(last), "", 0),
         Row("sessions that the service counts as open", last["edgeflow_sessions"], "", 0),
     ]
-    return report.finish(rows, **asdict(measured), ages_ms={"killed": killed, "polite": polite}, threads=names)
+    blocks = [(each.start_ns, each.end_ns, each.kind == KILLED) for each in measured.blocks.all]
+    return report.finish(
+        rows, freed_ms=measured.freed_ms, blocks=blocks, ages_ms={"killed": killed, "polite": polite}, threads=names
+    )
 
 
 def _closed(metrics: dict[str, float]) -> float:
@@ -100,9 +102,8 @@ def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, in
     turns = [kill for at in starts for kill in (True, False) for _ in range(min(BLOCK, robots - at))]
     with progress() as bar:
         for kill in bar.track(turns, description=what):
-            started_ns = time.monotonic_ns()
-            freed_s = _one(service.address, generator, kill)
-            into.blocks.append((started_ns, time.monotonic_ns(), kill))
+            with into.blocks.during(KILLED if kill else LEFT):
+                freed_s = _one(service.address, generator, kill)
             if kill:
                 into.freed_ms.append(freed_s * 1e3)
 
@@ -165,13 +166,13 @@ def _settled(service: ServiceUnderTest) -> dict[str, float]:
 
 
 def _holds(service: ServiceUnderTest) -> dict[str, float]:
-    metrics, held = service.metrics(), service.held()
+    metrics, front, worker = service.metrics(), held(service.pid), held(service.worker())
     return {
-        "front descriptors": held["front"].descriptors,
-        "front threads": held["front"].threads - metrics["edgeflow_pool_threads"],  # bounded, fills by chance
+        "front descriptors": front.descriptors,
+        "front threads": front.threads - metrics["edgeflow_pool_threads"],  # bounded, fills by chance
         "front tasks": metrics["edgeflow_tasks"],
-        "worker descriptors": held["worker"].descriptors,
-        "worker threads": held["worker"].threads,
+        "worker descriptors": worker.descriptors,
+        "worker threads": worker.threads,
     }
 
 

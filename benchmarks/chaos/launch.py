@@ -42,11 +42,11 @@ class Leak(SessionObserver):
 
 def main() -> None:
     """Serve with the observers that the options name."""
-    own, rest = _split(sys.argv[1:])
+    at = sys.argv.index("--")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--accepted", type=Path)
     parser.add_argument("--leak-bytes", type=int, default=0)
-    arguments = parser.parse_args(own)
+    arguments = parser.parse_args(sys.argv[1:at])
     observers: list[SessionObserver] = []
     if arguments.accepted:
         accepted, path = Accepted(), arguments.accepted
@@ -54,13 +54,8 @@ def main() -> None:
         atexit.register(lambda: path.write_text(json.dumps(accepted.frames)))
     if arguments.leak_bytes:
         observers.append(Leak(arguments.leak_bytes))
-    sys.argv = ["edgeflow", *rest]
+    sys.argv = ["edgeflow", *sys.argv[at + 1 :]]
     cli.main(observers)
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
 
 
 if __name__ == "__main__":

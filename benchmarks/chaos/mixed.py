@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from benchmarks.chaos.attacks import slow_sockets
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict
+from benchmarks.chaos.beside import QUIET, Bars, Spans, holds, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import body_senders
 from benchmarks.chaos.mixed_guests import cheats, talkers
 from benchmarks.chaos.proc import held, wait_for
@@ -88,7 +88,7 @@ def main() -> int:
         did, watch = _beside_guests(service, spans, 60 * arguments.minutes - quiet_s)
         wait_for(lambda: not _more(before, descriptors(service)), SETTLE_S, 0.2)
         left = _more(before, descriptors(service))
-        tracks = [_track(robot) for robot in robots]
+        tracks = [robot.finish() for robot in robots]
     polite = holds(tracks, spans.all, MIXED)
     rows = [
         *undisturbed("polite robots", tracks, spans.all),
@@ -130,31 +130,20 @@ def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> t
             stack.enter_context(guest)
             guest.hear()
         watch = Watch(service)
-        _watched(watch, spans, seconds)
+        every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
+        with progress() as bar, spans.during(MIXED):
+            task = bar.add_task(MIXED, total=seconds)
+            while (elapsed_s := time.monotonic() - began) < seconds:
+                time.sleep(every_s)
+                watch.look()
+                bar.update(task, completed=elapsed_s)
         for guest in guests.values():
             guest.link.send("stop")
         return {name: _told(guest.hear(PATIENCE_S)) for name, guest in guests.items()}, watch
 
 
-def _watched(watch: Watch, spans: Spans, seconds: float) -> None:
-    every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
-    with progress() as bar, spans.during(MIXED):
-        task = bar.add_task(MIXED, total=seconds)
-        while (elapsed_s := time.monotonic() - began) < seconds:
-            time.sleep(every_s)
-            watch.look()
-            bar.update(task, completed=elapsed_s)
-
-
 def _told(report: object) -> object:
     return {str(key): value for key, value in report.items()} if isinstance(report, Mapping) else report
-
-
-def _track(robot: RobotProcess) -> Track:
-    robot.link.send("stop")
-    while not isinstance(said := robot.hear(), Track):
-        pass
-    return said
 
 
 def _more(before: Mapping[str, int], after: Mapping[str, int]) -> int:

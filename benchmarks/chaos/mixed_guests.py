@@ -5,19 +5,19 @@ Each function is the work of a process: it reports when it is at it, and at the 
 
 from __future__ import annotations
 
-import contextlib
-import http.client
+import http
 import json
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.robots import SMALL, Channel, opening, picture, told_to_stop
+from benchmarks.chaos.robots import SMALL, Channel, http_status, opening, picture, run_until_told
 from edgeflow_client.rpc import control_pb2 as pb
 
 NICE = 10  # real guests use the processors of other machines
@@ -49,18 +49,8 @@ def talkers(link: Connection, port: int, count: int) -> None:
 def _at_it(link: Connection, works: list[Callable[[threading.Event, Tally], None]]) -> None:
     os.nice(NICE)
     leaving, tallies = threading.Event(), [Tally() for _ in works]
-    threads = [
-        threading.Thread(target=work, args=(leaving, tally), daemon=True)
-        for work, tally in zip(works, tallies, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    link.send("at it")
-    while not told_to_stop(link, 1.0):
-        pass
-    leaving.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    running = [partial(work, leaving, tally) for work, tally in zip(works, tallies, strict=True)]
+    run_until_told(link, running, leaving.set, PATIENCE_S)
     link.send(sum(tallies, Tally()))
 
 
@@ -99,16 +89,7 @@ def _talk(port: int, leaving: threading.Event, tally: Tally) -> None:
     while not leaving.is_set():
         question = QUESTIONS[asked % len(QUESTIONS)]
         asked += 1
-        link = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        with contextlib.closing(link):
-            try:
-                link.request("POST", "/v1/chat/completions", json.dumps(question), {"content-type": "application/json"})
-                answer = link.getresponse()
-                answer.read()
-                tally[str(answer.status)] += 1
-                refused = answer.status != http.HTTPStatus.OK
-            except (OSError, http.client.HTTPException):
-                tally["no answer"] += 1
-                refused = True
-        if refused:
+        status = http_status(port, "POST", "/v1/chat/completions", json.dumps(question).encode(), PATIENCE_S)
+        tally[str(status) if status else "no answer"] += 1
+        if status != http.HTTPStatus.OK:
             leaving.wait(REST_S)

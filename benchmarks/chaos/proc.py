@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,3 +132,21 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, every_s: float = 0
             return None
         time.sleep(every_s)
     return time.monotonic() - started
+
+
+@contextmanager
+def repeated(call: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Call again and again in a thread, with a pause before each call, while the context lasts."""
+    leaving = threading.Event()
+
+    def run() -> None:
+        while not leaving.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        leaving.set()
+        thread.join()

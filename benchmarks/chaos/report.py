@@ -12,8 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.chaos.rules import Row
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.console import progress_bar
 from edgeflow_client.loadtest.terminal import table_console
 

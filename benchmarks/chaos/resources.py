@@ -15,16 +15,57 @@ clock of all processes jumps by a day, to and fro, every second.
 
 from __future__ import annotations
 
+import os
+import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.chaos.report import Report, parser
-from benchmarks.chaos.resource_faults.clock import clock
 from benchmarks.chaos.resource_faults.descriptors import descriptors
 from benchmarks.chaos.resource_faults.outputs import blocked_pipe, closed_pipe, full_disk
-from benchmarks.chaos.resource_faults.patient import Setting
+from benchmarks.chaos.resource_faults.patient import Patient, Setting, compared
 from benchmarks.chaos.resource_faults.processes import processes
 from benchmarks.chaos.resource_faults.suspended import suspended
 from benchmarks.chaos.rules import Row
+from benchmarks.chaos.service import Surroundings
+
+QUIET_S = 10.0
+DAY_S = 24 * 3600
+JUMPS = """
+import time
+DAY_NS = 24 * 3600 * 10**9
+true_ns = time.time_ns
+def jumping_ns():
+    return true_ns() + (0, DAY_NS, 2 * DAY_NS, -DAY_NS)[int(time.monotonic()) % 4]
+time.time_ns = jumping_ns
+time.time = lambda: jumping_ns() / 1e9
+"""
+
+
+def clock(setting: Setting) -> list[Row]:
+    """The robot acts as if nothing happened, and a killed worker is replaced as quickly.
+
+    The machine's clock is not set: other programs need it. `time.time` jumps in each Python process instead, by a
+    `sitecustomize` module on its path, which a process loads before anything else. Times that libraries in C take of
+    themselves do not jump.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(JUMPS)
+        paths = [folder, os.environ.get("PYTHONPATH", "")]
+        around = Surroundings(environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+        with Patient() as well, Patient(around) as ill:
+            time.sleep(QUIET_S)
+            usual, noticed = (len(patient.fleet.reasons()) for patient in (well, ill))
+            rows = compared(setting, "clock", ill, well)
+            days = len({round(each["time"] / DAY_S) for each in ill.service.events("state")})
+    return [
+        Row("days that the log saw", days),
+        Row(f"HOLDs in {QUIET_S:g} s of jumps", noticed, "", usual),
+        *rows,
+    ]
+
 
 CASES: dict[str, Callable[[Setting], list[Row]]] = {
     "full-disk": full_disk,
@@ -49,9 +90,5 @@ def main() -> int:
         made.error(f"--only: no case {unknown[0]!r}; there are {', '.join(CASES)}")
     report = Report("resources", arguments)
     setting = Setting(trials=arguments.trials, blocked_s=arguments.blocked_s, limit=arguments.limit)
-    rows = [row for name in names for row in _titled(name, CASES[name](setting))]
+    rows = [replace(row, what=f"{name}: {row.what}") for name in names for row in CASES[name](setting)]
     return report.finish(rows, **setting.samples)
-
-
-def _titled(name: str, rows: list[Row]) -> list[Row]:
-    return [Row(f"{name}: {row.what}", row.value, row.unit, row.bar) for row in rows]

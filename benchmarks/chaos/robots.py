@@ -5,6 +5,7 @@ Processes are forked from a helper that has already imported everything, so that
 
 from __future__ import annotations
 
+import http.client
 import io
 import multiprocessing
 import threading
@@ -13,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy as np
@@ -197,9 +198,7 @@ class RobotProcess:
     def __enter__(self) -> RobotProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def kill(self) -> None:
@@ -218,6 +217,11 @@ class RobotProcess:
             raise TimeoutError(f"no message from a robot for {timeout_s:g} s")
         return self.link.recv()
 
+    def finish(self, timeout_s: float = 30.0) -> Any:
+        """Ask the process to stop, and return its next message."""
+        self.link.send("stop")
+        return self.hear(timeout_s)
+
 
 def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
     """In a process of robots: report when all of them act, and let them leave on request."""
@@ -230,22 +234,37 @@ def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
         robot.leave()
 
 
-def bystanders(link: Connection, address: str, count: int, rate_hz: float) -> None:
-    """Work of a process: robots that act, and report the ages of their actions at the end."""
-    robots = [RawRobot(address, rate_hz) for _ in range(count)]
-    at_work(link, robots)
-    link.send([pair for robot in robots for pair in robot.ages])
-
-
-def ages_of(ages: object, spans: Sequence[tuple[int, int, bool]], kind: bool) -> list[float]:
-    """Ages in milliseconds from `bystanders`, within the (start, end, kind) spans of this kind."""
-    chosen = [(start, end) for start, end, each in spans if each == kind]
-    return [age / 1e6 for at, age in ages if any(start <= at < end for start, end in chosen)]  # type: ignore[attr-defined]
-
-
 def told_to_stop(link: Connection, wait_s: float | None = 0.0) -> bool:
     """In a robot's process: True when the benchmark asked it to stop, or is gone."""
     return link.poll(wait_s)
+
+
+def run_until_told(
+    link: Connection, works: Sequence[Callable[[], None]], stop: Callable[[], None], join_s: float | None = None
+) -> None:
+    """In a process of strangers: run each work in a thread, and end all by `stop` when the benchmark asks for it."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    link.send("at it")
+    link.poll(None)
+    stop()
+    for thread in threads:
+        thread.join(join_s)
+
+
+def http_status(port: int, method: str, path: str, body: bytes | None, patience_s: float) -> int:
+    """The status of the answer to a request on a new connection; 0 if there is none."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=patience_s)
+    try:
+        link.request(method, path, body, {"content-type": "application/json"} if body else {})
+        answer = link.getresponse()
+        answer.read()
+        return answer.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        link.close()
 
 
 def _context() -> ForkServerContext:

@@ -19,11 +19,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.fake_server import Proxy, fake_server
-from benchmarks.chaos.fleet import Fleet
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
 from benchmarks.chaos.rules import Row, spread
-from benchmarks.chaos.sdk_robot import Summary
+from benchmarks.chaos.sdk_robot import Fleet, Summary
 from benchmarks.chaos.service import ServiceUnderTest
 
 HZ, POLL_S, VALID_MS = 20.0, 0.004, 100
@@ -42,10 +41,6 @@ class Measured:
     late_ms: dict[str, list[float]] = field(default_factory=dict)
     hold_ms: dict[str, list[float]] = field(default_factory=dict)
     summaries: list[Summary] = field(default_factory=list)
-
-    @property
-    def all_late_ms(self) -> list[float]:
-        return [value for values in self.late_ms.values() for value in values]
 
 
 def main() -> int:
@@ -66,7 +61,7 @@ def main() -> int:
         planned = [kinds[index % len(kinds)] for index in range(faults - 1)] + ["killed"] * (faults > 0)
         if planned:
             _real(bar.track(planned, description="real service"), generator, measured)
-    late_ms = measured.all_late_ms
+    late_ms = [value for values in measured.late_ms.values() for value in values]
     rows = [
         Row("trials", len(late_ms)),
         *[Row(f"{name}: HOLD after validity, max of {len(values)}", max(values), "ms", BAR_MS)

@@ -12,14 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from benchmarks.chaos.proc import Held, alive, children, command, held, is_idle, name, started_at, wait_for
+from benchmarks.chaos.proc import alive, children, command, is_idle, name, started_at, wait_for
+from benchmarks.chaos.robots import OVERCOMMIT
 from edgeflow.config.service import schema_json
 from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
@@ -76,9 +75,7 @@ class ServiceUnderTest:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     @property
@@ -133,9 +130,9 @@ class ServiceUnderTest:
         if wait_for(idle, limit_s, 0.1) is None:
             raise TimeoutError(f"no worker in reserve within {limit_s:g} s")
 
-    def held(self) -> dict[str, Held]:
-        """The resources held by front and worker."""
-        return {"front": held(self.pid), "worker": held(self.worker())}
+    def cold_start_s(self) -> float:
+        """How long its first worker took to start; its log must be readable."""
+        return self.wait_event("worker_ready", 0.0, 1.0) - started_at(self.worker())
 
     def events(self, name: str, since: float = 0.0, **values: str) -> list[dict[str, Any]]:
         """Log lines with this event name and these values, from `since` on (wall clock)."""
@@ -199,10 +196,7 @@ class ServiceUnderTest:
 
     def _engines(self) -> list[int]:
         """Processes of the engine, oldest first."""
-        return self._oldest_first(lambda pid: ENTRY in " ".join(command(pid)))
-
-    def _oldest_first(self, wanted: Callable[[int], bool]) -> list[int]:
-        return sorted(filter(wanted, children(self.pid)), key=_age)
+        return sorted((pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))), key=_age)
 
     def _release(self) -> None:
         """End the service, whatever state the scenario left it in."""
@@ -235,6 +229,19 @@ def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def wall() -> float:
-    """The clock of the service's log."""
-    return time.time()
+@contextlib.contextmanager
+def light_policy(robots: int, **settings: object) -> Iterator[dict[str, Any]]:
+    """A service's configuration for this many robots, with a policy so small that it leaves the processors alone.
+
+    The checkpoint is there while the context lasts.
+    """
+    from tests.tiny_checkpoint import write_checkpoint  # imports torch, which robots do without
+
+    with tempfile.TemporaryDirectory(prefix="edgeflow-light-") as folder:
+        yield {
+            "model": str(write_checkpoint(Path(folder))),
+            "alias": "light",
+            "max_sessions": robots,
+            **OVERCOMMIT,
+            **settings,
+        }

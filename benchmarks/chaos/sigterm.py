@@ -45,6 +45,13 @@ class Received:
     held: bool
     code: str
 
+    @classmethod
+    def of(cls, robot: RawRobot) -> Received:
+        """The record of a robot whose stream has ended."""
+        drain, held = "drain" in robot.notices, robot.last_command == pb.COMMAND_HOLD
+        told, code = dict(robot.told), robot.code
+        return cls(session=robot.session, sent=robot.sent, dispositions=told, drain=drain, held=held, code=code)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -146,17 +153,5 @@ def _robots(link: Connection, address: str, count: int) -> None:
     link.send("acting")
     for robot in robots:
         robot.wait_ended(2 * GIVE_UP_S)
-    link.send(
-        [
-            Received(
-                session=robot.session,
-                sent=robot.sent,
-                dispositions=dict(robot.told),
-                drain="drain" in robot.notices,
-                held=robot.last_command == pb.COMMAND_HOLD,
-                code=robot.code,
-            )
-            for robot in robots
-        ]
-    )
+    link.send([Received.of(robot) for robot in robots])
     link.poll(GIVE_UP_S)

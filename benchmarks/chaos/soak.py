@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.chaos.plots import plot_resident
 from benchmarks.chaos.proc import held, memory
 from benchmarks.chaos.report import Report, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess, at_work
@@ -26,6 +26,7 @@ from benchmarks.chaos.rules import (
     EARLY,
     GROWTH_BYTES,
     GROWTH_SHARE,
+    LATE,
     MIB,
     SLOPE_BYTES,
     SLOPE_FRAMES,
@@ -36,6 +37,7 @@ from benchmarks.chaos.rules import (
 )
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 SAMPLES = 400
 FASTEST_S = 0.1  # between samples
@@ -68,13 +70,12 @@ def main() -> int:
         robots.hear()
         series = _watch(service, arguments)
         leaked = arguments.leak_bytes * service.metrics()["edgeflow_frames_total"] / answered(service)
-        robots.link.send("stop")
-        codes = robots.hear(60.0)
+        codes = robots.finish(60.0)
         robots.process.join()
     found = {name: growth([s.frames for s in each], [s.resident for s in each]) for name, each in series.items()}
     rows = _rows(series, found, codes, leaked)
     if arguments.png:
-        plot_resident(arguments.png, {name: _points(each) for name, each in series.items()})
+        _plot_resident(arguments.png, series)
     return report.finish(rows, **{name: [asdict(s) for s in each] for name, each in series.items()})
 
 
@@ -127,12 +128,12 @@ def sample(pid: int, elapsed_s: float, frames: int) -> Sample:
     return Sample(elapsed_s, frames, *sizes, holds.descriptors, holds.threads)
 
 
-def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: object, leaked: float) -> list[Row]:
+def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: Sequence[str], leaked: float) -> list[Row]:
     last = series["front"][-1]
     rows = [
         Row("frames answered", last.frames),
         Row("frames per second", last.frames / last.seconds),
-        Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),  # type: ignore[attr-defined]
+        Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),
     ]
     for name, each in found.items():
         rows += process_rows(name, each, series[name], judged=not leaked)
@@ -166,8 +167,19 @@ def _more(counts: list[int]) -> float:
     return percentile(counts[-max(len(counts) // 10, 1) :], 50) - percentile(counts[low:high], 50)
 
 
-def _points(samples: list[Sample]) -> list[tuple[int, float]]:
-    return [(sample.frames, sample.resident / MIB) for sample in samples]
+def _plot_resident(path: Path, series: Mapping[str, Sequence[Sample]]) -> None:
+    """Plot (frames, MiB), one panel per process; the two windows that are compared are grey."""
+    figure = figure_of(8.0, 2.6 * len(series))
+    panels = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, samples) in zip(panels, series.items(), strict=True):
+        frames = [sample.frames for sample in samples]
+        axes.plot(frames, [sample.resident / MIB for sample in samples])
+        for low, high in (EARLY, LATE):
+            axes.axvspan(low * frames[-1], high * frames[-1], color="black", alpha=0.08, linewidth=0)
+        axes.set_ylabel(f"{name}, MiB resident")
+        axes.grid(alpha=0.3)
+    panels[-1].set_xlabel("frames answered")
+    save(figure, path)
 
 
 def _robots(link: Connection, address: str, count: int, rate_hz: float) -> None:

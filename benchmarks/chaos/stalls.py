@@ -134,8 +134,7 @@ def _real(count: int, generator: random.Random, ended: Callable[[int], object]) 
             for index, seconds in enumerate(durations(faults, generator)):
                 _stop(robots, service, seconds, worker=index % 2 == 0)
                 ended(REAL_ROBOTS)
-            robots.link.send("stop")
-            found = _heard(robots)
+            found = robots.finish()
             found[0].stalls_s = [0.0] * faults * REAL_ROBOTS
             seen["real service, worker or front stopped"] = found
     return seen
@@ -171,22 +170,16 @@ def _run(stack: ExitStack, work: Sequence[tuple[int, Plan]], ended: Callable[[],
     found: dict[int, list[Watched]] = {}
     while len(found) < len(processes):
         open_links = [link for link, index in links.items() if index not in found]
-        for link in wait(open_links, PATIENCE_S) or _give_up():
+        ready = wait(open_links, PATIENCE_S)
+        if not ready:
+            raise TimeoutError(f"no message from a robot for {PATIENCE_S:g} s")
+        for link in ready:
             said = link.recv()  # type: ignore[union-attr]
             if said == STALLED:
                 ended()
             else:
                 found[links[link]] = said  # type: ignore[index]
     return [found[index] for index in range(len(processes))]
-
-
-def _give_up() -> list[object]:
-    raise TimeoutError(f"no message from a robot for {PATIENCE_S:g} s")
-
-
-def _heard(robots: RobotProcess) -> list[Watched]:
-    found: list[Watched] = robots.hear()  # type: ignore[assignment]
-    return found
 
 
 def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:

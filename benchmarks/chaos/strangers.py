@@ -12,16 +12,17 @@ from __future__ import annotations
 import http.client
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 
 from benchmarks.chaos.attacks import rapid_resets, slow_sockets
+from benchmarks.chaos.beside import QUIET, Spans, Track, ages_ms, bystanders
 from benchmarks.chaos.proc import held, memory, wait_for
 from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import ACT, OVERCOMMIT, RobotProcess, ages_of, bystanders
+from benchmarks.chaos.robots import ACT, OVERCOMMIT, RobotProcess
 from benchmarks.chaos.rules import MIB, Row, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.service.security.auth import Role, new_token
@@ -31,14 +32,15 @@ ROBOTS, HZ = 2, 20.0
 SOCKETS, RESETS_HZ = 500, 10_000
 BLOCK_S, SETTLE_S = 12.0, 20.0
 REFUSALS = 1000
+ATTACKED = "attacked"
 CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 
 @dataclass(slots=True)
 class Blocks:
-    """Cost of an attack. spans: (start, end, True during the attack), nanoseconds; did: the attackers' reports."""
+    """Cost of an attack. did: the attackers' reports."""
 
-    spans: list[tuple[int, int, bool]] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     did: list[float] = field(default_factory=list)
     descriptors: int = 0  # of the front, at most
     left: int = 0  # descriptors more than before, once they were gone
@@ -57,44 +59,44 @@ def main() -> int:
             service, arguments.trials, lambda: RobotProcess(slow_sockets, grpc_port, http_port, SOCKETS), "slow sockets"
         )
         flood = _blocks(service, arguments.trials, lambda: RobotProcess(rapid_resets, grpc_port, RESETS_HZ), "resets")
-        robots.link.send("stop")
-        ages = robots.hear()
+        tracks = robots.finish()
     refused = _refusals()
     grown = flood.resident[-1] - flood.resident[0]
     rows = [
         Row("slow sockets", SOCKETS),
         Row("slow sockets closed by the service, per second", percentile(slow.did, 50)),
-        *_ages("slow sockets", ages, slow, 10),
+        *_ages("slow sockets", tracks, slow, 10),
         Row("front descriptors beside them, at most", slow.descriptors),
         Row("front descriptors more, once they are gone", slow.left, "", 0),
         Row("calls reset at once, per second", percentile(flood.did, 50)),
         Row("calls among them that reached the front's code", flood.calls),
-        *_ages("resets", ages, flood, 20),
-        Row(
-            "front's growth by resets, after the first of them",
-            grown / MIB,
-            "MiB",
-            32,
-        ),
+        *_ages("resets", tracks, flood, 20),
+        Row("front's growth by resets, after the first of them", grown / MIB, "MiB", 32),
         Row("front descriptors more after the resets", flood.left, "", 0),
         *[row for name, took_ms in refused.items() for row in spread(f"{name} without a token", took_ms, "ms", p99=5)],
     ]
-    samples = {"slow": slow.spans, "resets": flood.spans, "ages": ages, "refused_ms": refused}
-    return report.finish(rows, **samples)
+    slow_spans, flood_spans = (
+        [(span.start_ns, span.end_ns, span.kind == ATTACKED) for span in each.spans.all] for each in (slow, flood)
+    )
+    ages = [pair for track in tracks for pair in track.actions]
+    return report.finish(rows, slow=slow_spans, resets=flood_spans, ages=ages, refused_ms=refused)
 
 
 def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotProcess], what: str) -> Blocks:
     """Alternate quiet and attacked blocks."""
     found, counted = Blocks(), _calls(service)
+
+    def look() -> None:
+        found.descriptors = max(found.descriptors, held(service.pid).descriptors)
+
     with progress() as bar:
         for _ in bar.track(range(turns), description=what):
-            _span(found, False)
+            found.spans.wait(QUIET, BLOCK_S)
             before = held(service.pid).descriptors
             with attack() as stranger:
                 stranger.hear()
-                found.descriptors = max(found.descriptors, _span(found, True, service.pid))
-                stranger.link.send("stop")
-                found.did.append(float(str(stranger.hear())))
+                found.spans.wait(ATTACKED, BLOCK_S, look)
+                found.did.append(stranger.finish())
                 stranger.process.join()
             wait_for(lambda before=before: held(service.pid).descriptors <= before, SETTLE_S, 0.1)  # type: ignore[misc]
             found.left = max(found.left, held(service.pid).descriptors - before)
@@ -107,18 +109,8 @@ def _calls(service: ServiceUnderTest) -> float:
     return service.metrics().get("edgeflow_rpc_total", 0.0)
 
 
-def _span(blocks: Blocks, attacked: bool, pid: int = 0) -> int:
-    """Wait for a block to pass; return the most descriptors that the process had."""
-    started_ns, most = time.monotonic_ns(), 0
-    while time.monotonic_ns() - started_ns < BLOCK_S * 1e9:
-        time.sleep(0.2)
-        most = max(most, held(pid).descriptors if pid else 0)
-    blocks.spans.append((started_ns, time.monotonic_ns(), attacked))
-    return most
-
-
-def _ages(name: str, ages: object, blocks: Blocks, bar: float) -> list[Row]:
-    attacked, quiet = (ages_of(ages, blocks.spans, kind) for kind in (True, False))
+def _ages(name: str, tracks: Sequence[Track], blocks: Blocks, bar: float) -> list[Row]:
+    attacked, quiet = (ages_ms(tracks, blocks.spans.all, kind) for kind in (ATTACKED, QUIET))
     return [
         Row(f"age of the robots' actions, p99, no {name}", percentile(quiet, 99), "ms"),
         Row(f"age of the robots' actions, p99, beside {name}", percentile(attacked, 99), "ms"),

@@ -18,11 +18,10 @@ import signal
 import time
 from dataclasses import asdict, dataclass, field
 
-from benchmarks.chaos.fleet import Fleet
-from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile, spread
+from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import ServiceUnderTest, crash_budget
 
 ROBOTS, HZ = 4, 10.0
@@ -50,7 +49,10 @@ def main() -> int:
     arguments = made.parse_args()
     report = Report("worker-kill", arguments)
     generator = random.Random(arguments.seed)
-    cold_s = [_cold_start() for _ in range(COLD_STARTS)]
+    cold_s = []
+    for _ in range(COLD_STARTS):
+        with ServiceUnderTest(CONFIG) as service:
+            cold_s.append(service.cold_start_s())
     killed, again, stopped = Measured(), Measured(), Measured()
     with ServiceUnderTest(crash_budget(CONFIG)) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
         plan = [killed] * arguments.trials + [again] * arguments.again + [stopped] * arguments.stops
@@ -78,11 +80,6 @@ def main() -> int:
         rows.append(Row("workers stopped", len(stopped.noticed_ms)))
         rows += spread("stop to noticed", stopped.noticed_ms, "ms", max=2500)
     return report.finish(rows, cold_start_s=cold_s, killed=asdict(killed), again=asdict(again), stopped=asdict(stopped))
-
-
-def _cold_start() -> float:
-    with ServiceUnderTest(CONFIG) as service:
-        return service.wait_event("worker_ready", 0.0, 1.0) - started_at(service.worker())
 
 
 def _one(

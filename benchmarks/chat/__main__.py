@@ -14,31 +14,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from rich.progress import track
 from rich.table import Table
 
-from benchmarks.chat.bandwidth import copy_bytes_per_s
 from benchmarks.chat.figures import (
     Bar,
     Round,
     SystemRow,
     bytes_a_token,
+    copy_bytes_per_s,
     jitter,
     main_bars,
     parameters,
     peer_ratios,
+    rounds_of,
     system_rows,
 )
 from benchmarks.chat.systems import PEERS, SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow_client.loadtest.terminal import table_console
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3
@@ -53,7 +51,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         systems = _systems(Path(folder), arguments, stack)
-        rounds = list(_rounds(systems, arguments))
+        rounds = list(rounds_of(systems, arguments.rounds, arguments.prompt, arguments.tokens))
         best = min((name for name in systems if name.startswith("edgeflow")), key=lambda name: _token_ms(rounds, name))
         ours = systems[best]
         assert isinstance(ours, Ours)
@@ -114,15 +112,6 @@ def _systems(folder: Path, arguments: argparse.Namespace, stack: contextlib.Exit
             stack.callback(peer.close)
             systems[name] = peer
     return systems
-
-
-def _rounds(systems: dict[str, Answer], arguments: argparse.Namespace) -> Iterator[Round]:
-    generator = np.random.default_rng(0)
-    for index in track(range(arguments.rounds + 1), description="rounds (the first is not counted)"):
-        prompt = generator.integers(0, SHAPE["vocab_size"], arguments.prompt).tolist()
-        outcome = {name: answer(prompt, arguments.tokens) for name, answer in systems.items()}
-        if index:
-            yield outcome
 
 
 def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace) -> list[Bar]:

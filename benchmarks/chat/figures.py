@@ -1,17 +1,22 @@
-"""Computes the figures of the table from times, each beside its target."""
+"""Rounds of the systems, and the figures of the table from their times, each beside its target."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import numpy as np
+import torch
+from rich.progress import track
 
-from benchmarks.chat.systems import SHAPE, Timed
+from benchmarks.chat.systems import SHAPE, Answer, Timed
+from edgeflow.kernels.timing import median_us
 
 Round = Mapping[str, Timed]
+COPIES = 9
 HALVES = "edgeflow bfloat16"
 """Our system whose weights are in bfloat16."""
 
@@ -52,6 +57,16 @@ class Bar:
         if self.value is None:
             return self.name, "not measured", limit, "not measured" if limit else ""
         return self.name, f"{self.value:.3g}", limit, ("met" if self.met else "MISSED") if limit else ""
+
+
+def rounds_of(systems: Mapping[str, Answer], count: int, prompt: int, tokens: int) -> Iterator[Round]:
+    """Rounds in which every system answers the same random prompt; the first is not counted. prompt, tokens: lengths"""
+    generator = np.random.default_rng(0)
+    for index in track(range(count + 1), description="rounds (the first is not counted)"):
+        ids = generator.integers(0, SHAPE["vocab_size"], prompt).tolist()
+        outcome = {name: answer(ids, tokens) for name, answer in systems.items()}
+        if index:
+            yield outcome
 
 
 def gaps(timed: Timed) -> list[float]:
@@ -133,3 +148,11 @@ def parameters() -> int:
 
 def _fastest(outcome: Round, *words: str) -> float:
     return min(token_s(timed) for name, timed in outcome.items() if all(word in name for word in words))
+
+
+def copy_bytes_per_s() -> float:
+    """Bytes per second, read and written, of a block larger than any cache, with as many threads as torch has."""
+    source = torch.empty(2**28, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    taken_us = median_us({"copy": partial(target.copy_, source)}, source.device, COPIES)["copy"]
+    return 2 * source.nbytes / (taken_us * 1e-6)

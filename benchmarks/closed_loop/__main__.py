@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.closed_loop.blocks import run_all, stored
-from benchmarks.closed_loop.figures import plot_figures
+from benchmarks.closed_loop.figures import plot_figures, plot_success
 from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, Cell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
-from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.demo.evaluation import result_of
 
 

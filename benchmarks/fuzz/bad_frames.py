@@ -17,9 +17,8 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.fuzz.serving import Serving, serving
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
+from benchmarks.serving import Serving, serving
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
@@ -91,7 +90,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     facts = machine_facts()
-    with serving() as service:
+    with serving({}) as service:
         rows = asyncio.run(run(service, arguments.kind or list(KINDS), arguments.count, arguments.seed))
         complaints = service.complaints()
     show(rows)

@@ -19,10 +19,9 @@ import grpc
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import keep, options
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.fuzz.serving import Serving, serving
-from benchmarks.machine import machine_facts
+from benchmarks.serving import Serving, serving
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import pictures, wire
@@ -118,9 +117,9 @@ async def run(service: Serving, count: int, seed: int) -> list[Row]:
     async with grpc.aio.insecure_channel(service.address) as channel:
         for name, attack, warm_up, number, bar_mib in track(plan, "attacks"):
             await attack(connector(channel), Random(seed), warm_up)
-            before = service.resident()
+            before = service.resident_bytes()["front"]
             wrong = await attack(connector(channel), Random(seed + 1), number)
-            growth_mib = (service.resident() - before) / (1 << 20)
+            growth_mib = (service.resident_bytes()["front"] - before) / (1 << 20)
             rows.append(Row(name, number, wrong, round(growth_mib, 2), bar_mib))
     return rows
 
@@ -132,7 +131,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     facts = machine_facts()
-    with serving() as service:
+    with serving({}) as service:
         rows = asyncio.run(run(service, arguments.count, arguments.seed))
         complaints = service.complaints()
     table = Table("attack", "sent", "wrong", "growth MiB", "bar MiB", "")

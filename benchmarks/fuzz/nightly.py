@@ -15,14 +15,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import machine_facts
 from benchmarks.fuzz.explore import TARGETS
-from benchmarks.machine import machine_facts
 from edgeflow_client.loadtest.terminal import table_console
 
 ROOT = Path(__file__).parents[2]
@@ -175,27 +176,23 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "nightly", help="folder of logs and results")
     arguments = parser.parse_args()
     if arguments.list:
-        _print_parts()
+        parts = ((part.name, str(part.minutes), ", ".join(step.name for step in part.steps)) for part in PARTS)
+        _print(("part", "minutes, about", "steps"), parts)
         return 0
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     chosen = [known[name] for name in arguments.part or known]
     results = [result for part in chosen for result in run_part(part, arguments.scale, out, Console())]
-    _print_results(results)
+    verdicts = ("failed" if result.exit_code else "passed" for result in results)
+    lines = ((each.step, verdict, str(each.seconds), each.log) for each, verdict in zip(results, verdicts, strict=True))
+    _print(("step", "result", "seconds", "log"), lines)
     return int(any(result.exit_code for result in results))
 
 
-def _print_parts() -> None:
-    table = Table("part", "minutes, about", "steps")
-    for part in PARTS:
-        table.add_row(part.name, str(part.minutes), ", ".join(step.name for step in part.steps))
-    table_console().print(table)
-
-
-def _print_results(results: list[Result]) -> None:
-    table = Table("step", "result", "seconds", "log")
-    for result in results:
-        table.add_row(result.step, "failed" if result.exit_code else "passed", str(result.seconds), result.log)
+def _print(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
     table_console().print(table)
 
 

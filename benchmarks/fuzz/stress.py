@@ -20,10 +20,9 @@ from random import Random
 import grpc
 from rich.table import Table
 
-from benchmarks.command import keep, options
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.fuzz.serving import Serving, serving
-from benchmarks.machine import machine_facts
+from benchmarks.serving import Serving, serving
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
@@ -268,7 +267,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     facts = machine_facts()
-    with serving() as service:
+    with serving({}) as service:
         tally = asyncio.run(run(service, arguments.minutes, arguments.seed))
         complaints = service.complaints()
     table = Table("scenario", "runs")

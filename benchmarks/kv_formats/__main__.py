@@ -17,8 +17,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import KVName
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.kernels.kv.formats import CONFIGURED
@@ -54,7 +53,7 @@ def main() -> None:
             for row in _episodes(kv, arguments.episodes, arguments.condition):
                 rows.append(row)
                 print(_line(row, rows), flush=True)
-    missed = _missed(rows)
+    missed = [row for row in rows if (points := _points(row, rows)) is not None and points < -row["bar"]]
     report = {**machine_facts(), "profile": PROFILE, "rows": [{**row, "points": _points(row, rows)} for row in rows]}
     keep(arguments.json, report)
     for row in missed:
@@ -96,11 +95,6 @@ def _row(what: str, condition: str, kv: KVName, right: int, count: int, position
         "bytes_per_position": position_bytes,
         "bar": bar,
     }
-
-
-def _missed(rows: Sequence[Row]) -> list[Row]:
-    """The rows that are further below those of the model's own numbers than their bar."""
-    return [row for row in rows if (points := _points(row, rows)) is not None and points < -row["bar"]]
 
 
 def _points(row: Row, rows: Sequence[Row]) -> float | None:

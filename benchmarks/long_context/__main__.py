@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from benchmarks.command import keep, options
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.long_context.cells import (
     Band,
     Cell,
@@ -30,13 +30,11 @@ from benchmarks.long_context.cells import (
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.picture import picture
-from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain
+from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain, picture
 from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
-from benchmarks.machine import machine_facts
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, read_gate

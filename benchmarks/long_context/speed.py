@@ -22,15 +22,14 @@ from matplotlib.figure import Figure
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, run_pass
 from edgeflow.engine.chat.memory import SlotSize, folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, random_request
-from edgeflow.lab.training.gate.initial import initial_gate
+from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate import GateRules, MemoryGate
 from edgeflow_client.loadtest.terminal import table_console

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts
 from benchmarks.metaworld import ages
 from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, WITHIN_A_STEP, Motion
 from edgeflow_client.aging import LOOK_AHEAD_S

@@ -29,8 +29,7 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.control.denoising import FlowEngine, flow_engine
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for, sample_observations

@@ -12,8 +12,7 @@ from statistics import mean
 
 from rich.progress import track
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.engine.control.engine import PolicyEngine

@@ -10,8 +10,7 @@ import gc
 import numpy as np
 from rich.progress import track
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace
 from edgeflow.ipc.messages import Message, OpenSession, SubmitFrame

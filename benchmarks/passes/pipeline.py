@@ -27,8 +27,7 @@ import torch
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for

@@ -27,11 +27,9 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.smolvla.edgeflow_chunks import EdgeflowChunks
-from benchmarks.smolvla.inputs import write_inputs
-from benchmarks.smolvla.random_smolvla import write_smolvla
+from benchmarks.smolvla.random_smolvla import write_inputs, write_smolvla
 
 DTYPES = ("float32", "bfloat16")
 CAMERAS = (1, 3)

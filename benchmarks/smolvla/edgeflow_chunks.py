@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.smolvla.inputs import TASK
-from benchmarks.smolvla.random_smolvla import CAMERAS, NUMBERS, STATE, TOKENS, statistics
+from benchmarks.smolvla.random_smolvla import CAMERAS, NUMBERS, STATE, TASK, TOKENS, statistics
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import EngineOptions
@@ -30,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class EdgeflowChunks:
-    """The policy of a folder in a type, loaded. inputs: the file of `benchmarks.smolvla.inputs`."""
+    """The policy of a folder in a type, loaded. inputs: the file of `random_smolvla.write_inputs`."""
 
     def __init__(self, folder: Path, inputs: Path, dtype: str) -> None:
         kind = getattr(torch, dtype)

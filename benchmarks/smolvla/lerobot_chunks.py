@@ -2,7 +2,7 @@
 
     LEROBOT_PYTHON benchmarks/smolvla/lerobot_chunks.py FOLDER INPUTS DTYPE THREADS
 
-Runs in LeRobot's own environment; `benchmarks.smolvla` starts it. INPUTS: the file of `benchmarks.smolvla.inputs`.
+Runs in LeRobot's own environment; `benchmarks.smolvla` starts it. INPUTS: the file of `random_smolvla.write_inputs`.
 A line of stdin is a number of cameras. DTYPE is that of the language model, the vision tower and the expert; the
 projections around them stay float32, as in the policy that LeRobot makes from published weights.
 """

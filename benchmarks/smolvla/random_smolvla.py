@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
+
+from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, smolvla_tensors
 
 CAMERAS = ("camera1", "camera2", "camera3")
 HEIGHT, WIDTH = 480, 640  # of a camera
@@ -27,6 +30,7 @@ NORMALISATION = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"
 FEATURES: dict[str, Any] = {STATE: {"type": "STATE", "shape": [NUMBERS]}} | {
     f"observation.images.{name}": {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for name in CAMERAS
 }
+TASK = "put the red cube into the box on the left"
 ACTIONS = {"action": {"type": "ACTION", "shape": [NUMBERS]}}
 
 
@@ -41,7 +45,7 @@ def write_smolvla(folder: Path, tokenizer: Path) -> Path:
     (vlm / "config.json").write_text(json.dumps(_vlm_config(), indent=1))
     _write_processors(folder)
     draws = torch.Generator().manual_seed(0)
-    weights = {name: _random(shape, draws) for name, shape in _shapes()}
+    weights = {name: _random(shape, draws) for name, shape in _shapes().items()}
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(_config(), indent=1))
     return folder
@@ -158,55 +162,26 @@ def _random(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
     return values.to(torch.bfloat16)
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes() -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors, as published checkpoints hold them."""
-    joint = 2 * EXPERT
-    heads = {"state_proj": (HIDDEN, PADDED), "action_in_proj": (EXPERT, PADDED), "action_out_proj": (PADDED, EXPERT)}
-    for name, shape in (
-        heads | {"action_time_mlp_in": (EXPERT, joint), "action_time_mlp_out": (EXPERT, EXPERT)}
-    ).items():
-        yield from _linear(f"model.{name}", *shape)
-    whole, vlm = "model.vlm_with_expert.", "model.vlm_with_expert.vlm.model."
-    yield from _vision(f"{vlm}vision_model.")
-    yield f"{vlm}connector.modality_projection.proj.weight", (HIDDEN, VISION * SHUFFLE**2)
-    yield f"{vlm}text_model.embed_tokens.weight", (VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
-        yield from _decoder_layer(f"{vlm}text_model.layers.{layer}.", HIDDEN, HIDDEN, MLP)
-        keys = KV_HEADS * HEAD if layer % 2 else EXPERT
-        yield from _decoder_layer(f"{whole}lm_expert.layers.{layer}.", EXPERT, keys, EXPERT_MLP)
-    yield f"{vlm}text_model.norm.weight", (HIDDEN,)
-    yield f"{whole}vlm.lm_head.weight", (VOCABULARY, HIDDEN)
-    yield f"{whole}lm_expert.norm.weight", (EXPERT,)
+    shapes = {f"model.{name}": shape for name, shape in smolvla_tensors(PUBLISHED[0].config)}  # type: ignore[arg-type]
+    tables = ("lm_head.weight", "model.text_model.embed_tokens.weight")
+    return shapes | {f"model.vlm_with_expert.vlm.{name}": (VOCABULARY, HIDDEN) for name in tables}
 
 
-def _linear(name: str, out: int, inside: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{name}.weight", (out, inside)
-    yield f"{name}.bias", (out,)
+def write_inputs(path: Path, tokenizer: Path) -> Path:
+    """Write the inputs of one frame, which both sides read: three cameras, state, a text's tokens, noise.
 
-
-def _vision(prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield f"{prefix}embeddings.patch_embedding.weight", (VISION, 3, PATCH, PATCH)
-    yield f"{prefix}embeddings.patch_embedding.bias", (VISION,)
-    yield f"{prefix}embeddings.position_embedding.weight", ((IMAGE // PATCH) ** 2, VISION)
-    for layer in range(VISION_LAYERS):
-        name = f"{prefix}encoder.layers.{layer}"
-        for norm in ("layer_norm1", "layer_norm2"):
-            yield from ((f"{name}.{norm}.{kind}", (VISION,)) for kind in ("weight", "bias"))
-        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from _linear(f"{name}.self_attn.{part}", VISION, VISION)
-        yield from _linear(f"{name}.mlp.fc1", VISION_MLP, VISION)
-        yield from _linear(f"{name}.mlp.fc2", VISION, VISION_MLP)
-    yield from ((f"{prefix}post_layernorm.{kind}", (VISION,)) for kind in ("weight", "bias"))
-
-
-def _decoder_layer(prefix: str, width: int, keys: int, mlp: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A layer of the language model or of the expert. keys: the width that its keys and values are made from."""
-    yield f"{prefix}self_attn.q_proj.weight", (HEADS * HEAD, width)
-    yield f"{prefix}self_attn.k_proj.weight", (KV_HEADS * HEAD, keys)
-    yield f"{prefix}self_attn.v_proj.weight", (KV_HEADS * HEAD, keys)
-    yield f"{prefix}self_attn.o_proj.weight", (width, HEADS * HEAD)
-    yield f"{prefix}mlp.gate_proj.weight", (mlp, width)
-    yield f"{prefix}mlp.up_proj.weight", (mlp, width)
-    yield f"{prefix}mlp.down_proj.weight", (width, mlp)
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{prefix}{norm}.weight", (width,)
+    tokenizer: tokenizer.json. The state is normalised; tokens are padded to 48 and masked.
+    """
+    draws = torch.Generator().manual_seed(1)
+    ids = Tokenizer.from_file(str(tokenizer)).encode(f"{TASK}\n").ids
+    tokens, mask = torch.zeros(1, TOKENS, dtype=torch.int64), torch.zeros(1, TOKENS, dtype=torch.int64)
+    tokens[0, : len(ids)], mask[0, : len(ids)] = torch.tensor(ids), 1
+    pixels = {name: torch.randint(0, 256, (3, HEIGHT, WIDTH), generator=draws, dtype=torch.uint8) for name in CAMERAS}
+    numbers = {
+        "state": torch.randn((1, NUMBERS), generator=draws),
+        "noise": torch.randn((1, CHUNK, PADDED), generator=draws),
+    }
+    save_file({**pixels, **numbers, "tokens": tokens, "mask": mask}, path)
+    return path

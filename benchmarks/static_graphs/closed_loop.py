@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
-from benchmarks.static_graphs.demo_flow import REWRITES, silent
+from benchmarks.command import keep, machine_facts, options
+from benchmarks.static_graphs.demo_flow import REWRITES
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate
 from edgeflow.lab.demo.simulated.episodes import Execution
@@ -25,6 +24,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.request import ExportRequest
 from edgeflow.lab.export.run import export
+from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from edgeflow_client.types import Mode
 

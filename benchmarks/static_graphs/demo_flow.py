@@ -20,15 +20,12 @@ from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
 from edgeflow.lab.export.quantised.stage_runs import Run, StageKey, stage_key
+from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 
 HELD_OUT = 96
 REWRITES = ("erf-gelu", "rope-concat", "finite-mask")
 Models = Mapping[StageKey, ir.Model]
-
-
-def silent(_step: str, _done: int, _count: int) -> None:
-    """No progress is shown."""
 
 
 class DemoFlow:

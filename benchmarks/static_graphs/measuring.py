@@ -14,12 +14,10 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.cells import MODELS, Model, shaped, work_of
-from benchmarks.static_graphs.engine_side import EngineSide, served_network
-from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
+from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork

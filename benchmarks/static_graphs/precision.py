@@ -13,8 +13,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.quantised.errors import FlowErrors

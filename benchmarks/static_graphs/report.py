@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from benchmarks.static_graphs.cells import JOURNEY, JOURNEY_PREFILL, JOURNEY_STEP
 from edgeflow.lab.gpu.subjects.floors import Ceilings, Work
+from edgeflow_client.loadtest.pictures import figure_of, save
 
 ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
 ROOM = 5  # above the highest bar, for the legend
@@ -93,8 +92,7 @@ def _place(stage: str, place: tuple[int, int]) -> tuple[str, str]:
 
 def picture(path: Path, rows: Sequence[Row], rates: Rates) -> None:
     """Bars of the medians by shape, prefill and step, with the floor of each system and the paper's figures."""
-    figure = Figure(figsize=(14, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(14, 5)
     for axes, stage in zip(figure.subplots(1, 2), ("prefill", "step"), strict=True):
         chosen = [row for row in rows if row.stage == stage]
         places = list(dict.fromkeys((row.prefix, row.suffix) for row in chosen))
@@ -121,5 +119,4 @@ def picture(path: Path, rows: Sequence[Row], rates: Rates) -> None:
         )
         axes.set_ylim(top=axes.get_ylim()[1] * ROOM)
         axes.legend(fontsize=8, loc="upper left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    save(figure, path)

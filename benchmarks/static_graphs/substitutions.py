@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import keep, options
-from benchmarks.machine import machine_facts
+from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.lab.export.quantised.errors import flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised

@@ -172,7 +172,8 @@ def _driver_version() -> tuple[int, int] | None:
 def _libcuda() -> list[Finding]:
     """The driver's library, where Triton looks for it: TRITON_LIBCUDA_PATH, else ldconfig's or the loader's folders."""
     named = os.environ.get("TRITON_LIBCUDA_PATH", "")
-    folders = [Path(named)] if named else [*_ldconfig_folders(), *_loader_folders()]
+    loader = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    folders = [Path(named)] if named else [*_ldconfig_folders(), *loader]
     there = [folder for folder in folders if (folder / "libcuda.so.1").exists()]
     if there:
         return [Finding("libcuda", Verdict.OK, str(there[0] / "libcuda.so.1"))]
@@ -190,10 +191,6 @@ def _ldconfig_folders() -> list[Path]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [Path(line.split()[-1]).parent for line in told.splitlines() if "libcuda.so.1" in line]
-
-
-def _loader_folders() -> list[Path]:
-    return [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
 
 
 def _kernel() -> list[Finding]:

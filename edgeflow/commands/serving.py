@@ -32,7 +32,7 @@ from edgeflow_client.errors import EdgeflowError, StartError
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
     from edgeflow.service.observe.log import EventLog, LineWriter, LogAnnouncer
-    from edgeflow.service.observe.status import ServiceStatus
+    from edgeflow.service.status import ServiceStatus
 
 ServeCommand = config_command("", {"tokens": "tokens_file"})
 
@@ -149,12 +149,9 @@ class ServicePrinter:
                     f"gRPC {status.grpc_address}, HTTP {status.http_address}",
                     highlight=False,
                 )
-                if status.memory:
-                    self._console.print(f"  {status.memory}", highlight=False, markup=False)
-                if status.chat:
-                    self._console.print(f"  chat: {status.chat}", highlight=False, markup=False)
-                if status.operators:
-                    self._console.print(f"  operators: {status.operators}", highlight=False, markup=False)
+                for name, text in (("", status.memory), ("chat: ", status.chat), ("operators: ", status.operators)):
+                    if text:
+                        self._console.print(f"  {name}{text}", highlight=False, markup=False)
                 what = "actions" if status.horizon == 1 else f"chunks of {status.horizon} actions"
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(

@@ -145,13 +145,9 @@ class ServiceConfig(Section):
     insecure: bool = Field(False, description="permit addresses other than loopback without TLS and tokens")
 
     @model_validator(mode="after")
-    def _depth_is_named(self) -> ServiceConfig:
+    def _settings_fit_the_mode(self) -> ServiceConfig:
         if self.mode == "depth" and self.depth == 0:
             raise ValueError("depth: required with mode depth: 1 (serial) to K (pipelined)")
-        return self
-
-    @model_validator(mode="after")
-    def _drafts_are_verified(self) -> ServiceConfig:
         for key in ("tolerance_bins", "max_passes"):
             if self.mode != "speculative" and getattr(self, key):
                 raise ValueError(f"{key}: may only be set with mode speculative")

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
-from edgeflow.engine.outcomes import Sampled, read_outcome
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind
+from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
 from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage
@@ -80,7 +79,7 @@ def stamp_on(device: torch.device) -> Stamp | None:
 class Ticket(Generic[Ref]):
     """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
 
-    waits: its rows are not sampled yet (`Executor.sample`); outputs, shape: of a pass that waits, for then.
+    outputs, shape: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others.
     samples: sampled rows of each segment, padding included.
 
     started, done: before its first copy to the device and behind its last one to the host; None where launching
@@ -93,7 +92,6 @@ class Ticket(Generic[Ref]):
     logits: Tensor | None
     started: Stamp | None
     done: Stamp | None
-    waits: bool = False
     outputs: PassOutputs | None = None
     shape: PassShape | None = None
 
@@ -170,7 +168,6 @@ class Executor:
             logits=outputs.logits.clone() if self.keep_logits and outputs.logits is not None else None,
             started=started,
             done=self.stamp(),
-            waits=waits,
             outputs=outputs.copied() if waits else None,
             shape=ran if waits else None,
         )
@@ -195,7 +192,7 @@ class Executor:
         if results is None:
             raise ValueError("a pass without logits has nothing to sample")
         results = results.to("cpu", non_blocking=True, copy=True)
-        return replace(ticket, results=results, done=self.stamp(), waits=False, outputs=None, shape=None)
+        return replace(ticket, results=results, done=self.stamp(), outputs=None, shape=None)
 
     def collect(self, ticket: Ticket[Ref]) -> list[Sampled[Ref]]:
         """Wait for a pass, also for one that samples nothing; what each of its segments gave."""
@@ -245,7 +242,8 @@ class Executor:
         """Sample a pass that ran in this shape; None where it has no logits."""
         kind = self._kind(planned)
         if shape.form is not DraftForm.NONE:
-            where, counts = (on_device(each, self._device) for each in _slots_and_rows(planned))
+            where = on_device([each.slot for each in planned.segments], self._device)
+            counts = on_device([each.length for each in planned.segments], self._device)
             on_host = self.graphs is None and self._device.type == "cpu"
             form = planned.segments[0].form  # a recording without sampling may be of another one
             drafted = replace(shape, form=form)
@@ -285,11 +283,6 @@ class Executor:
 
     def _upload(self, staged: list[Tensor]) -> Tensor:
         return torch.cat([piece.to(self._device, non_blocking=True) for piece in staged])
-
-
-def _slots_and_rows(planned: Pass[Any]) -> tuple[list[int], list[int]]:
-    """The slot of each segment, and its rows."""
-    return [each.slot for each in planned.segments], [each.length for each in planned.segments]
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,14 +87,14 @@ class Recording(Generic[Outputs]):
 class Graphs(Generic[Outputs]):
     """Recordings by shape, at most `most`: a new shape is recorded until `seal`, from then on it runs eagerly.
 
-    eager_passes: passes that found no recording since `seal`.
+    eager_passes: passes that found no recording since `seal`. sealed: no further shape is recorded.
     """
 
     def __init__(self, record: Record, most: int = MOST_GRAPHS) -> None:
         self.eager_passes = 0
         self._record = record
         self._most = most
-        self._sealed = False
+        self.sealed = False
         self._by_shape: dict[Hashable, Recording[Outputs]] = {}
 
     def __len__(self) -> int:
@@ -103,14 +103,9 @@ class Graphs(Generic[Outputs]):
     def __contains__(self, shape: Hashable) -> bool:
         return shape in self._by_shape
 
-    @property
-    def sealed(self) -> bool:
-        """True when no further shape is recorded."""
-        return self._sealed
-
     def seal(self) -> None:
         """Record nothing from now on: a capture would hold up a robot."""
-        self._sealed = True
+        self.sealed = True
         self.eager_passes = 0
 
     def find(
@@ -120,7 +115,7 @@ class Graphs(Generic[Outputs]):
 
         make: returns a buffer of inputs that is safe to run the program with, and the program over that buffer.
         """
-        if shape not in self._by_shape and not self._sealed and len(self._by_shape) < self._most:
+        if shape not in self._by_shape and not self.sealed and len(self._by_shape) < self._most:
             inputs, program = make()
             self._by_shape[shape] = Recording(inputs, program, *self._record(program))
         recording = self._by_shape.get(shape)

@@ -8,7 +8,7 @@ import torch
 
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.service import ServiceConfig
-from edgeflow.engine.policy import INSTRUCTION, Placement, Policy
+from edgeflow.engine.policy import INSTRUCTION, Policy
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -144,11 +144,6 @@ def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torc
 def runtime_of(config: ServiceConfig) -> Runtime:
     """By the configured providers, with the threads of the worker."""
     return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
-
-
-def check_placement(placement: Placement) -> None:
-    """ConfigError for a device or a dtype that graphs do not have."""
-    check_host(placement.device, str(placement.dtype).removeprefix("torch."))
 
 
 def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:

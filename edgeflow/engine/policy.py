@@ -37,12 +37,9 @@ class Decoder(Protocol):
         """[n] → [n, E]"""
         ...
 
-    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:
-        """[L_Q, E] → [L_Q, E]; writes the rows' keys and values into their slots."""
-        ...
-
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
-        """[L_Q, E] → [n, E]; as `forward`, but only the sampled rows. taps: collect what enters some layers."""
+        """[L_Q, E] → [n, E] of the sampled rows; writes the keys and values of all rows into their slots. taps: collect
+        what enters some layers."""
         ...
 
     def logits(self, hidden: Tensor, stage: str) -> Tensor:

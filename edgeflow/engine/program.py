@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.outcomes import guessed_lines, plain_lines
-from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, sample
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, guessed_lines, plain_lines, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import Contract, Drafting, PassInputs
@@ -80,15 +79,15 @@ class Verifier(Protocol):
         """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is settled.
 
         allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
-        of outcomes.py, None where nothing is sampled.
+        of engine/sampling/sample.py, None where nothing is sampled.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """The results of a pass on the device. results int64, a line for each segment that samples (outcomes.py); logits
-    [n, V] of the sampled rows: None where nothing is sampled.
+    """The results of a pass on the device. results int64, a line for each segment that samples (sampling/sample.py);
+    logits [n, V] of the sampled rows: None where nothing is sampled.
 
     features, rope: of sequences with drafts, as in ReadRows; None for others.
     """

@@ -90,6 +90,5 @@ class SlotMemory:
 
 
 def _move_up(lines: Tensor, target: int, source: int) -> None:
-    """Move the lines from `source` onwards to `target`."""
     rest = lines[source:].clone()
     lines[target : target + len(rest)] = rest

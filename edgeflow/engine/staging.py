@@ -156,16 +156,13 @@ class PassInputs:
             samples=shape.samples,
             places=places,
             live=None if single or places is not None else integers.new_empty(length, dtype=torch.bool),
-            sees=_of_trees(integers, length) if shape.tree else None,
+            sees=Sees(integers.new_empty(length, 2, 2), integers.new_empty(length), integers.new_empty(length))
+            if shape.tree
+            else None,
             gated=shape.gated,
         )
         payload = buffer[8 * sections.total :] if shape.prefills else empty
         return cls(**views, numbers=numbers, payload=payload, layout=layout)
-
-
-def _of_trees(like: Tensor, rows: int) -> Sees:
-    """Room for what rows see that stand in trees."""
-    return Sees(like.new_empty(rows, 2, 2), like.new_empty(rows), like.new_empty(rows))
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
@@ -212,8 +209,6 @@ def stage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbers:
-    """The whole numbers of a segment."""
-
     slot: int
     start: int
     rows: int

@@ -47,7 +47,6 @@ def serve(start: Callable[[bytes], tuple[bytes, Callable[[bytes], bytes] | None]
 
 
 def _receive() -> bytes | None:
-    """Read one message; None at the end."""
     head = sys.stdin.buffer.read(LENGTH.size)
     return sys.stdin.buffer.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
 

@@ -172,11 +172,6 @@ class WorkerReady:
     rtc: bool = False
     warnings: list[str] = field(default_factory=list)
 
-    @property
-    def action_tokens(self) -> int:
-        """K: tokens per action."""
-        return self.pass_times.stages
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
@@ -37,6 +38,11 @@ def writing(out: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(f"out: {out} cannot be written: {reason}") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an indented JSON file."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

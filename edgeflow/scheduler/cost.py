@@ -1,7 +1,15 @@
-"""The cost of a pass: measured at a few corners, interpolated linearly between them."""
+"""The cost of a pass, and when chat has its turn beside control: integers only, time is an argument.
+
+Costs are measured at a few corners and interpolated linearly between them. Control goes first. Robots send at their
+declared period, so the arrival of each session's next frame can be predicted; a pass of chat begins only where it will
+finish by then, even if it is one of the slow ones, so that control decodes that frame undisturbed. A late session
+reserves the device for one more period, then counts as silent. So that chat makes progress beside robots that leave no
+gap, one step is granted whenever none has run for `patience_ns`.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -76,3 +84,128 @@ class CostModel(Generic[TimesOf]):
             return False
         before, self.times = self.times, self.times.corrected(percent, with_prefill=with_prefill)
         return self.times != before
+
+
+UNBOUNDED = 1 << 62
+KEPT_STEPS = 100
+LATE_SHARE = 8  # a late frame moves the expectation by 1/8 of its lateness, since transport is late now and then
+
+
+class Gaps:
+    """Tracks when frames arrive and how long steps take; `room_ns` says what a chat step may cost now."""
+
+    def __init__(self, patience_ns: int) -> None:
+        self._patience_ns = patience_ns
+        self._period_ns: dict[int, int] = {}
+        self._expected_ns: dict[int, int] = {}
+        self._percent: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._served_ns = 0
+
+    def open(self, session: int, period_ns: int) -> None:
+        self._period_ns[session] = period_ns
+
+    def close(self, session: int) -> None:
+        self._period_ns.pop(session, None)
+        self._expected_ns.pop(session, None)
+
+    def arrived(self, session: int, now_ns: int) -> None:
+        """Record that a frame reached the service. An early frame shifts the expected arrivals at once, a late one by
+        an eighth of its lateness; one that is late by half a period or more starts a new phase.
+        """
+        period_ns = self._period_ns.get(session)
+        if period_ns is None:
+            return
+        late_ns = now_ns - self._expected_ns.get(session, now_ns)
+        if 0 < late_ns < period_ns // 2:
+            now_ns -= late_ns - late_ns // LATE_SHARE
+        self._expected_ns[session] = now_ns + period_ns
+
+    def begin(self, now_ns: int) -> None:
+        """Record that a request begins to wait; patience counts from here."""
+        self._served_ns = now_ns
+
+    def served(self, now_ns: int, expected_ns: int, took_ns: int) -> None:
+        """Record that a chat step ran. expected_ns: its time by the cost model; 0 when nothing was computed."""
+        self._served_ns = now_ns
+        if expected_ns > 0:
+            self._percent.append(max(100 * took_ns // expected_ns, 100))
+
+    def forget(self) -> None:
+        """Forget how slow steps were, since the cost model has other times now."""
+        self._percent.clear()
+
+    def must_run(self, now_ns: int) -> bool:
+        """True when chat has waited so long that one step goes first."""
+        return now_ns - self._served_ns >= self._patience_ns
+
+    def room_ns(self, now_ns: int, pass_at_ns: int | None = None) -> int:
+        """The most a step may cost, by the cost model, to finish before the next expected frame; 0 when one is due.
+
+        pass_at_ns: when a pass will run even if no frame arrives.
+        """
+        until_ns = min((self._until(session, now_ns) for session in self._expected_ns), default=UNBOUNDED)
+        if pass_at_ns is not None:
+            until_ns = min(until_ns, max(pass_at_ns - now_ns, 0))
+        return 100 * until_ns // self._slowest_percent
+
+    def wake_at_ns(self, now_ns: int) -> int:
+        """When a step may become possible even if no frame arrives."""
+        silent = (self._silent_ns(session) for session in self._expected_ns)
+        return min(self._served_ns + self._patience_ns, min((at for at in silent if at > now_ns), default=UNBOUNDED))
+
+    @property
+    def _slowest_percent(self) -> int:
+        """How slow steps get, in per cent of the cost model's time: the second slowest of the last KEPT_STEPS steps,
+        since the slowest may be an outlier."""
+        slowest = sorted(self._percent)[-2:]
+        return slowest[0] if len(slowest) == 2 else 200
+
+    def _until(self, session: int, now_ns: int) -> int:
+        if now_ns >= self._silent_ns(session):
+            return UNBOUNDED
+        return max(self._expected_ns[session] - now_ns, 0)
+
+    def _silent_ns(self, session: int) -> int:
+        return self._expected_ns[session] + self._period_ns[session]
+
+
+class ChatTurns:
+    """Chat's room before the next frame. chunk: most rows of a prompt per pass."""
+
+    def __init__(self, gaps: Gaps, times: ChunkTimes, chunk: int) -> None:
+        self._gaps = gaps
+        self._cost = CostModel(times)
+        self._chunk = chunk
+        self._free_ns = 0
+
+    def rows(self, now_ns: int, *, idle: bool, pass_at_ns: int | None) -> int:
+        """Rows that chat's next pass may have; 0 where it must wait.
+
+        Passes that are launched and not finished come first. idle: control has nothing to run. pass_at_ns: when it
+        will have, even if no frame arrives.
+        """
+        room_ns = self._gaps.room_ns(now_ns, pass_at_ns) - max(self._free_ns - now_ns, 0) if idle else 0
+        if room_ns < self._cost.times.step_ns and not self._gaps.must_run(now_ns):
+            return 0
+        return self._cost.times.rows_in(room_ns, self._chunk)
+
+    def expected_ns(self, prefill_rows: int, decode_rows: int) -> int:
+        """The time of a pass of chat, by the cost model."""
+        return self._cost.times.pass_ns(prefill_rows, decode_rows)
+
+    def launched(self, now_ns: int, expected_ns: int) -> None:
+        """Record that a pass of anyone is launched, behind those that are."""
+        self._free_ns = max(self._free_ns, now_ns) + expected_ns
+
+    def finished(self) -> None:
+        """Record that no pass is launched and not finished."""
+        self._free_ns = 0
+
+    def served(self, now_ns: int, sample: PassSample | None) -> None:
+        """Record that a pass of chat ended; sample: None where its time is not known."""
+        if sample is None:
+            self._gaps.served(now_ns, 0, 0)
+        else:
+            self._gaps.served(now_ns, self.expected_ns(sample.prefills, sample.decodes), sample.ns)
+            if self._cost.observe([sample]):
+                self._gaps.forget()

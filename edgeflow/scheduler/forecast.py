@@ -109,15 +109,15 @@ class _Feed:
         self._begun: dict[int, _Begun] = {}
         self._draws = Draws(robot.settling, session) if robot.settling else None
         self._seq = 0
-        self._next_ns = robot.offset_ns
+        self.next_ns = robot.offset_ns
 
     def due(self, now_ns: int) -> Frame | None:
-        if self._next_ns > now_ns:
+        if self.next_ns > now_ns:
             return None
         robot, period = self.robot, self.robot.period_ns
-        self.skipped = (now_ns - self._next_ns) // period if period else 0
-        stamp = now_ns if period == 0 else now_ns - (now_ns - self._next_ns) % period
-        self._next_ns = stamp + period if period else now_ns + 1
+        self.skipped = (now_ns - self.next_ns) // period if period else 0
+        stamp = now_ns if period == 0 else now_ns - (now_ns - self.next_ns) % period
+        self.next_ns = stamp + period if period else now_ns + 1
         self._seq += 1
         self._stamps[self._seq] = stamp
         expires_ns = stamp + robot.patience_ns if robot.patience_ns else 0
@@ -134,10 +134,6 @@ class _Feed:
         """Forget a frame; its arrival and the passes that it had."""
         begun = self._begun.pop(seq, None)
         return self._stamps.pop(seq), begun.passes if begun else 0
-
-    @property
-    def next_ns(self) -> int:
-        return self._next_ns
 
     def _begin(self, seq: int) -> _Begun:
         self._begun[seq] = begun = _Begun(self._draws.take() if self._draws else self._stages)
@@ -163,8 +159,9 @@ class _Tally:
     superseded: int = 0
 
     def forecast(self, since_ns: int, until_ns: int) -> Forecast:
-        if self.period_ns and len(self.done) + len(self.overtaken_ns) + self.superseded < FEW:
-            return self._of_few()
+        frames = len(self.done) + len(self.overtaken_ns) + self.superseded
+        if self.period_ns and frames < FEW:  # the period is long beside the run: the share that was acted on
+            return _steady(self.done, max(frames, 1) * self.period_ns, len(self.overtaken_ns))
         counted = [action for action in self.done if action.at_ns > since_ns]
         if len(counted) < 2:
             return _steady(counted, until_ns - since_ns, self._overtaken(since_ns, until_ns))
@@ -173,11 +170,6 @@ class _Tally:
 
     def _overtaken(self, since_ns: int, until_ns: int) -> int:
         return sum(since_ns < at_ns <= until_ns for at_ns in self.overtaken_ns)
-
-    def _of_few(self) -> Forecast:
-        """The forecast of a robot whose period is long beside the run: the share of its frames that were acted on."""
-        frames = len(self.done) + len(self.overtaken_ns) + self.superseded
-        return _steady(self.done, max(frames, 1) * self.period_ns, len(self.overtaken_ns))
 
 
 def _steady(done: list[_Action], span_ns: int, overtaken: int) -> Forecast:

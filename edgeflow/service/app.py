@@ -16,7 +16,6 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.family import Family
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import Doors, LaunchChild
@@ -26,14 +25,13 @@ from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
 from edgeflow.service.host.resources import lock_memory, settle
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
-from edgeflow.service.observation.summary import policy_summary
 from edgeflow.service.observe.health import Health, HealthListener, State
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
+from edgeflow.service.status import ServiceStatus, chat_summary, policy_summary
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
@@ -45,7 +43,7 @@ Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """The whole service: control in this process, worker and children in theirs.
+    """The whole service: control in this process, worker and children in theirs. status: as announced last.
 
     Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launch_child:
     starts a child. Default: processes.
@@ -67,11 +65,11 @@ class Service:
         self._config = config
         self._announce = announce
         self._log = log
-        self._status = ServiceStatus(phase=Phase.STARTING, model=config.alias)
+        self.status = ServiceStatus(phase=State.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._clock = clock
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-        workers = Workers(config, lambda: self.plane.pass_times, log)
+        workers = Workers(config, lambda: self.plane.admission.pass_times, log)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
         self.plane = ControlPlane(
@@ -96,11 +94,6 @@ class Service:
         self._vital: list[VitalTask] = []
         self._loop_watch = LoopWatch(self._loop_stalled, self._loop_resumed, self._loop_lost)
 
-    @property
-    def status(self) -> ServiceStatus:
-        """The last announced status."""
-        return self._status
-
     async def start(self) -> None:
         """Listen, start the worker and wait until it is ready. On a StartError everything is released."""
         try:
@@ -112,13 +105,13 @@ class Service:
     async def stop(self) -> None:
         """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the processes."""
         self.health.move(State.DRAINING)
-        self._publish(Phase.DRAINING)
+        self._publish(State.DRAINING)
         drain_ms = self._config.timing.drain_ms
         children = [self._family.drain(drain_ms)] if self._family is not None else []
         await asyncio.gather(self.plane.drain(drain_ms), *children)
         await self._release()
         self.health.move(State.STOPPED)
-        self._publish(Phase.STOPPED)
+        self._publish(State.STOPPED)
 
     # The supervisor's listener.
 
@@ -126,7 +119,7 @@ class Service:
         if self.health.state is State.STARTING:
             self.health.move(State.WARMING)
         if self.health.state is State.WARMING:
-            self._publish(Phase.WARMING, step=message.step, done=message.done, total=message.total)
+            self._publish(State.WARMING, step=message.step, done=message.done, total=message.total)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         if self.health.state is State.STARTING:
@@ -145,7 +138,7 @@ class Service:
 
     def worker_message(self, message: Message) -> None:
         if isinstance(message, ChatReady):
-            self._status = replace(self._status, chat=chat_summary(message))
+            self.status = replace(self.status, chat=chat_summary(message))
         else:
             self.plane.worker_message(message)
 
@@ -167,14 +160,14 @@ class Service:
         self.faulted.set()
         self.health.move(State.FAULT)
         self._log.event("fault", text=text)
-        self._publish(Phase.FAULT)
+        self._publish(State.FAULT)
         self.plane.fault()
 
     async def _start(self) -> None:
         config = self._config
         for text in config.warnings:
             self._log.event("warning", text=text)
-        self._preflight()
+        check_configured(config)
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._settle()
         self.metrics.open()
@@ -186,10 +179,10 @@ class Service:
         self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.modes.items())
+        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
-            Phase.READY,
+            State.READY,
             device=ready.device,
             operators=ready.operators,
             memory=ready.memory,
@@ -227,10 +220,6 @@ class Service:
             self._log.event("warning", text=text)
         return warnings
 
-    def _preflight(self) -> None:
-        """Checks that need neither worker nor log, so that mistakes are reported at once."""
-        check_configured(self._config)
-
     async def _listen(self) -> None:
         """Bind every port, before any child starts."""
         config = self._config
@@ -255,7 +244,7 @@ class Service:
             log=self._log,
         )
         self._publish(
-            Phase.STARTING,
+            State.STARTING,
             grpc_port=grpc_port,
             http_port=doors.http_port,
             health_port=self._listener.port,
@@ -268,7 +257,7 @@ class Service:
         model: dict[str, Any] = {"id": self._config.alias, "object": "model", "owned_by": "edgeflow"}
         if (worker := self.plane.worker) is not None:
             model["fingerprint"] = worker.model_fingerprint
-            model["action_tokens"] = worker.action_tokens
+            model["action_tokens"] = worker.pass_times.stages
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
             model |= policy_summary(worker)
@@ -335,9 +324,9 @@ class Service:
                 self._family.credentials_changed()
             self.plane.end_callers(self._guard.may_control)
 
-    def _publish(self, phase: Phase, **changes: object) -> None:
-        self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
-        self._announce(self._status)
+    def _publish(self, phase: State, **changes: object) -> None:
+        self.status = replace(self.status, phase=phase, **changes)  # type: ignore[arg-type]
+        self._announce(self.status)
 
 
 def _told(mode: str, seen: Forecast) -> tuple[str, float, float]:

@@ -1,16 +1,19 @@
-"""Conversion of status names and class names to typed errors."""
+"""Errors that several rooms raise, and conversion of status names and class names to typed errors."""
 
 from __future__ import annotations
 
 from edgeflow_client.errors import (
     REQUEST_ERRORS,
+    RETRY_AFTER_MS,
     AddressError,
     CheckpointError,
     ConfigError,
     DependencyError,
     EdgeflowError,
     StartError,
+    Unavailable,
 )
+from edgeflow_client.reasons import Reason
 
 _START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}
 
@@ -26,6 +29,11 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
     error = kind(text, reason=reason)
     error.field = field
     return error
+
+
+def no_worker(text: str = "no worker is ready") -> Unavailable:
+    """The refusal of what needs a worker, or the chat front, while there is none."""
+    return Unavailable(text, reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
 
 
 def start_error(kind: str, text: str) -> StartError:

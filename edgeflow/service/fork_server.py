@@ -133,16 +133,16 @@ class ForkServer:
             name_process(f"ef-{message.role}")
             bind_to_parent(server, control, None)
             limit_memory(message.memory_mb)
-            code = _serve_as(
-                self._served[message.role],
-                ChildStart(
-                    role=message.role,
-                    control=socket.socket(fileno=control),
-                    listener=socket.socket(fileno=listener),
-                    chat_path=message.chat_path,
-                    config=self._config,
-                ),
+            start = ChildStart(
+                role=message.role,
+                control=socket.socket(fileno=control),
+                listener=socket.socket(fileno=listener),
+                chat_path=message.chat_path,
+                config=self._config,
             )
+            loop = new_loop()
+            asyncio.set_event_loop(loop)
+            code = loop.run_until_complete(self._served[message.role](start))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -154,12 +154,6 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._packets.close()
         close_all([self._woken, self._wakes])
-
-
-def _serve_as(serve: Serve, start: ChildStart) -> int:
-    loop = new_loop()
-    asyncio.set_event_loop(loop)
-    return loop.run_until_complete(serve(start))
 
 
 def be_expendable(*, every_cpu: bool) -> None:

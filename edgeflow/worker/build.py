@@ -73,7 +73,9 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
     need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
-    _check_before_loading(config, need, footprint, dtype, device)
+    itemsize = 1 if config.weights == "fp8" else dtype.itemsize  # sessions must fit before minutes go into loading
+    weights = footprint.decoder * itemsize + footprint.other * dtype.itemsize + footprint.quantised
+    choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
     placement = Placement(
         dtype=dtype,
         device=device,
@@ -101,7 +103,13 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
             f"max_sessions: {memory} cannot be reserved; lower max_sessions or max_prompt_tokens"
         ) from error
     _check_speculation(config, engine)
-    limits = limits_of(config, policy, sessions, options.row_budget)
+    limits = SchedulerLimits(
+        stages=max(policy.program(key).passes for key in policy.unnorm_keys),  # a ring has a slot for each of them
+        max_sessions=sessions,
+        row_budget=options.row_budget,
+        drain_after_ns=config.drain_after_ms * 1_000_000,
+        shift=options.shift,
+    )
     remark = "" if is_artifact(path) else find_weights(path).remark
     return BuiltEngine(
         engine=engine,
@@ -111,17 +119,6 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         memory=memory,
         rounds=config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE,
         remark=remark,
-    )
-
-
-def limits_of(config: ServiceConfig, policy: Policy, sessions: int, row_budget: int) -> SchedulerLimits:
-    """The limits of a scheduler of so many sessions; a ring has a slot for each pass of the longest answer."""
-    return SchedulerLimits(
-        stages=max(policy.program(key).passes for key in policy.unnorm_keys),
-        max_sessions=sessions,
-        row_budget=row_budget,
-        drain_after_ns=config.drain_after_ms * 1_000_000,
-        shift=Shift(config.shift),
     )
 
 
@@ -147,15 +144,6 @@ def kv_need(
         frame_bytes=footprint.frame_bytes + footprint.slots * footprint.visited_bytes(capacity, device),
         chat_bytes=chat_bytes,
     )
-
-
-def _check_before_loading(
-    config: ServiceConfig, need: KVNeed, footprint: Footprint, dtype: torch.dtype, device: torch.device
-) -> None:
-    """Sessions that cannot fit are refused before minutes are spent on loading the weights."""
-    decoder_itemsize = 1 if config.weights == "fp8" else dtype.itemsize
-    weights = footprint.decoder * decoder_itemsize + footprint.other * dtype.itemsize + footprint.quantised
-    choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
 
 
 def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> None:

@@ -11,7 +11,7 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.offline import limits_for, program_of, sample_observations, uncounted
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.policy import INSTRUCTION
-from edgeflow.ipc.messages import CloseSession, Message, OpenSession, SubmitFrame
+from edgeflow.ipc.messages import CloseSession, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.worker import Worker
@@ -23,8 +23,6 @@ DRAFTED = 3  # frames that follow each other in a row, of which all but the firs
 
 
 class _Driver:
-    """Feeds a worker and collects its pass times."""
-
     def __init__(self, engine: PassEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
         self._samples: list[PassSample] = []
         self._engine = engine
@@ -35,20 +33,13 @@ class _Driver:
         self._key = next(key for key in engine.policy.unnorm_keys if engine.policy.program(key) == self.program)
         self.stages = self.program.passes
         limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
-        self._worker = Worker(engine, Scheduler(limits), clock, self._ignore, pacer=pacer)
+        self._worker = Worker(engine, Scheduler(limits), clock, lambda message: None, pacer=pacer)  # noqa: ARG005 - nobody waits for these actions
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
 
     def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
-            self._worker.inbox.put(
-                OpenSession(
-                    session=session,
-                    epoch=1,
-                    pace=pace,
-                    unnorm_key=self._key,
-                    instruction=self._text,
-                )
-            )
+            opened = OpenSession(session=session, epoch=1, pace=pace, unnorm_key=self._key, instruction=self._text)
+            self._worker.inbox.put(opened)
 
     def close(self, sessions: int) -> None:
         for session in range(sessions):
@@ -84,9 +75,6 @@ class _Driver:
         """The passes since the last call."""
         samples, self._samples = self._samples, []
         return samples
-
-    def _ignore(self, message: Message) -> None:
-        """Discard: nobody waits for these actions."""
 
 
 def calibrate(

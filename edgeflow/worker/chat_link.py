@@ -205,7 +205,6 @@ class ChatLink:
         return not (holds and connection.framer.before_payload)
 
     def _move(self, connection: _Connection, events: int) -> None:
-        """Write and read what is possible."""
         if events & _GONE:
             self._drop(connection)
             return
@@ -241,13 +240,10 @@ class ChatLink:
 
     def _stop(self, connection: _Connection, message: ChatStop) -> None:
         with self._lock:
-            numbers = [
-                number
-                for number, request in self._requests.items()
-                if request.connection is connection and request.number == message.request
-            ]
-        for number in numbers:
-            self._inbox.put_chat(ChatStop(number, message.cancelled))
+            own = [(number, each) for number, each in self._requests.items() if each.connection is connection]
+        for number, request in own:
+            if request.number == message.request:
+                self._inbox.put_chat(ChatStop(number, message.cancelled))
 
     def _take(self, handover: socket.socket) -> None:
         """Take a new socket from control, instead of the one before."""

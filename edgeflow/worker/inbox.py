@@ -38,7 +38,7 @@ class Inbox:
         self._frames: dict[int, SubmitFrame] = {}
         self._superseded: list[SubmitFrame] = []
         self._arrived_ns: dict[int, int] = {}
-        self._closed = False
+        self.closed = False
         self._woken = False
 
     def put(self, message: Message) -> None:
@@ -70,7 +70,7 @@ class Inbox:
     def close(self) -> None:
         """Note that control has gone, and wake a waiting loop."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
 
     def wake(self) -> None:
@@ -79,14 +79,10 @@ class Inbox:
             self._woken = True
             self._changed.notify()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def wait(self, timeout_s: float | None) -> None:
         """Wait until a message is here, control goes, or the timeout ends."""
         with self._changed:
-            if not (self._messages or self._chat or self._superseded or self._closed or self._woken):
+            if not (self._messages or self._chat or self._superseded or self.closed or self._woken):
                 self._changed.wait(timeout_s)
             self._woken = False
 

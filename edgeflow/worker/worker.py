@@ -20,15 +20,13 @@ from edgeflow.ipc.messages import (
     Message,
     OpenSession,
     Ping,
-    Pong,
     ResetSession,
     Shutdown,
     SubmitFrame,
 )
-from edgeflow.scheduler.cost import CostModel, PassSample
+from edgeflow.scheduler.cost import ChatTurns, CostModel, Gaps, PassSample
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.scheduler.turns import ChatTurns, Gaps
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import Clock
 
@@ -76,7 +74,8 @@ class Worker:
         """Serve until control sends Shutdown or goes."""
         while self.running and not self.inbox.closed:
             if not self.step() and self.running:
-                self.inbox.wait(self._idle_timeout_s())
+                at_ns = self.wake_at_ns()
+                self.inbox.wait(None if at_ns is None else max(0, at_ns - self._clock.now_ns()) / 1e9)
 
     def step(self) -> bool:
         """One turn of the loop; False when there was nothing to run."""
@@ -95,7 +94,7 @@ class Worker:
         return True
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and its time (ControlPlane.take_passes)."""
+        """As of ControlLoop."""
         return self._control.take_passes()
 
     def wake_at_ns(self) -> int | None:
@@ -158,25 +157,19 @@ class Worker:
             self._turns.finished()
         return found
 
-    def _idle_timeout_s(self) -> float | None:
-        wake_at_ns = self.wake_at_ns()
-        return None if wake_at_ns is None else max(0, wake_at_ns - self._clock.now_ns()) / 1e9
-
     def _drain(self) -> None:
         drained = self.inbox.drain()
         self._control.supersede(drained.superseded)
         for message in drained.messages:
             if isinstance(message, SubmitFrame):
-                self._accept(message, drained.arrived_ns[message.session])
+                arrived_ns = drained.arrived_ns[message.session]
+                self._control.accept(message, arrived_ns)
+                self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed
             else:
                 self._handle(message)
         for message in drained.chat:
             if self._chat is not None:
                 self._handle_chat(message, self._chat)
-
-    def _accept(self, message: SubmitFrame, arrived_ns: int) -> None:
-        self._control.accept(message, arrived_ns)
-        self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -191,7 +184,7 @@ class Worker:
             case ChangePace():
                 self._control.change_pace(message.session, message.pace)
             case Ping():
-                self._pong(message)
+                self._publish(self._control.pong(message.nonce))
             case Shutdown():
                 self.running = False
 
@@ -209,24 +202,3 @@ class Worker:
     def _begin_chat(self, chat: ChatPlane) -> None:
         if chat.idle:
             self._gaps.begin(self._clock.now_ns())
-
-    def _pong(self, message: Ping) -> None:
-        counts = self._control.counts
-        passes, frames = self.take_passes(), self._control.take_settling()
-        self._publish(
-            Pong(
-                nonce=message.nonce,
-                passes=counts.passes,
-                rows=counts.rows,
-                full_passes=counts.full_passes,
-                pass_ns=[sample.ns for sample in passes],
-                pass_prefills=[sample.prefills for sample in passes],
-                pass_decodes=[sample.decodes for sample in passes],
-                eager_passes=self._control.eager_passes,
-                settling_stages=[sample.stages for sample in frames],
-                settling_bins=[sample.tolerance_bins for sample in frames],
-                settling_passes=[sample.passes for sample in frames],
-                settling_done=[sample.settled for sample in frames],
-                unusual_states=self._control.unusual_states,
-            )
-        )

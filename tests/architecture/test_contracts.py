@@ -48,7 +48,7 @@ def test_no_import_is_ignored():
     [
         ("edgeflow_client/types.py", "from edgeflow.contract import Pace"),
         ("edgeflow/engine/executor.py", "from edgeflow.lab.trials.cases import Case"),
-        ("edgeflow/service/observe/log.py", "from edgeflow.service.sessions.events import End"),
+        ("edgeflow/service/observe/log.py", "from edgeflow.service.sessions.frames import End"),
         ("edgeflow/scheduler/plan.py", "import torch"),
     ],
 )

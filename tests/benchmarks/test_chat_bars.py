@@ -7,7 +7,7 @@ import pytest
 from benchmarks.chat import figures
 from benchmarks.chat.figures import Bar
 from benchmarks.chat.systems import Timed
-from benchmarks.chat_int4.figures import bars
+from benchmarks.chat_int4.__main__ import bars
 
 OURS = {"4": 1.0, "8": 1.5, "16": 1.0}
 

@@ -11,10 +11,9 @@ import pytest
 
 from benchmarks.closed_loop import blocks as stores
 from benchmarks.closed_loop.blocks import stored
-from benchmarks.closed_loop.figures import plot_figures
+from benchmarks.closed_loop.figures import plot_figures, plot_success
 from benchmarks.closed_loop.grid import EXACT, MODES, MOVING, ONE_PASS, ORIN, RTX5090, Cell, blocks, cells, condition
 from benchmarks.closed_loop.measures import ages_in_force_ms, measures, reactions_ms, tick_shares
-from benchmarks.closed_loop.success import plot_success
 from benchmarks.closed_loop.targets import targets
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile

@@ -24,13 +24,12 @@ from benchmarks.long_context.cells import (
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.picture import picture
-from benchmarks.long_context.report import Row, Score, cost_table, evidence_table, exact_table, gain
+from benchmarks.long_context.report import Row, Score, cost_table, evidence_table, exact_table, gain, picture
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
 from benchmarks.long_context.systems import ANSWER, Reply, Served, cut, position_bytes
 from edgeflow.lab.demo.chat.logs.entries import TITLE
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate import GateRules

@@ -7,9 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.chaos.fleet import first
 from benchmarks.chaos.rules import MIB, Row, account, growth, percentile, rise_percent, spread, theil_sen
-from benchmarks.chaos.sdk_robot import Change
+from benchmarks.chaos.sdk_robot import Change, first
 
 FRAMES = np.linspace(0, 200_000, 401)
 NOISE = np.random.default_rng(0).normal(0, 0.05 * MIB, FRAMES.shape)

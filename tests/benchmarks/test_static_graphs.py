@@ -19,12 +19,11 @@ from benchmarks.static_graphs.cells import (
     shaped,
     work_of,
 )
-from benchmarks.static_graphs.engine_side import EngineSide, served_network
 from benchmarks.static_graphs.measuring import inputs_of
-from benchmarks.static_graphs.onnx_side import OnnxSide, export_graphs
 from benchmarks.static_graphs.operators import MODELS as EMBEDDED
 from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_table, table
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
+from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.gpu.subjects.floors import Ceilings, Work

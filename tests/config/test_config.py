@@ -247,7 +247,8 @@ def test_every_key_is_in_the_schema():
     assert set(properties) == set(ServiceConfig.model_fields)
 
 
-def test_models_are_directories_or_hub_ids(tmp_path: Path):
+def test_models_are_directories_or_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     assert resolve_model(str(tmp_path)) == tmp_path
     assert is_hub_id("openvla/openvla-7b")
     for name in ("/no/where", "./no", "no", "a/b/c", "../x", "~/x"):

@@ -202,7 +202,7 @@ class ChatPasses:
             if any(shape.samples) and padded.sampling != shape.sampling:
                 self._sample(planned, padded, outputs)
         self.waiting = padded or shape, outputs
-        return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=None, done=None, waits=waits)
+        return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=None, done=None)
 
     def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
         self._sample(ticket.planned, *self.waiting, allowed.to(META))

@@ -38,7 +38,8 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.published import PublishedOpenVLA, count_weights
-from edgeflow.service.observe.status import Phase, ServiceStatus
+from edgeflow.service.observe.health import State
+from edgeflow.service.status import ServiceStatus
 from edgeflow.worker import build
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError
@@ -273,5 +274,5 @@ def bytes_of_chat(directory: Path, weights: str) -> int:
 
 def test_the_line_is_printed_at_start(capsys: pytest.CaptureFixture[str]):
     told = "KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free"
-    ServicePrinter(Console(width=200))(ServiceStatus(phase=Phase.READY, memory=told))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=State.READY, memory=told))
     assert told in capsys.readouterr().out

@@ -30,7 +30,8 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
-from edgeflow.service.observe.status import Phase, ServiceStatus
+from edgeflow.service.observe.health import State
+from edgeflow.service.status import ServiceStatus
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
@@ -112,7 +113,7 @@ def test_what_was_chosen_is_told_at_start(capsys):
         None, {"operators": "a/here.json", "weights": "fp8", "chat.operators": "b.json"}
     ).chosen_operators
     assert chosen == "policy here.json, fp8 weights; chat b.json"
-    ServicePrinter(Console(width=200))(ServiceStatus(phase=Phase.READY, operators=chosen))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=State.READY, operators=chosen))
     assert f"operators: {chosen}" in capsys.readouterr().out
 
 

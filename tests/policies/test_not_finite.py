@@ -26,7 +26,7 @@ from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.events import ActionEvent
+from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow.service.sessions.session import Session
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock

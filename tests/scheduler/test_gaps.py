@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.scheduler.turns import KEPT_STEPS, LATE_SHARE, UNBOUNDED, Gaps
+from edgeflow.scheduler.cost import KEPT_STEPS, LATE_SHARE, UNBOUNDED, Gaps
 
 MS = 1_000_000
 

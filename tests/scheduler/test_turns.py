@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.scheduler.cost import DRIFT_PERCENT, DRIFT_SAMPLES, ChunkTimes, CostModel, PassSample
-from edgeflow.scheduler.turns import ChatTurns, Gaps
+from edgeflow.scheduler.cost import DRIFT_PERCENT, DRIFT_SAMPLES, ChatTurns, ChunkTimes, CostModel, Gaps, PassSample
 
 MS = 1_000_000
 PATIENCE_NS = 250 * MS

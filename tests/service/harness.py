@@ -18,7 +18,7 @@ from edgeflow.service.app import Service
 from edgeflow.service.grpc.codec import Received, parse_client_message
 from edgeflow.service.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.observe.status import ServiceStatus
+from edgeflow.service.status import ServiceStatus
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.inline import InlineChildren

@@ -7,9 +7,19 @@ import time
 from pathlib import Path
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.worker.process import Launched, WorkerProcess, launch_worker
+from edgeflow.ipc.packets import seal
+from edgeflow.service.worker.process import Kit, Launched, WorkerProcess, launched, start_process
 
 ENTRY = "tests.service.process_worker"
+
+
+def launch_worker(settings: ServiceConfig, entry: str) -> Launched:
+    """Launch a single worker, with nothing held in advance."""
+    kit, sealed = Kit.make(), seal(settings.model_dump_json().encode())
+    try:
+        return launched(settings, kit, start_process(kit, sealed, entry, []))
+    finally:
+        os.close(sealed)
 
 
 class Launcher:
@@ -21,10 +31,10 @@ class Launcher:
         self._entry = entry
 
     def launch(self) -> Launched:
-        launched = launch_worker(self._settings, self._entry)
-        assert isinstance(launched.process, WorkerProcess)
-        self.pids.append(launched.process.pid)
-        return launched
+        made = launch_worker(self._settings, self._entry)
+        assert isinstance(made.process, WorkerProcess)
+        self.pids.append(made.process.pid)
+        return made
 
 
 def state(pid: int) -> str:

@@ -11,8 +11,7 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
-from edgeflow.engine.control.denoising import FlowOutcome
-from edgeflow.engine.control.engine import AnswerBook, PassEngine
+from edgeflow.engine.control.engine import AnswerBook, Chunked, PassEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import Vectors
@@ -85,11 +84,11 @@ class DistantEngine:
         self._free_ns = max(self._free_ns, self._clock.now_ns()) + PASS_MS * MS
         return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=started, done=self.stamp())
 
-    def collect(self, ticket: Ticket[FrameRef]) -> list[FlowOutcome]:
+    def collect(self, ticket: Ticket[FrameRef]) -> list[Chunked]:
         ticket.done.wait()
         done = [(each, each.stage == STEPS) for each in ticket.planned.segments]
         return [
-            FlowOutcome(each.sequence, (), True, values=np.full((1, ROWS, 1), each.sequence.seq % 7) if last else None)
+            Chunked(each.sequence, (), True, values=np.full((1, ROWS, 1), each.sequence.seq % 7) if last else None)
             for each, last in done
         ]
 

@@ -78,7 +78,7 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
     process, channel = start(model=str(path), alias="tiny")
     ready = first_that_is_no_progress(channel)
     assert isinstance(ready, WorkerReady)
-    assert (ready.model, ready.action_tokens) == ("tiny", 7)
+    assert (ready.model, ready.pass_times.stages) == ("tiny", 7)
     assert ready.pass_times.decode_ns > 0 and ready.pass_times.packed_ns > 0 and ready.kv_bytes > 0
     assert [INDEX_FILE in each for each in ready.warnings] == [True]
     assert ready.memory.startswith(f"KV: {ready.max_sessions} sessions x 7 slots x 144 positions = ")

@@ -3,100 +3,72 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 import socket
-import threading
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
+from benchmarks.chaos.proc import repeated
 from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import Row, percentile
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 
 STEP, HIGHEST = 4, 256
 SOCKETS = 100  # on each port
-ASK_S, PATIENCE_S = 0.05, 1.0
+ASK_S, REFILL_S, PATIENCE_S = 0.05, 1.0, 1.0
 ROUNDED_S, LOGGED_S = 0.002, 0.02  # times in the log
 LIMITED = 'ulimit -n "$1"; shift; exec "$@"'
 
 
-class Strangers:
+@contextmanager
+def strangers(service: ServiceUnderTest) -> Iterator[None]:
     """Idle sockets on all ports; those that are closed are replaced."""
+    ports, held = [service.port(name) for name in ("grpc", "http", "health")], list[socket.socket]()
 
-    def __init__(self, service: ServiceUnderTest) -> None:
-        self._ports = [service.port(name) for name in ("grpc", "http", "health")]
-        self._open: list[socket.socket] = []
-        self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Strangers:
-        self._fill()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        self._thread.join()
-        for each in self._open:
-            each.close()
-
-    def _run(self) -> None:
-        while not self._leaving.wait(1.0):
-            self._fill()
-
-    def _fill(self) -> None:
-        self._open = [each for each in self._open if not _closed(each)]
-        for port in self._ports:
-            there = sum(_port(each) == port for each in self._open)
+    def fill() -> None:
+        held[:] = [each for each in held if not _closed(each)]
+        for port in ports:
+            there = sum(_port(each) == port for each in held)
             for _ in range(SOCKETS - there):
                 with contextlib.suppress(OSError):
-                    self._open.append(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+                    held.append(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+
+    fill()
+    with repeated(fill, REFILL_S):
+        yield
+    for each in held:
+        each.close()
 
 
+@dataclass(slots=True)
 class Prober:
-    """Asks /ready on the health port again and again. ready: wall times of question and answer where it was."""
+    """Asks /ready on the health port. ready: wall times of question and answer where it was."""
 
-    def __init__(self, port: int) -> None:
-        self.ready: list[tuple[float, float]] = []
-        self.asked = 0
-        self.unanswered = 0
-        self._port = port
-        self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    port: int
+    ready: list[tuple[float, float]] = field(default_factory=list)
+    asked: int = 0
+    unanswered: int = 0
 
-    def __enter__(self) -> Prober:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leaving.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._leaving.wait(ASK_S):
-            asked = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
-            self.asked += 1
-            at = time.time()
-            try:
-                asked.request("GET", "/ready")
-                if asked.getresponse().status == http.HTTPStatus.OK:
-                    self.ready.append((at, time.time()))
-            except (OSError, http.client.HTTPException):
-                self.unanswered += 1
-            finally:
-                asked.close()
+    def ask(self) -> None:
+        """Ask once."""
+        at = time.time()
+        status = http_status(self.port, "GET", "/ready", None, PATIENCE_S)
+        self.asked += 1
+        self.unanswered += not status
+        if status == http.HTTPStatus.OK:
+            self.ready.append((at, time.time()))
 
 
 def descriptors(setting: Setting) -> list[Row]:
     """Workers are killed with all ports full of strangers, which leave no descriptors for another reserve."""
     limit = _least(setting.limit)
     with _limited(limit) as patient:
-        service, cold_s = patient.service, patient.cold_start_s()
-        with Strangers(service), Prober(service.port("health")) as prober:
+        service, cold_s = patient.service, patient.service.cold_start_s()
+        prober = Prober(service.port("health"))
+        with strangers(service), repeated(prober.ask, ASK_S):
             took = [_killed(patient, 2 * cold_s) for _ in range(setting.trials)]
         wrong = sum(all(_without_worker(service, at) for at in times) for times in prober.ready)
         strange = patient.strange_holds("WORKER_LOST")

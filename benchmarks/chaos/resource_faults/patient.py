@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
 
-from benchmarks.chaos.fleet import Fleet
-from benchmarks.chaos.proc import started_at
 from benchmarks.chaos.report import progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings, crash_budget
 
 HZ, POLL_S = 20.0, 0.01
@@ -47,14 +45,8 @@ class Patient:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-    def cold_start_s(self) -> float:
-        """How long its first worker took to start; its log must be readable."""
-        return self.service.wait_event("worker_ready", 0.0, 1.0) - started_at(self.service.worker())
 
     def killed(self) -> float:
         """Seconds from the death of its worker, with one in reserve, until the robot acts again."""
@@ -64,6 +56,10 @@ class Patient:
     def killed_now(self) -> float:
         """The same, whether or not there is one in reserve."""
         self.steady()
+        return self.killed_at_once()
+
+    def killed_at_once(self) -> float:
+        """The same, whether or not the robot acts."""
         at_ns = time.monotonic_ns()
         os.kill(self.service.worker(), signal.SIGKILL)
         return self.recovered(at_ns)

@@ -29,12 +29,12 @@ def processes(setting: Setting) -> list[Row]:
     root = os.geteuid() == 0
     around = Surroundings(under=[*AS_NOBODY, f"--ambient-caps={CAPABILITIES}", "--"] if root else [])
     with Patient(around) as patient:
-        cold_s = patient.cold_start_s()
+        cold_s = patient.service.cold_start_s()
         for _ in range(setting.trials):
             patient.service.wait_idle_reserve()
             patient.steady()
             with _no_processes(patient.service.pid):
-                with_reserve.append(_killed(patient))
+                with_reserve.append(patient.killed_at_once())
                 at_ns = time.monotonic_ns()
                 os.kill(patient.service.worker(), signal.SIGKILL)
                 patient.fleet.wait("hold", at_ns)
@@ -61,12 +61,6 @@ def processes(setting: Setting) -> list[Row]:
     ]
 
 
-def _killed(patient: Patient) -> float:
-    at_ns = time.monotonic_ns()
-    os.kill(patient.service.worker(), signal.SIGKILL)
-    return patient.recovered(at_ns)
-
-
 @contextmanager
 def _no_processes(pid: int) -> Iterator[None]:
     """Let every fork and thread of a process fail with EAGAIN."""
@@ -80,11 +74,8 @@ def _no_processes(pid: int) -> Iterator[None]:
 
 
 def _limit(pid: int, soft: str) -> None:
-    command = ["prlimit", f"--pid={pid}", f"--nproc={soft}:"]
-    if os.geteuid() == 0:
-        subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], check=True, capture_output=True)
-    else:
-        subprocess.run(command, check=True, capture_output=True)
+    user = {"user": NOBODY, "group": NOBODY, "extra_groups": ()} if os.geteuid() == 0 else {}
+    subprocess.run(["prlimit", f"--pid={pid}", f"--nproc={soft}:"], check=True, capture_output=True, **user)
 
 
 def _hard_limit(pid: int) -> str:

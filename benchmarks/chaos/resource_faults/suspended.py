@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from benchmarks.chaos.proc import alive, wait_for
 from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import Row
 from benchmarks.chaos.service import START_S
 
@@ -28,7 +30,7 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 def suspended(setting: Setting) -> list[Row]:
     """Suspend each once, with a robot that acts."""
     with Patient() as patient:
-        cold_s, again_s = patient.cold_start_s(), SLOWER * patient.killed()
+        cold_s, again_s = patient.service.cold_start_s(), SLOWER * patient.killed()
         cold = SLOWER * cold_s
         start_s = max(LEAST_START_S, START_TIMES * cold_s)
         took = {
@@ -41,7 +43,14 @@ def suspended(setting: Setting) -> list[Row]:
         rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold), *_fork_server(patient, cold)]
         rows.append(Row("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
         rows += _control(patient)
-        rows.append(Row("workers lost by suspended children or control", _lost(patient) - lost, "", 0))
+        rows.append(
+            Row(
+                "workers lost by suspended children or control",
+                len(patient.service.events("worker_lost")) - lost,
+                "",
+                0,
+            )
+        )
         rows.append(Row("HOLDs for strange reasons", patient.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
         rows.append(Row("exit code after SIGTERM", patient.exit_code(), "", 0))
     setting.samples["suspended"] = {"cold_s": cold_s, **{name: value for name, (value, _) in took.items()}}
@@ -52,45 +61,39 @@ def suspended(setting: Setting) -> list[Row]:
 def _worker(patient: Patient) -> float:
     patient.service.wait_idle_reserve()
     patient.steady()
-    return _stopped(patient, patient.service.worker())
+    at_ns = time.monotonic_ns()
+    with _stopped(patient.service.worker()):
+        return patient.recovered(at_ns)
 
 
 def _reserve(patient: Patient) -> float:
     patient.service.wait_idle_reserve()
     patient.steady()
-    reserve = patient.service.reserve()
-    assert reserve is not None
-    os.kill(reserve, signal.SIGSTOP)
-    try:
-        at_ns = time.monotonic_ns()
-        os.kill(patient.service.worker(), signal.SIGKILL)
-        return patient.recovered(at_ns)
-    finally:
-        _resume(reserve)
+    with _stopped(patient.service.reserve()):
+        return patient.killed_at_once()
 
 
 def _warming(patient: Patient) -> float:
     patient.service.wait_idle_reserve()
     patient.steady()
     reserve, at, at_ns = patient.service.reserve(), time.time(), time.monotonic_ns()
-    assert reserve is not None
     os.kill(patient.service.worker(), signal.SIGKILL)
     patient.service.wait_event("state", at, START_S, state="degraded")
     time.sleep(WARMING_S)
-    os.kill(reserve, signal.SIGSTOP)
-    try:
+    with _stopped(reserve):
         return patient.recovered(at_ns)
-    finally:
-        _resume(reserve)
 
 
-def _stopped(patient: Patient, pid: int) -> float:
-    at_ns = time.monotonic_ns()
+@contextmanager
+def _stopped(pid: int | None) -> Iterator[None]:
+    """A process that is suspended while the context lasts."""
+    assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        return patient.recovered(at_ns)
+        yield
     finally:
-        _resume(pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
@@ -113,7 +116,7 @@ def _fork_server(patient: Patient, cold_s: float) -> list[Row]:
 def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -> list[Row]:
     """A suspended process is lost, and chat is answered again."""
     lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
-    answered_s = wait_for(_answers(patient), START_S, 0.05)
+    answered_s = wait_for(lambda: _chat_is_answered(patient), START_S, 0.05)
     return [
         Row(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
         Row(f"{role} noticed to chat answered", float("nan") if answered_s is None else answered_s, "s", cold_s),
@@ -121,17 +124,10 @@ def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -
     ]
 
 
-def _answers(patient: Patient) -> Callable[[], bool]:
-    """A condition that holds once chat is answered."""
-
-    def answers() -> bool:
-        asked = http.client.HTTPConnection("127.0.0.1", patient.service.port("http"), timeout=HTTP_S)
-        with contextlib.closing(asked), contextlib.suppress(OSError, http.client.HTTPException):
-            asked.request("POST", "/v1/chat/completions", json.dumps(QUESTION), {"content-type": "application/json"})
-            return asked.getresponse().status == http.HTTPStatus.OK
-        return False
-
-    return answers
+def _chat_is_answered(patient: Patient) -> bool:
+    body = json.dumps(QUESTION).encode()
+    status = http_status(patient.service.port("http"), "POST", "/v1/chat/completions", body, HTTP_S)
+    return status == http.HTTPStatus.OK
 
 
 def _control(patient: Patient) -> list[Row]:
@@ -150,12 +146,3 @@ def _control(patient: Patient) -> list[Row]:
         Row("control resumed to acting", acting_ns / 1e9, "s", BACK_S),
         Row("workers replaced by it", float(patient.service.worker() != worker), "", 0),
     ]
-
-
-def _lost(patient: Patient) -> int:
-    return len(patient.service.events("worker_lost"))
-
-
-def _resume(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)

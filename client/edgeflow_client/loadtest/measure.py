@@ -87,11 +87,6 @@ def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
     return StepResult(step.rate_hz, offered / seconds, len(acted) / seconds, ages)
 
 
-def follows(step: Step, ledgers: Sequence[Ledger]) -> bool:
-    """True when the acted rate kept up with the offered one."""
-    return step_result(step, ledgers).followed
-
-
 def knee(steps: Sequence[StepResult]) -> StepResult | None:
     """The last step before the first that was not followed; None when already the first was not."""
     for index, step in enumerate(steps):

@@ -92,6 +92,7 @@ def colours(count: int) -> list[str]:
 
 def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
 
 

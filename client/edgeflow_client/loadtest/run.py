@@ -13,7 +13,7 @@ from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
 from edgeflow_client.connection.wire import Opened
 from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError, StartError
-from edgeflow_client.loadtest.measure import follows, step_of
+from edgeflow_client.loadtest.measure import step_of, step_result
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan, Pattern, Ramp
 from edgeflow_client.loadtest.robots.robot import LoadRobot
@@ -168,7 +168,7 @@ class LoadRun:
         for index in range(len(pattern.rates_hz)):
             step = step_of(pattern, index, run.begin_ns)
             await self._wait_until(lambda now_ns, end=step.end_ns: now_ns >= end, run, stop)  # type: ignore[misc]
-            if stop.is_set() or not follows(step, run.ledgers):
+            if stop.is_set() or not step_result(step, run.ledgers).followed:
                 return
 
     async def _wait_until(self, reached: Callable[[int], bool], run: Measurement, stop: asyncio.Event) -> None:

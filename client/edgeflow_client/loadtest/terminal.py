@@ -15,15 +15,8 @@ from typer.core import TyperCommand
 from edgeflow_client.errors import ConfigError, DependencyError, EdgeflowError, StartError
 
 OF_THE_SYSTEM = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EIO,
-    errno.EPIPE,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-    errno.EAGAIN,
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EPIPE),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
 """A full or broken disk, a reader that has gone, no more descriptors, memory or processes."""
 WIDE = 140  # columns of tables that go to a file or a pipe

@@ -27,7 +27,7 @@ from edgeflow.engine.chat.memory import (
     store_format,
     weight_bytes,
 )
-from edgeflow.engine.chat.plane import ChatPlane, DeclaredPrefix
+from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
@@ -71,7 +71,7 @@ class BuiltChat:
 
     name: str
     engine: ChatEngine
-    prefixes: tuple[DeclaredPrefix, ...]
+    prefixes: dict[str, FixedPrefix]
     times: ChunkTimes
     fingerprint: str
     numbers: str
@@ -105,7 +105,7 @@ class BuiltChat:
             length=self.length,
             capacity=kv.capacity,
             long=self.long,
-            slots=[prefix.slot_id for prefix in self.prefixes],
+            slots=list(self.prefixes),
             slot_bytes=kv.nbytes // kv.slots,
             kv_bytes=kv.nbytes,
             step_ns=self.times.step_ns,
@@ -120,7 +120,7 @@ class BuiltChat:
 def chat_bytes(config: ServiceConfig) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
 
-    Weights in the configured precision, the gate, what slots and passes take (memory_need.py), and recordings.
+    Weights in the configured precision, the gate, what slots and passes take (memory.py), and recordings.
     StartErrors for a KV format that this device lacks, and for a gate or an EAGLE-3 head that cannot serve this model.
     """
     path = config.chat_path
@@ -236,7 +236,7 @@ def build_chat(
     )
     told = _record(engine, progress, required=graphs == "on") if graphs else ""
     engine.seal()
-    prefixes = []
+    prefixes = {}
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
         fixed = FixedPrefix(prompt, index)
         try:
@@ -244,7 +244,7 @@ def build_chat(
                 progress(f"prefix {slot.id}", done, len(prompt))
         except RequestError as error:
             raise ConfigError(f"chat.slots {slot.id}: {error.text}") from error
-        prefixes.append(DeclaredPrefix(slot.id, fixed))
+        prefixes[slot.id] = fixed
     if model.device.type == "cuda":
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
@@ -255,7 +255,7 @@ def build_chat(
     return BuiltChat(
         name=config.name,
         engine=engine,
-        prefixes=tuple(prefixes),
+        prefixes=prefixes,
         times=times,
         fingerprint=fingerprint,
         numbers=", ".join(filter(None, (numbers, told, *remarks(gate, config, model.config)))),

@@ -14,10 +14,9 @@ from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Executor, Stamp, Ticket
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.policy import Decoder
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.sampling.sample import GREEDY, SamplingKind, SamplingState
+from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import INT4
@@ -224,7 +223,7 @@ class ChatEngine:
         return 0 if self._reads_places else self._prompts.launch_ahead
 
     def stamp(self) -> Stamp | None:
-        """A mark behind everything enqueued so far; None where launching computes."""
+        """As of Executor."""
         return self._prompts.stamp()
 
     @property
@@ -238,7 +237,7 @@ class ChatEngine:
             if executor.classes is None:
                 continue
             shapes = recorded_shapes(executor.classes, recommended, gated=self.kv.format.memory is not None)
-            executor.record_all([each for each in shapes if executor is self._owner(each)], progress)
+            executor.record_all([each for each in shapes if executor is self._of(each)], progress)
 
     def seal(self) -> None:
         """Record nothing from now on."""
@@ -303,12 +302,9 @@ class ChatEngine:
             raise WorkerError("the model's output is not finite")
         return outcomes
 
-    def _of(self, planned: Pass[int]) -> Executor:
+    def _of(self, planned: Pass[int] | PassShape) -> Executor:
         """Rows of a pass are of one model: decode rows beside prompts only where the same computes both."""
-        return self._owner(planned)
-
-    def _owner(self, of: Pass[int] | PassShape) -> Executor:
-        return self._prompts if of.prefills else self._decodes
+        return self._prompts if planned.prefills else self._decodes
 
     @property
     def _executors(self) -> tuple[Executor, ...]:

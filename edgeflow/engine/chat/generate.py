@@ -12,8 +12,8 @@ from torch import Tensor
 from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.grammar import Grammar
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import Sampled
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass
 from edgeflow.scheduler.requests import Finish, RequestPlan
@@ -85,37 +85,29 @@ class RequestStep:
     logits: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A pass on its way, with the requests that share it."""
-
-    ticket: Ticket[int]
-    generations: tuple[Generation, ...]
-
-
 def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[RequestStep]:
     """Run one pass of requests in different slots, each by a chunk of at most `chunk` rows or a token."""
-    launched = _launch(engine, generations, chunk)
-    return _commit(engine, launched) if launched is not None else []
+    ticket = _launch(engine, generations, chunk)
+    return _commit(engine, ticket, generations) if ticket is not None else []
 
 
 def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator[Sampled[int] | None]:
     """Run a request by itself, as the worker does; one item per pass: tokens, or None for a chunk of the prompt."""
     ahead = engine.launch_ahead if generation.constraint is None else 0
-    running: deque[_Launched] = deque()
+    running: deque[Ticket[int]] = deque()
     while generation.finish is None:
         launched = _launch(engine, [generation], chunk)
         if launched is not None:
             running.append(launched)
         while len(running) > (ahead if launched is not None else 0) and generation.finish is None:
-            (step,) = _commit(engine, running.popleft())
+            (step,) = _commit(engine, running.popleft(), [generation])
             yield step.sampled
 
 
-def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> _Launched | None:
+def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> Ticket[int] | None:
     """Start a pass; None where all rows of all requests are in flight."""
-    planned = {each.plan.slot: each.plan.next(chunk) for each in generations}
-    segments = sorted((each for each in planned.values() if each is not None), key=lambda each: each.stage > 0)
+    planned = [each.plan.next(chunk) for each in generations]
+    segments = sorted((each for each in planned if each is not None), key=lambda each: each.stage > 0)
     if not segments:
         return None
     owners = {each.plan.slot: each for each in generations}
@@ -127,17 +119,19 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
         anything = torch.ones(1, engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
         allowed = [anything if mask is None else mask.allowed() for mask in masks]
         ticket = engine.sample(ticket, torch.cat(allowed))
-    return _Launched(ticket, tuple(each for each in generations if planned[each.plan.slot] is not None))
+    return ticket
 
 
-def _commit(engine: ChatEngine, launched: _Launched) -> list[RequestStep]:
-    ticket, first, rows = launched.ticket, 0, dict[int, Tensor]()
+def _commit(engine: ChatEngine, ticket: Ticket[int], generations: Sequence[Generation]) -> list[RequestStep]:
+    """The results of those requests that share the pass."""
+    first, rows = 0, dict[int, Tensor]()
     for segment, samples in zip(ticket.planned.segments, ticket.samples, strict=False):
         if ticket.logits is not None and samples:
             rows[segment.sequence] = ticket.logits[first : first + segment.samples]
         first += samples
-    outcomes = {outcome.sequence: outcome for outcome in engine.collect(launched.ticket)}
-    return [_step(each, outcomes[each.plan.slot], rows.get(each.plan.slot)) for each in launched.generations]
+    outcomes = {outcome.sequence: outcome for outcome in engine.collect(ticket)}
+    shared = [(each, each.plan.slot) for each in generations if each.plan.slot in outcomes]
+    return [_step(each, outcomes[slot], rows.get(slot)) for each, slot in shared]
 
 
 def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> RequestStep:

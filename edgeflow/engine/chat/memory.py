@@ -364,6 +364,5 @@ def _as_held(shapes: Mapping[str, tuple[int, ...]], text: LlamaConfig) -> dict[s
 
 
 def _projections(text: LlamaConfig) -> int:
-    """Weights of the projections, in numbers."""
     attention = sum(math.prod(shape) for shape in text.attention.linears.values())
     return text.num_hidden_layers * (attention + 3 * text.hidden_size * text.intermediate_size)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,10 @@ from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.chat.generate import FixedPrefix, most_tokens
 from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.executor import Running, Ticket
-from edgeflow.engine.outcomes import Sampled, TokenLogprobs
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import Sampled, TokenLogprobs
 from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
-from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
 from edgeflow.scheduler.drafting import DraftCounts
@@ -38,19 +37,6 @@ from edgeflow_client.reasons import Reason
 NICE = 5
 """Priority of the thread. Mild on purpose: between its operations it holds the interpreter's lock for microseconds, and
 with a much lower priority the loop could wait for that lock while other processes run."""
-
-
-class ImagePrompts:
-    """Builds one prompt after the other in a thread; it starts with the first request that has images."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_yield_to_the_loop)
-
-    def build(self, model: ChatModel, message: ChatStart, wake: Callable[[], None]) -> Future[Prompt]:
-        """The prompt, or the InvalidArgument that refuses it. wake: called from the thread when either is there."""
-        future = self._thread.submit(lambda: model.prompt(message.ids, images_of(message)))
-        future.add_done_callback(lambda _: wake())
-        return future
 
 
 def images_of(message: ChatStart) -> list[NDArray[np.uint8]]:
@@ -72,14 +58,6 @@ def _yield_to_the_loop() -> None:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, 0, NICE)  # on Linux: of the calling thread
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredPrefix:
-    """A declared fixed prefix whose KV lies in its slot."""
-
-    slot_id: str
-    fixed: FixedPrefix
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,7 +85,7 @@ class ChatPlane:
         *,
         name: str,
         engine: ChatEngine,
-        prefixes: Sequence[DeclaredPrefix],
+        prefixes: Mapping[str, FixedPrefix],
         times: ChunkTimes,
         chunk: int,
         clock: Clock,
@@ -118,15 +96,16 @@ class ChatPlane:
         self.engine = engine
         self.times = times
         self.chunk = chunk
-        rows = {each.fixed.slot: len(each.fixed.prompt) for each in prefixes}
+        rows = {each.slot: len(each.prompt) for each in prefixes.values()}
         self.requests = Requests(rows, engine.placement, engine.rule())
         self._name = name
-        self._slots = {prefix.slot_id: prefix.fixed.slot for prefix in prefixes}
-        self._prefixes = {prefix.fixed.slot: prefix for prefix in prefixes}
+        self._slots = {slot_id: prefix.slot for slot_id, prefix in prefixes.items()}
+        self._slot_ids = {slot: slot_id for slot_id, slot in self._slots.items()}
+        self._prompts = {prefix.slot: prefix.prompt for prefix in prefixes.values()}
         self._clock = clock
         self._publish = publish
         self._grammars = grammars
-        self._image_prompts = ImagePrompts()
+        self._images = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_yield_to_the_loop)
         self._waiting: dict[int, _Request | SetPrefix] = {}
         self._sources: dict[int, PromptSource] = {}  # of the request that runs
         self._masked: Ticket[int] | None = None
@@ -152,7 +131,8 @@ class ChatPlane:
         """A request arrives. The chat front sends one at a time, so few prompts with images are in memory at once."""
         request = _Request(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
-            request.prompt = self._image_prompts.build(self.engine.model, message, lambda: self.wake())
+            request.prompt = self._images.submit(lambda: self.engine.model.prompt(message.ids, images_of(message)))
+            request.prompt.add_done_callback(lambda _: self.wake())
         if message.schema:
             request.grammar = self._grammars.compile(message.schema, lambda: self.wake())
         self._waiting[message.request] = request
@@ -217,7 +197,11 @@ class ChatPlane:
     def _start(self, most: int) -> Ticket[int] | None:
         first = self.requests.first
         if first is not None:
-            self._begin(first, self._waiting[first])
+            waiting = self._waiting[first]
+            if isinstance(waiting, SetPrefix):
+                self._begin_prefix(waiting)
+            else:
+                self._begin_request(first, waiting)
         planned = self.requests.plan(most)
         if planned is None:
             return None
@@ -258,12 +242,6 @@ class ChatPlane:
             return constraint.ready
         return plan is not None and not (plan.complete or plan.waits) and (constraint is None or not plan.passes)
 
-    def _begin(self, number: int, waiting: _Request | SetPrefix) -> None:
-        if isinstance(waiting, SetPrefix):
-            self._begin_prefix(waiting)
-        else:
-            self._begin_request(number, waiting)
-
     def _begin_prefix(self, message: SetPrefix) -> None:
         """The old prefix is gone from here on; InvalidArgument, before anything is changed, where the new one does not
         fit."""
@@ -272,12 +250,12 @@ class ChatPlane:
         if prompt is not None and len(prompt) >= capacity:
             text = f"has {len(prompt)} tokens, the limit is {capacity - 1}"
             raise InvalidArgument(text, field="prefix", reason=Reason.CONTEXT_LENGTH_EXCEEDED)
-        self._prefixes.pop(slot, None)
+        self._prompts.pop(slot, None)
         self.requests.begin_prefix(slot, len(prompt) if prompt is not None else 0)
         if prompt is None:
             self._prefix_set(message)
         else:
-            self._prefixes[slot] = DeclaredPrefix(message.slot, FixedPrefix(prompt, slot))
+            self._prompts[slot] = prompt
             self._sources = {message.request: PromptSource(self.engine.model, prompt)}
             self.engine.clear(slot)
 
@@ -291,7 +269,7 @@ class ChatPlane:
             request.grammar.result()  # raises what refuses the schema
         params = _params(message)
         tokens = most_tokens(prompt, params, self.engine.kv.positions)
-        shared = {slot: prefix.fixed.prompt.common(prompt) for slot, prefix in self._prefixes.items()}
+        shared = {slot: prefix.common(prompt) for slot, prefix in self._prompts.items()}
         rule = self.engine.rule(constrained=request.grammar is not None)
         request.plan = self.requests.begin(len(prompt), tokens, model.stop_ids, shared, rule)
         self._sources = {number: PromptSource(model, prompt)}
@@ -309,7 +287,7 @@ class ChatPlane:
         try:
             self.engine.check_memory(slot)
         except RequestError as error:
-            del self._prefixes[slot], self.requests.prefixes[slot]
+            del self._prompts[slot], self.requests.prefixes[slot]
             self._fail(message.request, error)
         else:
             self._prefix_set(message)
@@ -354,7 +332,7 @@ class ChatPlane:
                 prompt_tokens=plan.rows if plan is not None else 0,
                 answer_tokens=plan.settled if plan is not None else 0,
                 reused=plan.known if plan is not None else 0,
-                slot=self._prefixes[plan.prefix_slot].slot_id if plan and plan.prefix_slot is not None else "",
+                slot=self._slot_ids[plan.prefix_slot] if plan and plan.prefix_slot is not None else "",
                 queue_ns=started_ns - request.arrived_ns,
                 prefill_ns=max(first_ns - started_ns, 0),
                 decode_ns=now_ns - first_ns,
@@ -378,15 +356,5 @@ def _ready(waiting: _Request | SetPrefix) -> bool:
 
 
 def _params(message: ChatStart) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=message.max_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        seed=None if message.seed < 0 else message.seed,
-        logprobs=None if message.logprobs < 0 else message.logprobs,
-    )
+    given = {each.name: getattr(message, each.name) for each in fields(SamplingParams)}
+    return SamplingParams(**given | {name: None for name in ("seed", "logprobs") if given[name] < 0})

@@ -2,62 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.control.engine import Answer, Chunked, EngineOptions, PassEngine
+from edgeflow.engine.control.engine import Chunked, EngineOptions, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.frames import FlowFrame, Previous, guidance_of
-from edgeflow.engine.flow.policy import FlowPolicy, PrefixSegment, StepSegment
-from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Previous, gain, guidance_of
+from edgeflow.engine.flow.policy import FlowPolicy, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
 from edgeflow.engine.policy import Policy
 from edgeflow.kernels.kv.layout import on_device, uploaded
 from edgeflow.scheduler.plan import FrameRef, Move, Pass, Segment
 from edgeflow_client.errors import InvalidArgument
 
-SAME = 1e-6  # difference by which a normalised value counts as changed
+
+class FlowState:
+    """Numbers of S slots, one line of float32 each, which passes read and write by slot.
+
+    x [S, M, H, A]: the latents. target [S, H, A], weights [S, H], most [S], clean [S]: as of Guidance, zeros without
+    one. state [S, n]: what every step reads of the robot's state.
+    """
+
+    def __init__(self, slots: int, sizes: FlowSizes, device: torch.device) -> None:
+        self._lines = torch.zeros(slots, sizes.state_numbers, device=device)
+        x, target, self.weights, most, clean, self.state = torch.split(self._lines, list(sizes.state_widths), dim=1)
+        self.x = x.view(slots, sizes.candidates, sizes.horizon, sizes.dims)
+        self.target = target.view(slots, sizes.horizon, sizes.dims)
+        self.most, self.clean = most[:, 0], clean[:, 0]
+        self.before_state = sizes.state_numbers - sizes.state
+
+    def enter(self, slots: Tensor, lines: Tensor) -> None:
+        """Frames begin in their slots [B]. lines: as of `lines_of`, on the device."""
+        self._lines[slots] = lines[:, : self._lines.shape[1]]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Slots `source` enter slots `target` [n], all at once."""
+        self._lines[target] = self._lines[source]
+
+
+def lines_of(frames: Sequence[FlowFrame], sizes: FlowSizes) -> Tensor:
+    """The lines of frames that begin [B, ...], on the host; the robot's state last, whether steps read it or not.
+
+    ValueError for noise or a target of another shape.
+    """
+    return torch.stack([torch.cat(_parts(frame, sizes)) for frame in frames])
+
+
+def _parts(frame: FlowFrame, sizes: FlowSizes) -> list[Tensor]:
+    horizon, dims = sizes.horizon, sizes.dims
+    if frame.noise.shape != (sizes.candidates, horizon, dims):
+        raise ValueError(f"noise is of shape {list(frame.noise.shape)}, not {[sizes.candidates, horizon, dims]}")
+    guidance, noise = frame.guidance, frame.noise.flatten()
+    if guidance is None:
+        return [noise, noise.new_zeros(horizon * (dims + 1) + 2), frame.state]
+    if guidance.target.shape != (horizon, dims) or guidance.weights.shape != (horizon,):
+        raise ValueError(f"a target is of shape {list(guidance.target.shape)}, not {[horizon, dims]}")
+    bounds = torch.tensor([guidance.most, float(guidance.clean)])
+    return [noise, guidance.target.flatten(), guidance.weights, bounds, frame.state]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStep:
-    """A step of a frame [M, H, A] float32, on the device. x: before it; velocity: of the network; used: as guided."""
+class Steps:
+    """The steps of a pass, of n frames [n, M, H, A]. x: before the step; velocity: of the network; used: as guided;
+    after: x behind the step.
+    """
 
     x: Tensor
     velocity: Tensor
     used: Tensor
+    after: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class FlowOutcome(Chunked):
-    """An outcome of a frame. kept: its step, where steps are kept."""
+class FlowProgram:
+    """The arithmetic of latents around the networks. What it does follows from the shape of a pass; it waits for
+    nothing."""
 
-    kept: KeptStep | None = field(default=None, compare=False)
+    def __init__(self, sizes: FlowSizes, state: FlowState) -> None:
+        device = state.x.device
+        self._sizes = sizes
+        self._state = state
+        times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
+        self._times = torch.tensor(times, device=device)
+        self._gains = torch.tensor([gain(time) for time in times], device=device)
+        self._rows = torch.arange(sizes.horizon, device=device)
+
+    def run(self, places: PlacedPass, lines: Tensor | None, pixels: Sequence[Tensor], *, guided: bool) -> Steps | None:
+        """Run a pass; None where no frame steps.
+
+        lines: of the frames that begin, on the device; pixels [C, 3, h, w] of each. guided: some frame that steps
+        continues another chunk.
+        """
+        prefixes = None
+        if lines is not None:
+            self._state.enter(places.begin, lines)
+            prefixes = PrefixInputs(pixels=pixels, state=lines[:, self._state.before_state :])
+        if not len(places.slots):
+            places.run(prefixes, None)
+            return None
+        return self._step(prefixes, places, guided)
+
+    def _step(self, prefixes: PrefixInputs | None, places: PlacedPass, guided: bool) -> Steps:
+        slots, state, count = places.slots, self._state, self._sizes.candidates
+        clean = self._rows < state.clean[slots, None] if guided else None  # [n, H]
+        x = _kept(state.x[slots], state.target[slots] if guided else None, clean)
+        time = self._times[places.steps]
+        inputs = StepInputs(
+            x=x.flatten(0, 1),
+            time=_each(time, count),
+            clean=self._clean(clean, len(x)),
+            state=_each(state.state[slots], count),
+        )
+        velocity = self._velocity(places, prefixes, inputs).view(x.shape)
+        used = self._guided(x, velocity, time, places) if guided else velocity
+        after = torch.add(x, used, alpha=-1.0 / self._sizes.steps)
+        after = _kept(after, state.target[slots] if guided else None, clean)
+        state.x[slots] = after
+        return Steps(x=x, velocity=velocity, used=used, after=after)
+
+    def _velocity(self, places: PlacedPass, prefixes: PrefixInputs | None, steps: StepInputs) -> Tensor:
+        velocity = places.run(prefixes, steps)
+        if velocity is None:
+            raise RuntimeError("a pass with steps gave no velocities")
+        return velocity
+
+    def _clean(self, clean: Tensor | None, frames: int) -> Tensor:
+        """[n M, H]"""
+        if clean is None:
+            return torch.zeros(
+                frames * self._sizes.candidates, len(self._rows), dtype=torch.bool, device=self._rows.device
+            )
+        return _each(clean, self._sizes.candidates)
+
+    def _guided(self, x: Tensor, velocity: Tensor, time: Tensor, places: PlacedPass) -> Tensor:
+        """The velocity [n, M, H, A], drawn to the target of each frame."""
+        state, slots = self._state, places.slots
+        reached = x - time[:, None, None, None] * velocity
+        bounded = torch.minimum(self._gains[places.steps], state.most[slots])
+        pull = (bounded[:, None] * state.weights[slots])[:, None, :, None]
+        return torch.addcmul(velocity, pull, state.target[slots][:, None] - reached, value=-1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlowTicket(Ticket[FrameRef]):
-    """A pass on its way. results [f, M, H, A]: of the frames that it finishes. steps: where they are kept."""
+def _each(values: Tensor, count: int) -> Tensor:
+    """[n, ...] → [n count, ...], every value `count` times"""
+    return values if count == 1 else values.repeat_interleave(count, dim=0)
 
-    steps: Steps | None = None
+
+def _kept(x: Tensor, target: Tensor | None, clean: Tensor | None) -> Tensor:
+    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]; what is not finite remains so."""
+    if target is None or clean is None:
+        return x
+    return torch.where(clean[:, None, :, None], target[:, None] + 0.0 * x, x)
+
+
+SAME = 1e-6  # difference by which a normalised value counts as changed
 
 
 class FlowEngine(PassEngine):
     """Runs the passes of a flow policy. They are not replayed.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. stages: run its
-    networks. keep_steps: outcomes have what their step was.
+    networks. watch: called with the segments that take a step in a pass, and with their steps.
     """
 
-    def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, keep_steps: bool = False) -> None:
+    def __init__(self, policy: FlowPolicy, slots: int, capacity: int) -> None:
         sizes = policy.sizes
         self.policy: FlowPolicy = policy
-        self.keep_steps = keep_steps
+        self.watch: Callable[[Sequence[Segment[FrameRef]], Steps], None] | None = None
         self.sessions = slots // sizes.program.passes
         self.capacity = capacity
         self.text_rows = capacity - policy.fixed_rows - sizes.step_rows
@@ -71,11 +186,10 @@ class FlowEngine(PassEngine):
         self._guided = [False] * slots
 
     def rows(self, prompt: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         return self.stages.rows(prompt)
 
     @torch.inference_mode()
-    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> FlowTicket:
+    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, FlowFrame]) -> Ticket[FrameRef]:
         """Start a pass: place its rows, run it, fetch the chunks of the frames that it finishes."""
         begin, steps = planned.prefills, planned.decodes
         frames = [prompts[segment.sequence] for segment in begin]
@@ -90,18 +204,19 @@ class FlowEngine(PassEngine):
         ]
         started = self.stamp()
         done = self._program.run(places, lines, pixels, guided=guided)
+        if self.watch is not None and done is not None:
+            self.watch(steps, done)
         self._move(planned.moves)
-        return FlowTicket(
+        return Ticket(
             planned=planned,
             samples=(1,) * len(planned.segments),
             results=self._finished(steps, done),
             logits=None,
             started=started,
             done=self.stamp(),
-            steps=done if self.keep_steps else None,
         )
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[FlowOutcome]:
+    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Chunked]:
         """Wait for a pass; what each of its segments gave.
 
         A latent that is not finite at some step is not at any later one, so the chunk shows it.
@@ -109,20 +224,9 @@ class FlowEngine(PassEngine):
         if ticket.done is not None:
             ticket.done.wait()
         chunks = iter(() if ticket.results is None else ticket.results.numpy())
-        kept = ticket.steps if isinstance(ticket, FlowTicket) else None
-        first = len(ticket.planned.prefills)
-        return [
-            self._outcome(segment, chunks, _kept(kept, index - first) if kept and index >= first else None)
-            for index, segment in enumerate(ticket.planned.segments)
-        ]
-
-    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
-        kept = tuple(outcome.kept for outcome in outcomes if outcome.kept is not None)
-        return replace(super().answer(frame, passes, outcomes), steps=kept)
+        return [self._outcome(segment, chunks) for segment in ticket.planned.segments]
 
     def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
-        sent, by bounds or by limits on the motion."""
         sent, played = self.policy.normalised(actions), values.copy()
         rows, dims = sent.shape
         given = played[:rows, :dims]
@@ -131,10 +235,6 @@ class FlowEngine(PassEngine):
         return played
 
     def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
-        """The frame, whose answer continues the chunk being played; as it is where the policy cannot.
-
-        InvalidArgument for a chunk or a delay that it cannot continue.
-        """
         settings = self.policy.rtc
         if settings is None:
             return prompt
@@ -173,13 +273,11 @@ class FlowEngine(PassEngine):
         chunks = done.after if len(last) == len(steps) else done.after[on_device(last, self._device)]
         return chunks.to("cpu", torch.float64, non_blocking=True, copy=True)
 
-    def _outcome(
-        self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]], kept: KeptStep | None
-    ) -> FlowOutcome:
+    def _outcome(self, segment: Segment[FrameRef], chunks: Iterator[NDArray[np.float64]]) -> Chunked:
         if segment.stage < self.policy.sizes.steps:
-            return FlowOutcome(segment.sequence, (), kept=kept)
+            return Chunked(segment.sequence, ())
         values = next(chunks)
-        return FlowOutcome(segment.sequence, (), bool(np.isfinite(values).all()), values=values, kept=kept)
+        return Chunked(segment.sequence, (), bool(np.isfinite(values).all()), values=values)
 
 
 def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
@@ -188,7 +286,3 @@ def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
     sizes = served.sizes
     capacity = served.fixed_rows + options.text_rows + sizes.step_rows
     return FlowEngine(served, options.sessions * sizes.program.passes, capacity)
-
-
-def _kept(steps: Steps, index: int) -> KeptStep:
-    return KeptStep(x=steps.x[index], velocity=steps.velocity[index], used=steps.used[index])

@@ -49,8 +49,7 @@ class Answer:
     """The whole answer to a frame. finite: False when a number behind it was not.
 
     token_ids: its K action tokens, the first `settled` of which are settled; the others are what its last pass gave
-    behind wrong drafts. values [M, horizon, A]: M candidates, normalised; None where the answer has tokens. steps: of a
-    flow policy whose engine keeps them.
+    behind wrong drafts. values [M, horizon, A]: M candidates, normalised; None where the answer has tokens.
     """
 
     frame: FrameRef
@@ -58,7 +57,6 @@ class Answer:
     token_ids: tuple[int, ...] = ()
     settled: int = 0
     values: NDArray[np.float64] | None = None
-    steps: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

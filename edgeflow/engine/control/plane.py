@@ -33,6 +33,7 @@ from edgeflow.ipc.messages import (
     FrameResult,
     Message,
     OpenSession,
+    Pong,
     ResetSession,
     SessionOpened,
     SessionRefused,
@@ -40,7 +41,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
-from edgeflow.scheduler.scheduler import Scheduler, SchedulerCounts
+from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.settling import SettlingSample
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import InvalidArgument, RequestError
@@ -108,21 +109,6 @@ class ControlLoop:
         """When there will be a pass even if no frame arrives."""
         return self._scheduler.wake_at_ns()
 
-    @property
-    def counts(self) -> SchedulerCounts:
-        return self._scheduler.counts
-
-    @property
-    def unusual_states(self) -> int:
-        """Frames whose state was outside its statistics."""
-        return self._engine.policy.unusual_states
-
-    @property
-    def eager_passes(self) -> int:
-        """Passes whose shape has no recorded graph."""
-        graphs = self._engine.graphs
-        return graphs.eager_passes if graphs else 0
-
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
         the time of its turn of the loop.
@@ -131,11 +117,25 @@ class ControlLoop:
         self._passes.clear()
         return passes
 
-    def take_settling(self) -> list[SettlingSample]:
-        """Every frame that drafted and left since the last call."""
-        samples = list(self._settling)
+    def pong(self, nonce: int) -> Pong:
+        """The counts so far, with every pass, and every frame that drafted and left, since the last call."""
+        counts, passes, frames = self._scheduler.counts, self.take_passes(), list(self._settling)
         self._settling.clear()
-        return samples
+        return Pong(
+            nonce=nonce,
+            passes=counts.passes,
+            rows=counts.rows,
+            full_passes=counts.full_passes,
+            pass_ns=[sample.ns for sample in passes],
+            pass_prefills=[sample.prefills for sample in passes],
+            pass_decodes=[sample.decodes for sample in passes],
+            eager_passes=self._engine.graphs.eager_passes if self._engine.graphs else 0,
+            settling_stages=[sample.stages for sample in frames],
+            settling_bins=[sample.tolerance_bins for sample in frames],
+            settling_passes=[sample.passes for sample in frames],
+            settling_done=[sample.settled for sample in frames],
+            unusual_states=self._engine.policy.unusual_states,
+        )
 
     # What control says.
 

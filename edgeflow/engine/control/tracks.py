@@ -130,12 +130,7 @@ _DEPARTURES = {
         Reason.SUPERSEDED,
         "a newer frame came before this one was started",
     ),
-    Leaving.OVERTAKEN: (
-        Disposition.SUPERSEDED,
-        "",
-        Reason.OVERTAKEN,
-        "a newer frame was answered first",
-    ),
+    Leaving.OVERTAKEN: (Disposition.SUPERSEDED, "", Reason.OVERTAKEN, "a newer frame was answered first"),
     Leaving.EXPIRED: (
         Disposition.SUPERSEDED,
         "",

@@ -45,7 +45,10 @@ class Dimension:
 
 def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs: PolicyInputs) -> Dimension:
     """A dimension with its limits per step; ConfigError names the limit that cannot be."""
-    _check_name(name, schema)
+    if name not in schema.names:
+        raise ConfigError(
+            f"trajectory.limits.{name}: not a dimension of the policy, which has {', '.join(schema.names)}"
+        )
     field, index, step_s = f"trajectory.limits.{name}", schema.names.index(name), schema.step_ms / 1e3
     number = _number(f"{field}.state", limits.state, inputs) if limits.state else None
     relative = schema.relative[index]
@@ -71,13 +74,6 @@ def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, 
     )
     _check_braking(field, limits, bounds, step_s)
     return Dimension(index=index, name=name, relative=relative, bounds=bounds, number=number)
-
-
-def _check_name(name: str, schema: ActionSchema) -> None:
-    if name not in schema.names:
-        raise ConfigError(
-            f"trajectory.limits.{name}: not a dimension of the policy, which has {', '.join(schema.names)}"
-        )
 
 
 def _check_start(field: str, name: str, limits: DimensionLimits, *, relative: bool) -> None:
@@ -116,7 +112,6 @@ def _per_step(limit: float | None, scale: float) -> float:
 
 
 def _number(field: str, text: str, inputs: PolicyInputs) -> int:
-    """The place of a number in the policy's state."""
     sizes = {each.name: each.size for each in inputs.state}
     starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
     found = _NUMBER.fullmatch(text)
@@ -185,7 +180,8 @@ class Trajectory:
         actions = actions_of(0)
         if count > 1 and normalised is not None:
             chunks = [actions, *(actions_of(each) for each in range(1, count))]
-            index, scores = self._best(chunks, normalised, plan)
+            scores = tuple(self._score(chunk, values, plan) for chunk, values in zip(chunks, normalised, strict=True))
+            index = min(range(count), key=lambda each: scores[each].score)
             actions = chunks[index]
         limited: tuple[Limited, ...] = ()
         if self._dimensions and np.isfinite(actions).all():
@@ -240,12 +236,6 @@ class Trajectory:
         before, passed = played.before, played.passed
         excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
         return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
-
-    def _best(
-        self, chunks: Sequence[Rows], normalised: Rows, plan: PlayedRows | None
-    ) -> tuple[int, tuple[Candidate, ...]]:
-        scores = tuple(self._score(chunk, values, plan) for chunk, values in zip(chunks, normalised, strict=True))
-        return min(range(len(scores)), key=lambda index: scores[index].score), scores
 
     def _score(self, chunk: Rows, values: Rows, plan: PlayedRows | None) -> Candidate:
         """The scores of a candidate; the greatest number there is where it is not finite."""
@@ -314,7 +304,7 @@ def _excesses(
     bounds, found = dimension.bounds, {}
     slack = ROUNDING * max(float(np.abs(rows).max(initial=0.0)), float(np.abs(history).max(initial=0.0)))
     for kind, amounts in _amounts(dimension, history, rows, pose).items():
-        limit = _limit(bounds, kind)
+        limit: float = getattr(bounds, kind.value)
         excess = float(np.abs(amounts).max(initial=0.0)) - limit
         if excess > ROUNDING * limit + slack:
             found[kind] = excess
@@ -340,15 +330,6 @@ def _amounts(dimension: Dimension, history: Sequence[float], rows: Rows, pose: f
     }
 
 
-def _limit(bounds: MotionBounds, kind: LimitKind) -> float:
-    limits = {
-        LimitKind.VELOCITY: bounds.velocity,
-        LimitKind.ACCELERATION: bounds.acceleration,
-        LimitKind.JERK: bounds.jerk,
-    }
-    return limits[kind]
-
-
 def _slack(bounds: MotionBounds, positions: Rows) -> float:
     """For the rounding of positions."""
     size = bounds.high - bounds.low
@@ -359,7 +340,7 @@ def _share(dimension: Dimension, rows: Rows) -> float:
     """Mean excess over the limits, as a share of each."""
     bounds, found = dimension.bounds, 0.0
     for kind, amounts in _amounts(dimension, [], rows, None).items():
-        limit = _limit(bounds, kind)
+        limit: float = getattr(bounds, kind.value)
         if amounts.size and math.isfinite(limit):
             found += float(np.maximum(np.abs(amounts) / limit - 1.0, 0.0).mean())
     if bounds.boxed and not dimension.relative:

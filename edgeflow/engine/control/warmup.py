@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from edgeflow.contract import Observation
 from edgeflow.engine.control.denoising import FlowEngine
@@ -98,7 +97,6 @@ def chunk_objection(
 
 
 def _spread(differences: NDArray[np.float64]) -> float:
-    """The root mean square of differences."""
     return float(np.sqrt(np.square(differences).mean()))
 
 
@@ -143,13 +141,9 @@ def _compared(right: Decoded, found: Decoded) -> Iterable[_Row]:
         spread = wanted.std().clamp_min(torch.finfo(torch.float32).tiny)
         off = float((logits - wanted).square().mean().sqrt() / spread)
         finite = bool(torch.isfinite(logits).all()) and found.sampled.finite
-        yield _Row(index == 0, off, _is_largest(logits, found_id), finite)
+        yield _Row(index == 0, off, bool(logits[found_id] == logits.max()), finite)
         if wanted_id != found_id:
             return
-
-
-def _is_largest(logits: Tensor, token_id: int) -> bool:
-    return bool(logits[token_id] == logits.max())
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -173,22 +167,18 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: boo
     differ in their last bits, as those of passes of different shapes may, give other numbers.
     """
     with uncounted(engine.policy):
-        _warm_up(engine, shift, progress, rounds=rounds)
-
-
-def _warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    if isinstance(engine, PolicyEngine):
-        _warm_up_modes(engine, shift, progress, rounds=rounds)
-    elif isinstance(engine, FlowEngine):
-        _warm_up_steps(engine, shift, progress, rounds=rounds)
-    elif isinstance(engine, OnePassEngine):
-        _warm_up_batches(engine, progress, rounds=rounds)
-    else:
-        raise TypeError(f"there is no warm-up for {type(engine).__name__}")
+        if isinstance(engine, PolicyEngine):
+            _warm_up_modes(engine, shift, progress, rounds=rounds)
+        elif isinstance(engine, FlowEngine):
+            _warm_up_steps(engine, shift, progress, rounds=rounds)
+        elif isinstance(engine, OnePassEngine):
+            _warm_up_batches(engine, progress, rounds=rounds)
+        else:
+            raise TypeError(f"there is no warm-up for {type(engine).__name__}")
 
 
 def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """In float32 tokens must be equal. Else logits may differ by as much as rounding does (agreement.py)."""
+    """In float32 tokens must be equal. Else logits may differ by as much as rounding does."""
     observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
     frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
     drafts = any(engine.policy.program(key).drafts for key in engine.policy.unnorm_keys)

@@ -122,11 +122,6 @@ class Eagle:
         return DraftForm.CHAIN if self.tree is None else DraftForm.TREE
 
     @property
-    def chain(self) -> TreeSizes:
-        """The sizes of its chains."""
-        return chain_of(self.depth)
-
-    @property
     def rows(self) -> int:
         return self.sizes.most_rows
 
@@ -135,7 +130,7 @@ class Eagle:
         return eagle_sizes(self.head.config, self.tree, self.depth)
 
     def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:
-        sizes = {DraftForm.CHAIN: self.chain}
+        sizes = {DraftForm.CHAIN: chain_of(self.depth)}
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
         behind = self.sizes.behind
@@ -178,7 +173,7 @@ def draft_sizes(config: ChatConfig, head: Eagle3Config | None) -> DraftSizes | N
 
 
 def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) -> DraftKind | None:
-    """How a loaded model drafts; None where it does not. weights: the format of its weights (precision.Weights).
+    """How a loaded model drafts; None where it does not. weights: the format of its weights (precision.ChosenWeights).
 
     ConfigError for 8-bit decode weights: they serve single rows, so a verification would meet other weights than a
     decode row does. `auto` does without drafts there.

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.drafts.drafters import Drafter
-from edgeflow.engine.outcomes import drafted_lines
 from edgeflow.engine.program import RanRows, ReadRows
-from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, sample
+from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, drafted_lines, sample
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy
@@ -113,7 +112,7 @@ class DraftVerifier:
         at = torch.arange(read.lengths[0], device=slots.device)
         places = firsts[:, None] + at
         tokens = state.ids[slots[:, None], places]
-        before = Earlier(tokens, (at > 0) & (at <= at[:, None])) if choose.penalised else None
+        before = Earlier(tokens, (at > 0) & (at <= at[:, None])) if choose.kind.penalised else None
         rows = choose(slots, places + 1, before)
         given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
         right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(read.counts)[:, None])
@@ -128,7 +127,7 @@ class DraftVerifier:
         bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
         at = torch.arange(length, device=slots.device)
         tokens = state.ids[slots[:, None], firsts[:, None] + at]
-        before = Earlier(tokens, (bits[..., None] >> at & 1 == 1) & (at > 0)) if choose.penalised else None
+        before = Earlier(tokens, (bits[..., None] >> at & 1 == 1) & (at > 0)) if choose.kind.penalised else None
         rows = choose(slots, firsts[:, None] + depth + 1, before)
         given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
         right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
@@ -160,11 +159,6 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-
-    @property
-    def penalised(self) -> bool:
-        """True when a token depends on those before it, drafts included."""
-        return self.kind.penalised
 
     def most(self, counts: Tensor) -> Tensor:
         """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import Array, KVForm, kv_arrays, zeros
+from edgeflow.artifacts.manifest import KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.engine.exported.batches import BOUND, BatchedStep, StepBatch, step_batches
+from edgeflow.engine.exported.tokens import BOUND, BatchedStep, StepBatch, step_batches
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces
 from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
@@ -61,29 +61,14 @@ class Bucket:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixMask:
-    """Inputs of a prefill. position [1, P] int64; seen [1, P, P] bool."""
-
-    position: Tensor
-    seen: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMask:
-    """Inputs of one candidate in a step, over T places of a slot. position [R] int64; seen [R, T + R] bool.
-
-    crossing [R], crossed [R, T]: the same in layers that read the prefix alone; None where there are none.
-    """
-
-    position: Tensor
-    seen: Tensor
-    crossing: Tensor | None
-    crossed: Tensor | None
-
-
 class BucketMasks:
-    """Positions and masks of one bucket. kinds: of the layers. past: T, places of a slot."""
+    """Positions and masks of one bucket, by the names of a graph's inputs. kinds: of the layers. past: T, places of a
+    slot.
+
+    prefix: position [1, P] int64; seen [1, P, P] bool. step: of one candidate over T places of a slot, position [R]
+    int64; seen [R, T + R] bool; crossing [R], crossed [R, T]: the same in layers that read the prefix alone, where
+    there are any.
+    """
 
     def __init__(self, bucket: Bucket, sizes: FlowSizes, kinds: tuple[str, ...], past: int) -> None:
         self.bucket = bucket
@@ -93,25 +78,26 @@ class BucketMasks:
         self.prefix = lru_cache(KEPT)(self._prefix)
         self.step = lru_cache(KEPT)(self._step)
 
-    def _prefix(self, cameras: int, tokens: int) -> PrefixMask:
+    def _prefix(self, cameras: int, tokens: int) -> dict[str, Tensor]:
         used, rows = self.bucket.used(cameras, tokens), self.bucket.rows
         joint = self._places(len(used), step=False).rows.joint
         position, seen = torch.zeros(rows, dtype=torch.long), torch.eye(rows, dtype=torch.bool)
         position[used] = joint.rope_position[0]
         seen[used[:, None], used] = joint.seen()
-        return PrefixMask(position=position[None], seen=seen[None])
+        return {"position": position[None], "seen": seen[None]}
 
-    def _step(self, cameras: int, tokens: int) -> StepMask:
+    def _step(self, cameras: int, tokens: int) -> dict[str, Tensor]:
         used = self.bucket.used(cameras, tokens)
         layout = self._places(len(used), step=True).rows
         joint, cross = self._spread(layout.joint, used), layout.cross
-        crossed = None if cross is None else self._spread(cross, used)[:, : self._past]
-        return StepMask(
-            position=layout.joint.rope_position[0],
-            seen=joint,
-            crossing=None if cross is None else cross.rope_position[0],
-            crossed=crossed,
-        )
+        if cross is None:
+            return {"position": layout.joint.rope_position[0], "seen": joint}
+        return {
+            "position": layout.joint.rope_position[0],
+            "crossing": cross.rope_position[0],
+            "seen": joint,
+            "crossed": self._spread(cross, used)[:, : self._past],
+        }
 
     def _spread(self, layout: PackedLayout, used: Tensor) -> Tensor:
         """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves behind."""
@@ -156,12 +142,10 @@ class StaticNetwork:
     dtype: torch.dtype = torch.float32
 
     def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         bucket = self.graphs.buckets[0]
         return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:  # noqa: ARG002 - slots are of one size
-        """As of StagedNetwork."""
         return StaticStages(self.graphs, sizes, slots)
 
 
@@ -196,13 +180,11 @@ class StaticStages:
         self._candidates = sizes.candidates
 
     def rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         return StaticNetwork(self.graphs).prefix_rows(frame)
 
     def place(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
     ) -> PlacedPass:
-        """As of FlowStages."""
         for segment, own in zip(begin, ids, strict=True):
             index = self.graphs.bucket_of(len(own))
             bucket = self.graphs.buckets[index]
@@ -251,12 +233,10 @@ class StaticStages:
             self._steps[batch.size].run(batch, frames, inputs, velocity)
         return velocity
 
-    def mask_of(self, slot: int) -> Mapping[str, Array]:
+    def mask_of(self, slot: int) -> Mapping[str, Tensor]:
         """The inputs of a step that follow from the frame of a slot."""
         held = self._held[slot]
-        mask = self._masks[held.bucket].step(held.cameras, held.tokens)
-        named = {"position": mask.position, "seen": mask.seen, "crossing": mask.crossing, "crossed": mask.crossed}
-        return {name: each.numpy() for name, each in named.items() if each is not None}
+        return self._masks[held.bucket].step(held.cameras, held.tokens)
 
 
 class _Prefix:
@@ -282,8 +262,8 @@ class _Prefix:
         if "state" in given:
             given["state"][0] = state.numpy()
         self._towers.run()
-        self._inputs["position"][:] = mask.position.numpy()
-        self._inputs["seen"][:] = mask.seen.numpy()
+        for name, each in mask.items():
+            self._inputs[name][:] = each.numpy()
         self._into(slot).run()
         self._stages.clear_behind(slot, self._masks.bucket.rows)
 
@@ -316,6 +296,6 @@ class _Step(BatchedStep):
             given["state"][lines] = inputs.state[rows].numpy()
         for row, line in zip(rows, lines, strict=True):
             for name, mask in self._stages.mask_of(frames[row].slot).items():
-                given[name][line] = mask
+                given[name][line] = mask.numpy()
         self._run(batch, [frames[row].slot for row in rows])
         velocity[rows] = torch.from_numpy(self._velocity[lines])

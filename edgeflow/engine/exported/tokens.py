@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,80 @@ from torch import Tensor
 from edgeflow.artifacts.files import TokenForm
 from edgeflow.artifacts.manifest import Array, KVForm, Manifest, kv_arrays, spec, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession, Runtime, load_sessions
-from edgeflow.engine.exported.batches import BatchedStep, StepBatch, step_batches
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.llama import LlamaConfig, Taps
+
+BOUND = 256
+"""Bindings of a graph that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """A run of a step's graph. size: B, of the graph. rows: which of the pass's rows it takes. lines: the line of the
+    batch of each. first: the slot of line 0, where lines are slots that follow each other; None where the keys and
+    values of each row are copied into the batch.
+    """
+
+    size: int
+    rows: tuple[int, ...]
+    lines: tuple[int, ...]
+    first: int | None
+
+
+def step_batches(slots: Sequence[int], sizes: Sequence[int], there: int) -> list[StepBatch]:
+    """The batches of rows in these slots. sizes: of the graphs, ascending. there: slots of the store.
+
+    Each batch is of the smallest size that holds what is left, and of the largest where none does. Where the slots of
+    its rows lie within that many, the batch is a run of slots in place; lines between them are computed and ignored.
+    """
+    left = sorted(range(len(slots)), key=lambda row: slots[row])
+    found = []
+    while left:
+        size = next((each for each in sizes if each >= len(left)), sizes[-1])
+        rows, left = left[:size], left[size:]
+        found.append(_batch(rows, [slots[row] for row in rows], size, there))
+    return found
+
+
+def _batch(rows: Sequence[int], slots: Sequence[int], size: int, there: int) -> StepBatch:
+    first = min(slots[0], there - size)
+    lines = tuple(slot - first for slot in slots)
+    if first < 0 or lines[-1] >= size or len(set(slots)) < len(slots):
+        return StepBatch(size=size, rows=tuple(rows), lines=tuple(range(len(rows))), first=None)
+    return StepBatch(size=size, rows=tuple(rows), lines=lines, first=first)
+
+
+class BatchedStep:
+    """The graph of a step of one batch, over the slots of a store. kv [layers, 2, S, T, KH, D]
+
+    _inputs: besides keys and values. _outputs: all that it gives, set by the class of a kind of step.
+    """
+
+    _outputs: dict[str, Array]
+
+    def __init__(self, session: GraphSession, kv: Array) -> None:
+        self._kv = kv
+        self._session = session
+        own = [each for each in session.graph.inputs if not each.name.startswith(("key.", "value."))]
+        self._inputs = {each.name: zeros(each) for each in own}
+        self._copied: Array = np.zeros(0, np.float32)  # takes memory once it is needed
+        self._over = lru_cache(BOUND)(self._bound)
+
+    def _run(self, batch: StepBatch, slots: Sequence[int]) -> None:
+        """Run the graph over slots in place, or over copies of the slots of the batch's rows."""
+        if batch.first is None:
+            if not self._copied.size:
+                self._copied = np.zeros((*self._kv.shape[:2], batch.size, *self._kv.shape[3:]), np.float32)
+            for line, slot in enumerate(slots):
+                self._copied[:, :, line] = self._kv[:, :, slot]
+        self._over(batch.first).run()
+
+    def _bound(self, first: int | None) -> BoundGraph:
+        past = self._copied if first is None else self._kv[:, :, first : first + self._session.graph.batch]
+        return self._session.bind(self._inputs | kv_arrays(past), self._outputs)
+
 
 CPU = torch.device("cpu")
 TOKEN = 0
@@ -73,10 +143,6 @@ class StaticDecoder:
         rows = torch.zeros(len(ids), self.graphs.width)
         rows[:, TOKEN] = ids
         return rows
-
-    def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots) -> Tensor:  # noqa: ARG002
-        """Not of these graphs: they give logits of sampled rows alone."""
-        raise ValueError("exported graphs give logits, not hidden rows")
 
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → logits of the sampled rows [n, V]; ValueError for taps, and for drafts."""
@@ -194,7 +260,7 @@ class _Prefill:
         self._logits = zeros(next(each for each in graph.outputs if each.name == "logits"))
         self._made = np.zeros((*kv.shape[:2], 1, self.rows, *kv.shape[4:]), np.float32)
         self._session = prefill
-        self._bound: dict[int, BoundGraph] = {}
+        self._over = lru_cache(BOUND)(self._bound)
         self._ids = np.zeros((1, self.rows), np.int64)
         self._towers = towers.bind({"ids": self._ids}, {"hidden": self._inputs["hidden"]}) if towers else None
 
@@ -216,23 +282,18 @@ class _Prefill:
         seen[:count, :start] = start > 0
         seen[:count, past : past + count] = np.tri(count, dtype=bool)
         given["sampled"][0] = count - 1
-        self._over(slot).run()
+        self._over(slot if past else 0).run()
         self._kv[:, :, slot, start : start + count] = self._made[:, :, 0, :count]
         logits: Array = self._logits[0]
         return logits
 
-    def _over(self, slot: int) -> BoundGraph:
-        key = slot if self._past else 0
-        if key not in self._bound:
-            past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
-            outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
-            self._bound[key] = self._session.bind(self._inputs | past, outputs)
-        return self._bound[key]
+    def _bound(self, slot: int) -> BoundGraph:
+        past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
+        outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
+        return self._session.bind(self._inputs | past, outputs)
 
 
 class _Step(BatchedStep):
-    """A decode step of one batch."""
-
     def __init__(self, session: GraphSession, kv: Array) -> None:
         super().__init__(session, kv)
         self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves

@@ -6,7 +6,7 @@ Where rows lie and what they see is built on the host, with one upload.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -84,18 +84,7 @@ class FlowLayouts:
             places=spans,
             sees=Sees(ranges[0]),
         )
-        cross = None
-        if self._cross:
-            cross = PackedLayout(
-                lengths=joint.lengths,
-                reach=joint.reach,
-                row_slot=slot,
-                row_position=position,
-                rope_position=turning[1],
-                sampled_rows=joint.sampled_rows,
-                places=spans,
-                sees=Sees(ranges[1]),
-            )
+        cross = replace(joint, rope_position=turning[1], sees=Sees(ranges[1])) if self._cross else None
         layout = GroupLayout(
             joint=joint, cross=cross, prefixes=len(begin), prefix_rows=sum(each.rows for each in begin)
         )
@@ -173,19 +162,16 @@ class PackedStages:
         self._nothing = torch.empty(0, 1, device=self.device)  # stands for rows that a pass does not have
 
     def rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
         return self._network.prefix_rows(frame)
 
     def place(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
     ) -> PlacedPass:
-        """As of FlowStages."""
         places = self.layouts.of(begin, steps, ids)
         run = partial(self._run, places)
         return PlacedPass(begin=places.begin, slots=places.slots, steps=places.steps, run=run)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:
-        """As of FlowStages."""
         self.kv.copy_rows(source, target, rows)
 
     def _run(self, places: FlowPlaces, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
@@ -214,5 +200,4 @@ class PackedNetwork:
         return self.decoder.dtype
 
     def stages(self: FlowNetwork, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
-        """As of engine/flow/policy.StagedNetwork."""
         return PackedStages(self, sizes, slots, capacity)

@@ -2,7 +2,7 @@
 then Euler steps of an action expert over its slot.
 
 The engine knows the slot of each frame and its step; it keeps the latents, guides them and integrates them
-(engine/flow/program.py). The stages keep the prefixes and give velocities.
+(engine/control/denoising.py). The stages keep the prefixes and give velocities.
 """
 
 from __future__ import annotations

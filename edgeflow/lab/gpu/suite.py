@@ -33,7 +33,7 @@ FEWEST_S = 10.0  # a section is not started with less
 SPARE_S = 10.0  # of the call's time, for the suite's own end
 MINUTES = 10.0
 BAD = ("failed", "cut off")
-NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "PIL")
+NEEDED = ("torch", "numpy", "pydantic", "safetensors", "tokenizers", "PIL")
 
 Run = Callable[[Order], Found]
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.cycles import LinearTime, linear_time
-from edgeflow.lab.kv260.host import head_time, layer_times
 from edgeflow.lab.kv260.macro import MacroShape
-from edgeflow.lab.kv260.network import LINEARS, fused_linears, head_in_macros
+from edgeflow.lab.kv260.network import LINEARS, PAPER_MODEL, PUBLISHED, fused_linears, head_in_macros
 from edgeflow.models.llama import LlamaConfig
 
 A53 = "A53s"
@@ -122,3 +121,36 @@ def _on_a53s(name: str, time: float) -> Part:
 
 def _on_accelerator(name: str, time: LinearTime) -> Part:
     return Part(name, time.in_turn, time.limits)
+
+
+def layer_times(config: LlamaConfig) -> dict[str, float]:
+    """Microseconds of each row of Table I in a layer of this network."""
+    here, there = _sizes(config), _sizes(PUBLISHED[PAPER_MODEL])
+    return {name: constant.value * here[name] / there[name] for name, constant in constants.TABLE_I.items()}
+
+
+def head_time(config: LlamaConfig) -> float:
+    """Microseconds of the head."""
+    return config.vocab_size * config.hidden_size / (1e3 * mac_rate())
+
+
+def mac_rate() -> float:
+    """GMAC/s of the A53s that Table I implies for gate, up and down."""
+    sizes = _sizes(PUBLISHED[PAPER_MODEL])
+    time = sum(constants.TABLE_I[name].value for name in ("gate_up", "down"))
+    return (sizes["gate_up"] + sizes["down"]) / time / 1e3
+
+
+def _sizes(config: LlamaConfig) -> dict[str, int]:
+    """The size with which each row of the table grows: multiply-accumulates, or elements."""
+    products = {name: outputs * inputs for name, (outputs, inputs) in fused_linears(config).items()}
+    qkv_width = config.q_width + 2 * config.kv_width
+    return {
+        **products,
+        "embedding": config.hidden_size,
+        "qkv_bias": qkv_width if config.attention_bias else 0,
+        "attention": config.q_width,
+        "rope": config.q_width + config.kv_width,
+        "rms_norm": config.hidden_size,
+        "silu": config.intermediate_size,
+    }

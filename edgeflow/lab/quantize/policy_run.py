@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from edgeflow.console import Report
 from edgeflow.contract import Observation
+from edgeflow.lab.outputs import write_json
 from edgeflow.lab.quantize.fidelity import passed_through
 from edgeflow.lab.quantize.files.quantised import check_outside
+from edgeflow.lab.quantize.files.source import Source
 from edgeflow.lab.quantize.files.state import FOLDER, SearchState, check_folder
 from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST, Figures, Outcome
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
-from edgeflow.lab.quantize.policies.copying import copy_rest
 from edgeflow.lab.quantize.policies.frames import Frames, check_kept, chosen, read_frames, write_frames
 from edgeflow.lab.quantize.policies.rows import action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.served import ServedPolicy
@@ -27,7 +28,9 @@ from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.run import BUILT_IN, REPORT_FILE, search_decoder
 from edgeflow.lab.quantize.search.block_search import Counted
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
+from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY, HUB_FILES
+from edgeflow.models.checkpoint import CONFIG_FILE
+from edgeflow.text.weight_files import INDEX_FILE
 from edgeflow_client.errors import ConfigError
 
 CLOSED_LOOP = "closed-loop"
@@ -74,7 +77,7 @@ def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path 
         bytes_after=weights_bytes(request.out),
         exact=None,
     )
-    (request.out / REPORT_FILE).write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
+    write_json(request.out / REPORT_FILE, outcome.as_json())
     state.remove()
     return outcome
 
@@ -154,3 +157,23 @@ def _chunks_and_rows(served: ServedPolicy) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 def _counted(loss: Loss) -> str:
     return "all rows" if loss is Loss.ALL else "the rows that give action tokens"
+
+
+def copy_rest(source: Source, out: Path) -> None:
+    """Copy dataset statistics, processors, tokenizers and the like, those in folders below as well."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = {*source.files, source.folder / CONFIG_FILE, source.folder / INDEX_FILE}
+    for path in sorted(set(_served_files(source.folder)) - written):
+        if out.resolve() in path.resolve().parents:
+            continue
+        copy = out / path.relative_to(source.folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def _served_files(folder: Path) -> Iterator[Path]:
+    """Files of the kinds that checkpoints are read from; none in hidden folders."""
+    for pattern in HUB_FILES:
+        for path in folder.rglob(pattern):
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+                yield path

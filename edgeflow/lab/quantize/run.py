@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from edgeflow.console import Report
 from edgeflow.lab.demo.chat.evaluate import evaluate_chat
 from edgeflow.lab.kv260.file import write_macro
+from edgeflow.lab.outputs import write_json
 from edgeflow.lab.quantize.calibration.blocks import BUILT_IN_TEXT, Calibration, of_text
 from edgeflow.lab.quantize.calibration.samples import dialog_calibration, written_calibration
 from edgeflow.lab.quantize.fidelity import measure
@@ -66,7 +66,7 @@ def quantize(request: Request, report: Report, *, questions: int, macros: bool) 
         bytes_after=weights_bytes(request.out),
         exact=_exact(request, questions, report),
     )
-    (request.out / REPORT_FILE).write_text(json.dumps(outcome.as_json(), indent=2) + "\n", encoding="utf-8")
+    write_json(request.out / REPORT_FILE, outcome.as_json())
     state.remove()
     return outcome
 

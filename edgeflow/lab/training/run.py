@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edgeflow.lab.training.learner import ANEW, Learner
-from edgeflow_client.errors import Stopped
+from edgeflow_client.errors import ConfigError, Stopped
 
 _SAVE_EVERY: Final = 60.0  # seconds
 
@@ -95,3 +97,35 @@ def cpu_seconds() -> float:
     """User and system time of this process and its finished children."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+_WARM_UP: Final = 100  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a training run: its rate rises to `peak` and falls along a cosine to `floor`, shares of the highest."""
+
+    steps: int
+    peak: float = 1.0
+    floor: float = 0.02
+
+
+def rate_share(step: int, phases: Sequence[Phase]) -> float:
+    """Share of the highest learning rate at a step of a run, which goes through its phases in turn."""
+    into = step
+    for phase in phases:
+        if into < phase.steps:
+            break
+        into -= phase.steps
+    cosine = phase.floor + (phase.peak - phase.floor) * 0.5 * (1.0 + math.cos(math.pi * into / phase.steps))
+    return min(1.0, (into + 1) / _WARM_UP) * cosine
+
+
+def budget_share(minutes: float | None, full: float) -> float:
+    """Share of a full run that a budget in minutes pays for; None = all of it. ConfigError for no budget at all."""
+    if minutes is None:
+        return 1.0
+    if minutes <= 0:
+        raise ConfigError(f"minutes must be above 0, got {minutes}")
+    return minutes / full

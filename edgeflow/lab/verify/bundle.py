@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.files import open_regular
 
+Value = TypeVar("Value")
 CASES_FILE = "cases.json"
 TENSORS_FILE = "expected.safetensors"
 VARIANTS_FILE = "expected_resize_variants.safetensors"
@@ -36,10 +37,7 @@ class Entry:
         self._values = values
 
     def text(self, key: str) -> str:
-        value = self.optional_text(key)
-        if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
-        return value
+        return self._needed(key, self.optional_text(key))
 
     def optional_text(self, key: str) -> str | None:
         value = self._values.get(key)
@@ -48,10 +46,7 @@ class Entry:
         return value
 
     def whole_number(self, key: str) -> int:
-        value = self.optional_whole_number(key)
-        if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
-        return value
+        return self._needed(key, self.optional_whole_number(key))
 
     def optional_whole_number(self, key: str) -> int | None:
         value = self._values.get(key)
@@ -90,10 +85,7 @@ class Entry:
         return value
 
     def ids(self, key: str) -> list[int]:
-        value = self.optional_ids(key)
-        if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
-        return value
+        return self._needed(key, self.optional_ids(key))
 
     def optional_ids(self, key: str) -> list[int] | None:
         return self._list(key, int)
@@ -103,23 +95,21 @@ class Entry:
 
     def id_rows(self, key: str) -> list[list[int]]:
         """A list of lists of whole numbers."""
-        value = self._list(key, list, "lists of whole numbers")
-        if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
+        value = self._needed(key, self._list(key, list, "lists of whole numbers"))
         if not all(_is(each, int) for row in value for each in row):
             raise CheckpointError(f"{self._where}.{key} must be a list of lists of whole numbers")
         return value
 
     def entries(self, key: str) -> list[Entry]:
         """A list of objects."""
-        value = self.optional_objects(key)
-        if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
+        value = self._needed(key, self.optional_objects(key))
         return [Entry(f"{self._where}.{key}[{index}]", each) for index, each in enumerate(value)]
 
     def entry(self, key: str) -> Entry:
         """An object inside this one."""
-        value = self.optional_entry(key)
+        return self._needed(key, self.optional_entry(key))
+
+    def _needed(self, key: str, value: Value | None) -> Value:
         if value is None:
             raise CheckpointError(f"{self._where} lacks {key}")
         return value

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from edgeflow.policies.family import STRICT, Name, Settings, check_kind, check_length, check_unique, validated
+from edgeflow.policies.family import Settings, check_kind
 from edgeflow.policies.lerobot import (
     ACTION,
     BATCH,
@@ -31,6 +31,7 @@ from edgeflow.policies.lerobot import (
     read_pipeline,
     read_vector,
 )
+from edgeflow.policies.settings import STRICT, Name, check_length, check_unique, validated
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.policies.family import STRICT, Name, Settings, check_length, check_unique, validated
+from edgeflow.policies.family import Settings
 from edgeflow.policies.lerobot import (
     ABSOLUTE,
     ACTION,
@@ -34,6 +34,7 @@ from edgeflow.policies.lerobot import (
     read_pipeline,
     read_vector,
 )
+from edgeflow.policies.settings import STRICT, Name, check_length, check_unique, validated
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 from edgeflow.text.weight_files import find_weights

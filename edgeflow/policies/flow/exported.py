@@ -15,7 +15,7 @@ from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_by
 from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, is_artifact, kv_specs, spec
 from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
-from edgeflow.engine.placement import check_placement, check_prompt, check_text
+from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement, Published
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
@@ -139,7 +139,7 @@ class StaticFlow:
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
-        check_placement(placement)
+        check_host(placement.device, str(placement.dtype).removeprefix("torch."))
         processors = self._checkpoint.processors
         graphs = self._opened.load(placement.runtime)
         tokenized = TokenizedTexts(processors.tokenizer, processors.tokens, self._opened.vocabulary)

@@ -16,7 +16,7 @@ from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.contract import PROMPT, Stage, StageProgram
 from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
 from edgeflow.engine.memory import activation_bytes
-from edgeflow.engine.placement import check_placement, check_prompt, check_text
+from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
@@ -125,7 +125,7 @@ class StaticOpenVLACheckpoint:
 
     def load(self, placement: Placement) -> StaticOpenVLA:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
-        check_placement(placement)
+        check_host(placement.device, str(placement.dtype).removeprefix("torch."))
         config, manifest = self._config, self._manifest
         graphs = load_token_graphs(self._directory, manifest, self._form, placement.runtime)
         prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)

@@ -5,21 +5,52 @@ Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.linear import Linear
-from edgeflow.kernels.side_stream import SideStream
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.vit import VisionTower, gemm
 from edgeflow.policies.openvla.config import OpenVLAConfig
 from edgeflow_client.errors import CheckpointError
+
+First = TypeVar("First")
+
+
+class SideStream:
+    """Two independent programs at once: on CUDA the second runs on a separate stream, elsewhere they run in order.
+
+    Results do not depend on it. The side stream forks from the caller's stream and joins it again by events, so that a
+    graph captured on the caller's stream holds both branches. Memory: what the second program allocates belongs to the
+    side stream, whose every use first waits for the caller's stream; so memory is reused only after all its readers.
+    The result is also marked as read by the caller's stream, which may be another one at the next call.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def both(self, here: Callable[[], First], aside: Callable[[], Tensor]) -> tuple[First, Tensor]:
+        """The results of both programs, ordered before whatever the caller enqueues next."""
+        if self._stream is None:
+            return here(), aside()
+        caller = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(caller)
+        with torch.cuda.stream(self._stream):
+            second = aside()
+        first = here()
+        caller.wait_stream(self._stream)
+        if not torch.cuda.is_current_stream_capturing():  # a graph's memory pool is its own
+            second.record_stream(caller)
+        return first, second
+
 
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 

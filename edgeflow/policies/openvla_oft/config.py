@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator
 
-from edgeflow.policies.family import STRICT, Name, Settings, check_files, check_kind, validated
+from edgeflow.policies.family import Settings, check_files, check_kind
+from edgeflow.policies.settings import STRICT, Name, validated
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import MAX_HORIZON, check_chunk

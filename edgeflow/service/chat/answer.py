@@ -15,7 +15,6 @@ from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
-from edgeflow_client.clock import Clock
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 
@@ -75,62 +74,55 @@ def start_message(
     )
 
 
-def of_choice(message: ChatStart, index: int) -> ChatStart:
-    """The same request for another choice, with the seed advanced if one is given."""
-    return replace(message, seed=message.seed + index) if message.seed >= 0 else message
+async def answer_pieces(
+    desk: ChatDesk,
+    tokenizer: TextTokenizer,
+    message: ChatStart,
+    turn: Turn,
+    *,
+    stops: tuple[str, ...],
+    reader: CallReader | None,
+) -> AsyncGenerator[Piece, None]:
+    """The pieces of one choice, run through the queue; the last one has `done`.
+
+    Tokens after a stop string are neither sent nor counted. reader: finds tool calls, if tools were offered.
+    """
+    text = TextStream(tokenizer, message.ids, stops)
+    count, last_ns, stopping, called = 0, turn.asked_ns, False, False
+    async with contextlib.aclosing(desk.answer(message, turn)) as answers:
+        async for answer in answers:
+            if isinstance(answer, ChatDone):
+                found = _read(reader, text.finish(), last=True)
+                reason = "stop" if text.stopped else answer.reason
+                done = replace(answer, reason=reason, answer_tokens=count)
+                _count(done, desk.metrics)
+                why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
+                yield Piece(found.text, None, done, why, found.calls)
+                return
+            if stopping:
+                continue
+            now_ns = desk.clock.now_ns()
+            seconds = desk.metrics.token_gap if count else desk.metrics.first_token
+            seconds.observe((now_ns - last_ns) / 1e9)
+            count, last_ns = count + 1, now_ns
+            found = _read(reader, text.push(answer.token), last=False)
+            called = called or bool(found.calls)
+            stopping = text.stopped or (reader is not None and reader.complete)
+            if stopping:
+                desk.stop(answer)
+            yield Piece(found.text, _token_text(answer), calls=found.calls)
 
 
-class Answering:
-    """Runs one choice through the queue."""
-
-    def __init__(self, desk: ChatDesk, tokenizer: TextTokenizer, clock: Clock, metrics: ChatMetrics) -> None:
-        self._desk = desk
-        self._tokenizer = tokenizer
-        self._clock = clock
-        self._metrics = metrics
-
-    async def pieces(
-        self, message: ChatStart, stops: tuple[str, ...], reader: CallReader | None, turn: Turn
-    ) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; the last one has `done`. Tokens after a stop string are neither sent nor counted.
-
-        reader: finds tool calls, if tools were offered.
-        """
-        text = TextStream(self._tokenizer, message.ids, stops)
-        count, last_ns, stopping, called = 0, turn.asked_ns, False, False
-        async with contextlib.aclosing(self._desk.answer(message, turn)) as answers:
-            async for answer in answers:
-                if isinstance(answer, ChatDone):
-                    found = _read(reader, text.finish(), last=True)
-                    reason = "stop" if text.stopped else answer.reason
-                    done = replace(answer, reason=reason, answer_tokens=count)
-                    self._count(done)
-                    why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
-                    yield Piece(found.text, None, done, why, found.calls)
-                    return
-                if stopping:
-                    continue
-                now_ns = self._clock.now_ns()
-                seconds = self._metrics.token_gap if count else self._metrics.first_token
-                seconds.observe((now_ns - last_ns) / 1e9)
-                count, last_ns = count + 1, now_ns
-                found = _read(reader, text.push(answer.token), last=False)
-                called = called or bool(found.calls)
-                stopping = text.stopped or (reader is not None and reader.complete)
-                if stopping:
-                    self._desk.stop(answer)
-                yield Piece(found.text, _token_text(answer), calls=found.calls)
-
-    def _count(self, done: ChatDone) -> None:
-        self._metrics.tokens.labels("prompt").inc(done.prompt_tokens)
-        self._metrics.tokens.labels("prefix_reused").inc(done.reused)
-        self._metrics.tokens.labels("answer").inc(done.answer_tokens)
-        self._metrics.tokens.labels("compressed").inc(done.compressed)
-        if done.draft:
-            self._metrics.draft_tokens.labels(done.draft).inc(done.drafted)
-            self._metrics.draft_tokens_accepted.labels(done.draft).inc(done.accepted)
-            self._metrics.draft_passes.labels(done.draft, "yes").inc(done.draft_passes)
-            self._metrics.draft_passes.labels(done.draft, "no").inc(done.plain_passes)
+def _count(done: ChatDone, metrics: ChatMetrics) -> None:
+    metrics.tokens.labels("prompt").inc(done.prompt_tokens)
+    metrics.tokens.labels("prefix_reused").inc(done.reused)
+    metrics.tokens.labels("answer").inc(done.answer_tokens)
+    metrics.tokens.labels("compressed").inc(done.compressed)
+    if done.draft:
+        metrics.draft_tokens.labels(done.draft).inc(done.drafted)
+        metrics.draft_tokens_accepted.labels(done.draft).inc(done.accepted)
+        metrics.draft_passes.labels(done.draft, "yes").inc(done.draft_passes)
+        metrics.draft_passes.labels(done.draft, "no").inc(done.plain_passes)
 
 
 def usage(dones: list[ChatDone], n: int = 1) -> dict[str, Any]:

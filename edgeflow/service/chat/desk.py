@@ -24,8 +24,8 @@ from edgeflow.ipc.chat_messages import (
     PrefixSet,
     SetPrefix,
 )
-from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.faults import error_of_code
+from edgeflow.ipc.messages import Message
+from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
@@ -83,14 +83,16 @@ class _Ticket:
 
 
 class ChatDesk:
-    """The queue; runs on the loop. `ready` is the worker's chat model, None without one."""
+    """The queue; runs on the loop. ready: the worker's chat model, None without one. draining: new work is refused."""
 
-    def __init__(self, config: ChatConfig, port: ChatPort, clock: Clock, metrics: ChatMetrics, log: Log) -> None:
+    def __init__(
+        self, config: ChatConfig, send: Callable[[Message], None], clock: Clock, metrics: ChatMetrics, log: Log
+    ) -> None:
         self.ready: ChatReady | None = None
         self.config = config
-        self._port = port
-        self._clock = clock
-        self._metrics = metrics
+        self._send = send
+        self.clock = clock
+        self.metrics = metrics
         self._log = log
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[_Waiting] = deque()
@@ -99,7 +101,7 @@ class ChatDesk:
         self._changed: dict[str, Sequence[int]] = {}  # prefixes that differ from the configuration's
         self._busy = False
         self._idle = asyncio.Event()
-        self._draining = False
+        self.draining = False
         self._last = 0
 
     # Messages of the worker.
@@ -111,15 +113,17 @@ class ChatDesk:
         limits = {"length": ready.length, "capacity": ready.capacity}
         self._log.event("chat_ready", **named, **limits, **memory)
         for slot, ids in self._changed.items():  # a new worker starts with the configuration's
-            self._port.send(SetPrefix(self._number(), slot, list(ids)))
+            self._send(SetPrefix(self._number(), slot, list(ids)))
 
     def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None:
         if isinstance(message, ChatRefused) and message.code == Internal.code:  # nothing that the client can mend
-            self._metrics.refused.labels(message.reason).inc()
+            self.metrics.refused.labels(message.reason).inc()
             self._log.event("chat_failed", reason=message.reason)
-        answer: Answer | EdgeflowError | PrefixSet = (
-            message if not isinstance(message, ChatRefused) else _error(message)
-        )
+        answer: Answer | EdgeflowError | PrefixSet
+        if isinstance(message, ChatRefused):
+            answer = error_of_code(message.code, message.text, message.reason, message.field)
+        else:
+            answer = message
         if message.request in self._changes:
             _settle(self._changes.pop(message.request), answer)
         elif message.request in self._tickets and not isinstance(answer, PrefixSet):
@@ -128,11 +132,11 @@ class ChatDesk:
     def worker_lost(self) -> None:
         """The running request is lost; unlike a robot's session it is not resumed, the client must repeat it."""
         self.ready = None
-        self._fail(_no_worker())
+        self._fail(no_worker("no chat model is ready"))
 
     def drain(self) -> None:
         """Refuse new and waiting requests; running ones continue."""
-        self._draining = True
+        self.draining = True
         for waiting in self._waiting:
             if not waiting.turn.done():
                 waiting.turn.set_exception(Unavailable("the service is stopping", reason=Reason.DRAINING))
@@ -153,19 +157,14 @@ class ChatDesk:
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
         self._fail(Unavailable("the service is stopping", reason=Reason.DRAINING))
 
-    @property
-    def draining(self) -> bool:
-        """True once new work is refused."""
-        return self._draining
-
     # Calls for clients.
 
     def check(self) -> ChatReady:
         """The model that answers; Unavailable if there is none."""
-        if self._draining:
+        if self.draining:
             raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.ready is None:
-            raise _no_worker()
+            raise no_worker("no chat model is ready")
         return self.ready
 
     @contextlib.asynccontextmanager
@@ -174,11 +173,11 @@ class ChatDesk:
 
         size: bytes that the request holds meanwhile.
         """
-        asked_ns = self._clock.now_ns()
+        asked_ns = self.clock.now_ns()
         await self._turn(caller, size)
         try:
             self.check()
-            yield Turn(asked_ns, self._clock.now_ns(), caller)
+            yield Turn(asked_ns, self.clock.now_ns(), caller)
         finally:
             self._pass_on()
 
@@ -189,17 +188,17 @@ class ChatDesk:
         ticket = self._tickets[number] = _Ticket(turn.caller)
         done = False
         try:
-            self._port.send(replace(message, request=number))
+            self._send(replace(message, request=number))
             async for answer in self._answers(ticket, turn):
                 if isinstance(answer, ChatDone):
                     done = True
                     answer = replace(answer, queue_ns=answer.queue_ns + turn.waited_ns)
-                    turn.asked_ns = self._clock.now_ns()
+                    turn.asked_ns = self.clock.now_ns()
                 yield answer
         finally:
             del self._tickets[number]
             if not done:
-                self._port.send(ChatStop(number, cancelled=True))
+                self._send(ChatStop(number, cancelled=True))
 
     async def wait_for_reader(self, room: Callable[[], Coroutine[None, None, None]], turn: Turn) -> None:
         """Wait for `room`, until the time limit of the answers (DeadlineExceeded).
@@ -207,7 +206,7 @@ class ChatDesk:
         Others need not wait for a reader: once the turn has waited PATIENCE_S for its own in all, it ends as soon as
         another request waits (ResourceExhausted).
         """
-        began_ns = self._clock.now_ns()
+        began_ns = self.clock.now_ns()
         reader = asyncio.create_task(room())
         others = asyncio.create_task(self._wanted_after(PATIENCE_S - turn.unread_ns / 1e9))
         try:
@@ -215,7 +214,7 @@ class ChatDesk:
             if not reader.done():
                 raise self._unread() if others.done() else self._late()
         finally:
-            turn.unread_ns += self._clock.now_ns() - began_ns
+            turn.unread_ns += self.clock.now_ns() - began_ns
             reader.cancel()
             others.cancel()
             await asyncio.gather(reader, others, return_exceptions=True)
@@ -224,21 +223,21 @@ class ChatDesk:
         """Take over a prefix that was changed before this process began; workers get it when they are ready."""
         self._changed[slot] = ids
         if self.ready is not None:
-            self._port.send(SetPrefix(self._number(), slot, list(ids)))
+            self._send(SetPrefix(self._number(), slot, list(ids)))
 
     async def set_prefix(self, slot: str, ids: Sequence[int]) -> None:
         """Replace the prefix of a slot (no ids = remove it); returns once it is in use. Later workers get it too."""
         self.check()
         number = self._number()
         change = self._changes[number] = asyncio.get_running_loop().create_future()
-        self._port.send(SetPrefix(number, slot, list(ids)))
+        self._send(SetPrefix(number, slot, list(ids)))
         await change
         self._changed[slot] = ids
         self._log.event("prefix_set", slot=slot, tokens=len(ids))
 
     def stop(self, answer: ChatToken) -> None:
         """The text is complete (a stop string): ask the worker to end the request with ChatDone."""
-        self._port.send(ChatStop(answer.request, cancelled=False))
+        self._send(ChatStop(answer.request, cancelled=False))
 
     async def _answers(self, ticket: _Ticket, turn: Turn) -> AsyncIterator[Answer]:
         loop = asyncio.get_running_loop()
@@ -256,14 +255,14 @@ class ChatDesk:
 
     def _left_s(self, turn: Turn) -> float:
         """The rest of the time limit of a turn's answers."""
-        return max(self.config.request_s - (self._clock.now_ns() - turn.started_ns) / 1e9, 0)
+        return max(self.config.request_s - (self.clock.now_ns() - turn.started_ns) / 1e9, 0)
 
     def _late(self) -> DeadlineExceeded:
         limit_s = self.config.request_s
         return DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
 
     def _unread(self) -> ResourceExhausted:
-        self._metrics.refused.labels(Reason.SLOW_READER).inc()
+        self.metrics.refused.labels(Reason.SLOW_READER).inc()
         text = f"the answer was not read for {PATIENCE_S:g} s in all, and another request waits"
         return ResourceExhausted(text, reason=Reason.SLOW_READER)
 
@@ -280,7 +279,7 @@ class ChatDesk:
         if not self._busy:
             self._busy = True
             self._idle.clear()
-            self._metrics.running.set(1)
+            self.metrics.running.set(1)
             return
         if len(self._waiting) >= self.config.queue:
             raise self._full(f"{self.config.queue} requests are already waiting", Reason.QUEUE_FULL)
@@ -306,7 +305,7 @@ class ChatDesk:
             self._count_waiting()
 
     def _count_waiting(self) -> None:
-        self._metrics.waiting.set(len(self._waiting))
+        self.metrics.waiting.set(len(self._waiting))
         if self._waiting:
             self._wanted.set()
         else:
@@ -327,10 +326,10 @@ class ChatDesk:
                 return
         self._busy = False
         self._idle.set()
-        self._metrics.running.set(0)
+        self.metrics.running.set(0)
 
     def _full(self, text: str, reason: str) -> RequestError:
-        self._metrics.refused.labels(reason).inc()
+        self.metrics.refused.labels(reason).inc()
         return ResourceExhausted(text, reason=reason, retry_after_ms=RETRY_AFTER_MS)
 
     def _fail(self, error: RequestError) -> None:
@@ -338,10 +337,6 @@ class ChatDesk:
             ticket.answers.put_nowait(error)
         while self._changes:
             _settle(self._changes.popitem()[1], error)
-
-
-def _error(refused: ChatRefused) -> EdgeflowError:
-    return error_of_code(refused.code, refused.text, refused.reason, refused.field)
 
 
 def _settle(change: asyncio.Future[None], answer: object) -> None:
@@ -355,7 +350,3 @@ def _settle(change: asyncio.Future[None], answer: object) -> None:
 
 def _revoked() -> Unauthenticated:
     return Unauthenticated("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
-
-
-def _no_worker() -> Unavailable:
-    return Unavailable("no chat model is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

@@ -5,27 +5,85 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edgeflow.config.chat import ChatSlot
 from edgeflow.config.service import ServiceConfig, load_config
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRefused, ChatToken, PrefixSet
+from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import close_all, seal
+from edgeflow.service.chat.body import PrefixBody
 from edgeflow.service.chat.desk import ChatDesk
-from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.chat.prefixes import prefix_routes, restore
 from edgeflow.service.chat.routes import ChatFront, chat_routes
+from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
 from edgeflow.service.http.answers import METRICS_TYPE, application
-from edgeflow.service.http.middleware import InternalMiddleware
+from edgeflow.service.http.middleware import PREFIXES, InternalMiddleware
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ChatMetrics
+from edgeflow.service.worker.link import WorkerLink
 from edgeflow_client.clock import MonotonicClock
-from edgeflow_client.errors import WorkerError
+from edgeflow_client.errors import InvalidArgument, NotFound, WorkerError
+from edgeflow_client.reasons import Reason
+
+
+class ChatPort:
+    """The connection to the present worker, if any. listener: gets its messages, on the loop."""
+
+    def __init__(self) -> None:
+        self.listener: ChatDesk | None = None
+        self._link: WorkerLink | None = None
+
+    @property
+    def attached(self) -> bool:
+        """True if there is a socket to a worker."""
+        return self._link is not None
+
+    def send(self, message: Message) -> None:
+        """Queue a message; ignored without a worker."""
+        if self._link is not None:
+            self._link.send(message)
+
+    def attach(self, sock: socket.socket) -> None:
+        """Take a socket to a worker, in place of the one before; one that cannot be used is closed."""
+        self.close()
+        link = self._link = WorkerLink(
+            lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
+        )
+        try:
+            link.connect(sock)
+        except OSError:
+            self._link = None
+
+    def close(self) -> None:
+        """Drop the connection."""
+        link = self._link
+        if link is not None:
+            self._lost(link)
+            link.close()
+
+    def _receive(self, link: WorkerLink, message: Message) -> None:
+        if link is not self._link or self.listener is None:
+            return
+        match message:
+            case ChatReady():
+                self.listener.worker_ready(message)
+            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
+                self.listener.worker_message(message)
+
+    def _lost(self, link: WorkerLink) -> None:
+        if link is self._link:
+            self._link = None
+            if self.listener is not None:
+                self.listener.worker_lost()
+
 
 MAX_KEPT_BYTES = 1 << 20
 CHECK_S = 1.0
@@ -40,13 +98,12 @@ class ChatProcess(ServingChild):
     """The composition. It begins to serve once the tokenizer is loaded and control has sent the tokens in force."""
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
-        clock = MonotonicClock()
         self.metrics = ChatMetrics()
         super().__init__(start, self.metrics)
         self._port = ChatPort()
-        self.desk = ChatDesk(config.chat, self._port, clock, self.metrics, self._log)
-        self._port.listen(self.desk)
-        self.front = ChatFront(config, self.desk, clock, self.metrics, self._keep)
+        self.desk = ChatDesk(config.chat, self._port.send, MonotonicClock(), self.metrics, self._log)
+        self._port.listener = self.desk
+        self.front = ChatFront(config, self.desk, self._keep)
         app = build_chat_app(self.front, self.metrics)
         app.add_middleware(InternalMiddleware, log=self._log, reader_s=config.chat.request_s)
         self._http = HttpServer(app, start.listener)
@@ -117,3 +174,81 @@ def build_chat_app(front: ChatFront, metrics: ChatMetrics) -> Starlette:
 
     internal = [Route("/internal/metrics", show_metrics), Route("/internal/models", models)]
     return application([*chat_routes(front), *prefix_routes(front), *internal])
+
+
+REMOVED = b"null"
+
+
+def prefix_routes(front: ChatFront) -> list[Route]:
+    """The routes, which the gateway limits to administrators."""
+
+    async def prefixes(_: Request) -> JSONResponse:
+        """List the fixed prefix of every declared slot."""
+        text = front.loaded()
+        entries = await asyncio.to_thread(lambda: [_entry(text, slot_id) for slot_id in text.slots])
+        return JSONResponse({"object": "list", "data": entries})
+
+    async def set_prefix(request: Request) -> JSONResponse:
+        """Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then."""
+        slot = request.path_params["slot"]
+        async with front.intake.body(PrefixBody, request) as body:
+            text = _declared(front, slot)
+            changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
+            ids = await asyncio.to_thread(text.prefix_ids, changed)
+        length = front.desk.check().length
+        if len(ids) >= length:
+            field = "messages" if body.messages else "text"
+            why = f"has {len(ids)} tokens; the limit is {length - 1}"
+            raise InvalidArgument(why, field=field, reason=Reason.CONTEXT_LENGTH_EXCEEDED)
+        return await _changed(front, slot, changed, ids)
+
+    async def clear_prefix(request: Request) -> JSONResponse:
+        """Remove the prefix of a slot."""
+        slot = request.path_params["slot"]
+        _declared(front, slot)
+        return await _changed(front, slot, None, [])
+
+    one = f"{PREFIXES}/{{slot}}"
+    return [
+        Route(PREFIXES, prefixes, methods=["GET"]),
+        Route(one, set_prefix, methods=["PUT"]),
+        Route(one, clear_prefix, methods=["DELETE"]),
+    ]
+
+
+def restore(front: ChatFront, slot_id: str, data: bytes) -> None:
+    """Take over a change that an earlier chat front kept; one that no longer fits the configuration is ignored."""
+    text = front.text
+    if text is None or slot_id not in text.slots:
+        return
+    try:
+        slot = None if data == REMOVED else ChatSlot.model_validate_json(data)
+        ids = text.prefix_ids(slot) if slot is not None else []
+    except (ValueError, InvalidArgument):
+        return
+    text.replace(slot_id, slot)
+    front.desk.restore(slot_id, ids)
+
+
+def _declared(front: ChatFront, slot: str) -> ChatText:
+    text = front.loaded()
+    if slot not in text.slots:
+        known = ", ".join(text.slots) or "none"
+        raise NotFound(f"unknown slot; declared slots: {known}", field="slot")
+    return text
+
+
+async def _changed(front: ChatFront, slot_id: str, slot: ChatSlot | None, ids: list[int]) -> JSONResponse:
+    await front.desk.set_prefix(slot_id, ids)
+    front.loaded().replace(slot_id, slot)
+    front.keep(slot_id, slot.model_dump_json().encode() if slot is not None else REMOVED)
+    return JSONResponse({"id": slot_id, "object": "prefix", "tokens": len(ids)})
+
+
+def _entry(text: ChatText, slot_id: str) -> dict[str, Any]:
+    slot = text.slots[slot_id]
+    entry: dict[str, Any] = {"id": slot_id, "object": "prefix", "tokens": 0}
+    if slot is not None:
+        entry["tokens"] = len(text.prefix_ids(slot))
+        entry |= {"text": slot.text} if slot.text else {"messages": [each.model_dump() for each in slot.messages]}
+    return entry

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.chat.body import Kind, parse
-from edgeflow.service.http.answers import BodyLate, BodyTooLarge
+from edgeflow.service.http.answers import BodyLate, BodyTooLarge, next_part
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow_client.reasons import Reason
@@ -49,7 +49,7 @@ class Intake:
         """Read a body; from SMALL_BYTES on, in turn."""
         data, more = bytearray(), True
         while more and len(data) <= SMALL_BYTES:
-            more = await self._next(request, data, self._body_s)
+            more = await self._next(request, data)
         if more:
             await self._take_turn(turns)
             reading = asyncio.create_task(self._rest(request, data))
@@ -58,7 +58,7 @@ class Intake:
         return bytes(data)
 
     async def _rest(self, request: Request, data: bytearray) -> None:
-        while await self._next(request, data, self._body_s):
+        while await self._next(request, data):
             pass
 
     async def _in_time(self, reading: asyncio.Task[None]) -> None:
@@ -87,19 +87,15 @@ class Intake:
             self._waiting -= 1
         turns.callback(self._large.release)
 
-    async def _next(self, request: Request, data: bytearray, left_s: float) -> bool:
-        """Read the next part; False after the last one."""
+    async def _next(self, request: Request, data: bytearray) -> bool:
         try:
-            message = await asyncio.wait_for(request.receive(), max(left_s, 0))
+            more = await asyncio.wait_for(next_part(request, data), self._body_s)
         except asyncio.TimeoutError:
             raise _late() from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data += message.get("body", b"")
         if len(data) > self._most:
             self._metrics.limit_rejections.labels("http_body_bytes").inc()
             raise BodyTooLarge(f"exceeds the limit of {self._most} bytes", field="body", reason=Reason.BODY_TOO_LARGE)
-        return bool(message.get("more_body", False))
+        return more
 
 
 async def _end(reading: asyncio.Task[None]) -> None:

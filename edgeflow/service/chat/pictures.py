@@ -46,7 +46,11 @@ def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidArgument("must be base64", field=field, reason=Reason.IMAGE_BASE64) from None
-    width, height = _jpeg_size(data, field) if kind == "JPEG" else _png_size(data, field)
+    if kind == "JPEG":
+        header = read_jpeg(data, field, more=True)  # cameras write data after the image
+        width, height = header.width, header.height
+    else:
+        width, height = _png_size(data, field)
     if width * height > limits.image_pixels:
         text = f"is {width}x{height}; the limit is {limits.image_pixels} pixels"
         raise InvalidArgument(text, field=field, reason=Reason.IMAGE_TOO_LARGE)
@@ -94,12 +98,6 @@ def _on_white(image: Image.Image) -> NDArray[np.uint8]:
     shown = image.convert("RGBA")
     white = Image.new("RGBA", shown.size, "white")
     return np.array(Image.alpha_composite(white, shown).convert("RGB"))
-
-
-def _jpeg_size(data: bytes, field: str) -> tuple[int, int]:
-    """The size in a JPEG's header; data after the image, which cameras write, is accepted."""
-    header = read_jpeg(data, field, more=True)
-    return header.width, header.height
 
 
 def _png_size(data: bytes, field: str) -> tuple[int, int]:

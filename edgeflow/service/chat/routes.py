@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from starlette.requests import Request
@@ -17,21 +18,91 @@ from starlette.types import Receive, Scope, Send
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
-from edgeflow.service.chat import shapes
-from edgeflow.service.chat.answer import Answering, Piece, of_choice, start_message, usage
+from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.desk import ChatDesk, Turn
 from edgeflow.service.chat.intake import Intake
-from edgeflow.service.chat.outgoing import MAX_UNREAD_BYTES, Outgoing
 from edgeflow.service.chat.schemas import Wanted
+from edgeflow.service.chat.shapes import ChatShape, TextShape
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.http.answers import CALLER, REQUEST_ID, error_body, unless_gone
-from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
-from edgeflow_client.clock import Clock
 from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
+
+MAX_UNREAD_BYTES = 1 << 20
+CHUNK_BYTES = 16 << 10
+
+
+class Outgoing:
+    """A bounded queue of events, filled by a separate task and read by the response."""
+
+    def __init__(self, most: int = MAX_UNREAD_BYTES) -> None:
+        self._most = most
+        self._events: deque[bytes] = deque()
+        self._size = 0
+        self._room = asyncio.Event()
+        self._some = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, produce: Coroutine[Any, Any, None]) -> None:
+        """Run the coroutine that puts the events; its end is that of the stream."""
+        self._task = asyncio.create_task(produce, name="chat-answer")
+        self._task.add_done_callback(lambda _: self._some.set())
+
+    @property
+    def full(self) -> bool:
+        """True if the reader has to take something before more may be put."""
+        return self._size >= self._most
+
+    async def room(self) -> None:
+        """Wait until there is room."""
+        while self.full:
+            self._room.clear()
+            await self._room.wait()
+
+    def add(self, event: str) -> None:
+        """Add an event; wait for room before a large one."""
+        data = event.encode()
+        self._events.append(data)
+        self._size += len(data)
+        self._some.set()
+
+    async def first(self) -> None:
+        """Wait for the first event; raises what the task raised before it."""
+        await self._some.wait()
+        if not self._events and self._task is not None:
+            await self._task
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The events, joined where several wait; EdgeflowError as raised by the task, after the last event."""
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._events:
+                yield self._take()
+            if self._task is not None and self._task.done() and not self._events:
+                self._task.result()
+                return
+
+    async def close(self) -> None:
+        """End the task, and wait until it has passed on its turn."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _take(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while self._events and (not parts or size + len(self._events[0]) <= CHUNK_BYTES):
+            parts.append(self._events.popleft())
+            size += len(parts[-1])
+        self._size -= size
+        if not self.full:
+            self._room.set()
+        return b"".join(parts)
+
 
 Keep: TypeAlias = Callable[[str, bytes], None]
 
@@ -46,7 +117,7 @@ class _Asked:
     body: ChatBody | CompletionBody
     wanted: Wanted
     """The schema of its answers."""
-    shape: shapes.Shape
+    shape: ChatShape | TextShape
     """The format of its answers."""
 
     @property
@@ -66,15 +137,13 @@ class ChatFront:
     keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
     """
 
-    def __init__(self, config: ServiceConfig, desk: ChatDesk, clock: Clock, metrics: ChatMetrics, keep: Keep) -> None:
+    def __init__(self, config: ServiceConfig, desk: ChatDesk, keep: Keep) -> None:
         self.desk = desk
         self.text: ChatText | None = None
-        self.intake = Intake(config, metrics)
+        self.intake = Intake(config, desk.metrics)
         self.keep = keep
         self.unread_bytes = MAX_UNREAD_BYTES
         self._config = config
-        self._clock = clock
-        self._metrics = metrics
 
     async def load(self) -> None:
         """Load the tokenizer; raises StartErrors."""
@@ -109,20 +178,24 @@ class ChatFront:
             prompts = await asyncio.to_thread(text.text_prompts, body, slot)
         wanted, limits = body.schema_wanted, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
         messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
-        shape_of = shapes.ChatShape if isinstance(body, ChatBody) else shapes.TextShape
+        shape_of = ChatShape if isinstance(body, ChatBody) else TextShape
         shape = shape_of(request_id, int(time.time()), ready.model, text.tokenizer)
         return _Asked(caller, messages, body, wanted, shape)
 
     async def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice."""
-        answering = Answering(self.desk, self.loaded().tokenizer, self._clock, self._metrics)
         body, reader = asked.body, None
         if isinstance(body, ChatBody) and body.offered:
             names = [tool.function.name for tool in body.offered]
             reader = CallReader(names, inside=bool(body.forced), one=not body.parallel_tool_calls)
         prompt, number = divmod(index, body.n)
-        message = of_choice(asked.messages[prompt], number)
-        async with contextlib.aclosing(answering.pieces(message, body.stops, reader, turn)) as pieces:
+        message = asked.messages[prompt]
+        if message.seed >= 0:
+            message = replace(message, seed=message.seed + number)  # another answer for each choice
+        tokenizer = self.loaded().tokenizer
+        async with contextlib.aclosing(
+            answer_pieces(self.desk, tokenizer, message, turn, stops=body.stops, reader=reader)
+        ) as pieces:
             try:
                 async for piece in pieces:
                     yield piece

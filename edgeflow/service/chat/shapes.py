@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from edgeflow.service.chat.answer import Piece, TokenText
 from edgeflow.service.chat.calls import Call
@@ -13,30 +13,29 @@ from edgeflow.text.tokenizer import TextTokenizer
 PARTIAL = "bytes:"  # before a part of a character where a token has a text only
 
 
-class Shape(Protocol):
-    """The format of one request's answers."""
-
-    def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]: ...
-
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]: ...
-
-    def opening(self, index: int) -> dict[str, Any] | None: ...
-
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]: ...
-
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Head:
+    """The parts of an answer that are alike in both formats."""
+
+    KIND: ClassVar[str]
+    CHUNK: ClassVar[str]
+    PREFIX: ClassVar[str]
     request_id: str
     created: int
     model: str
     tokenizer: TextTokenizer
 
-    def _envelope(self, kind: str, prefix: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """An answer in one piece."""
+        return {**self._envelope(self.KIND, choices), "usage": usage}
+
+    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The last chunk, of the counts alone."""
+        return {**self._envelope(self.CHUNK, []), "usage": usage}
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"{prefix}-{self.request_id}",
+            "id": f"{self.PREFIX}-{self.request_id}",
             "object": kind,
             "created": self.created,
             "model": self.model,
@@ -56,6 +55,7 @@ class ChatShape(_Head):
     """The formats chat.completion and chat.completion.chunk."""
 
     __slots__ = ()
+    KIND, CHUNK, PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         calls = [_call(call) for piece in pieces for call in piece.calls]
@@ -68,12 +68,9 @@ class ChatShape(_Head):
             "finish_reason": pieces[-1].finish,
         }
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._envelope("chat.completion", "chatcmpl", choices), "usage": usage}
-
     def opening(self, index: int) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
-        return self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+        return self._envelope(self.CHUNK, [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
@@ -81,13 +78,9 @@ class ChatShape(_Head):
             delta["tool_calls"] = [{"index": call.index, **_call(call)} for call in piece.calls]
         finish = piece.finish or None
         logprobs = self._logprobs([piece])
-        return self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}])
-
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._chunk([]), "usage": usage}
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope("chat.completion.chunk", "chatcmpl", choices)
+        return self._envelope(
+            self.CHUNK, [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
+        )
 
     def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any] | None:
         tokens = [piece.token for piece in pieces if piece.token is not None]
@@ -106,23 +99,17 @@ class TextShape(_Head):
     """The format text_completion, for whole and streamed answers alike."""
 
     __slots__ = ()
+    KIND = CHUNK = "text_completion"
+    PREFIX = "cmpl"
 
     def choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         return self._choice(index, _joined(pieces), pieces, pieces[-1].finish)
-
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._envelope("text_completion", "cmpl", choices), "usage": usage}
 
     def opening(self, index: int) -> dict[str, Any] | None:  # noqa: ARG002 - texts begin with their first piece
         return None
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        return self._envelope(
-            "text_completion", "cmpl", [self._choice(index, piece.text, [piece], piece.finish or None)]
-        )
-
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._envelope("text_completion", "cmpl", []), "usage": usage}
+        return self._envelope(self.CHUNK, [self._choice(index, piece.text, [piece], piece.finish or None)])
 
     def _choice(self, index: int, text: str, pieces: Sequence[Piece], finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": self._logprobs(pieces), "finish_reason": finish}

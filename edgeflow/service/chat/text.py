@@ -41,7 +41,10 @@ class PreparedPrompt:
 
 
 class ChatText:
-    """Tokenizer, chat template and slots of a checkpoint. Methods may run in a thread; all but `replace` are pure."""
+    """Tokenizer, chat template and slots of a checkpoint. Methods may run in a thread; all but `replace` are pure.
+
+    slots: the present prefix of each declared slot; None if it was removed.
+    """
 
     def __init__(self, path: Path, config: ChatConfig, limits: LimitsConfig) -> None:
         values = read_json(path / "config.json")
@@ -52,14 +55,14 @@ class ChatText:
         if self._template is not None:
             self._template.start()
         self._no_content = _no_content(self._template) if self._template is not None else None
-        self._slots: dict[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
+        self.slots: Mapping[str, ChatSlot | None] = {slot.id: slot for slot in config.slots}
         self._name = config.name
         self._limits = limits
         self._most_tokens = config.most_tokens
 
     def names(self) -> list[str]:
         """The names of the model: its own, and name:slot for each slot."""
-        return [self._name, *(f"{self._name}:{slot}" for slot in self._slots)]
+        return [self._name, *(f"{self._name}:{slot}" for slot in self.slots)]
 
     def slot(self, model: str, named: str | None) -> ChatSlot | None:
         """The fixed prefix a request selects; NotFound for an unknown model or slot."""
@@ -67,19 +70,14 @@ class ChatText:
         if model and name != self._name:
             raise NotFound(f"unknown chat model; this service serves {self._name!r}", field="model")
         wanted = named or of_name
-        if wanted and wanted not in self._slots:
-            known = ", ".join(self._slots) or "none"
+        if wanted and wanted not in self.slots:
+            known = ", ".join(self.slots) or "none"
             raise NotFound(f"unknown slot; declared slots: {known}", field="slot")
-        return self._slots.get(wanted)
-
-    @property
-    def slots(self) -> Mapping[str, ChatSlot | None]:
-        """The present prefix of each declared slot; None if it was removed."""
-        return self._slots
+        return self.slots.get(wanted)
 
     def replace(self, slot_id: str, slot: ChatSlot | None) -> None:
         """Replace the prefix of a slot from the next request on."""
-        self._slots = {**self._slots, slot_id: slot}
+        self.slots = {**self.slots, slot_id: slot}
 
     def prefix_ids(self, slot: ChatSlot) -> list[int]:
         """The tokens of a fixed prefix."""
@@ -132,7 +130,9 @@ class ChatText:
         field: str = "messages",
     ) -> list[int]:
         """The token ids of messages, in which special tokens are plain text. begun: the beginning of the answer."""
-        template = self._templated()
+        template = self._template
+        if template is None:
+            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
         if tools and not template.takes_tools:
             raise InvalidArgument("this model's chat template does not support tools", field="tools")
         marks = Marks(self.tokenizer.special)
@@ -142,11 +142,6 @@ class ChatText:
             return self._encode(text, special=False, field=field)
         self._check_fits(marks.show(text), field)
         return self.tokenizer.encode_rendered(text, marks)
-
-    def _templated(self) -> ChatTemplate:
-        if self._template is None:
-            raise InvalidArgument("this model has no chat template: use /v1/completions", field="messages")
-        return self._template
 
     def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
         """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time and memory."""

@@ -96,11 +96,6 @@ class Family:
         """Kill all children, once their tasks are stopped; idempotent."""
         await _all(keeper.stop() for keeper in self._keepers.values())
 
-    def pids(self) -> dict[str, int]:
-        """Process ids by name, of the children that are processes."""
-        found = {name: keeper.pid for name, keeper in self._keepers.items()}
-        return {name: pid for name, pid in found.items() if pid is not None}
-
     # Calls of the service.
 
     def tick(self) -> None:

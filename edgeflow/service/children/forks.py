@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import Packets, close_all, seal
+from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal
 from edgeflow.service.children.launch import CHAT, GATEWAY, KILL_WAIT_S, LaunchedChild, Pair, Role
 from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
 from edgeflow.service.host.held import Held
@@ -33,7 +33,7 @@ class Forks:
         self._log = log
         self._config = config.model_dump_json().encode()
         self._settings = -1  # their descriptor
-        self._next = Held("child process", Pair.make, log)
+        self._next = Held("child process", lambda: Pair(*packet_pair()), log)
         self._loads = StartLimits(FIRST_LOAD_S)
         self._one = asyncio.Lock()
         self._server: _Server | None = None

@@ -164,11 +164,6 @@ class Keeper:
         self._draining = False
 
     @property
-    def pid(self) -> int | None:
-        """The process id of the present child; None without one."""
-        return self._life.process.pid if self._life is not None else None
-
-    @property
     def serving(self) -> bool:
         """True if the child accepts requests."""
         return self._life is not None and self._life.serving.is_set() and not self._life.over.is_set()

@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.listen import BACKLOG, bind
+from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
 
 GATEWAY, CHAT = "gateway", "chat"
@@ -50,24 +50,6 @@ class ChildStart:
     config: Path
 
 
-class ChildProcess(Protocol):
-    """A child process. pid: None where it is not a process, in tests."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def ended(self) -> str | None:
-        """How it ended; None while it runs."""
-        ...
-
-    def kill(self) -> None: ...
-
-    async def wait(self, timeout_s: float) -> str | None:
-        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchedChild:
     """A started child: control's end of its socket, and the process."""
@@ -85,10 +67,6 @@ class Pair:
 
     ours: socket.socket
     theirs: socket.socket
-
-    @classmethod
-    def make(cls) -> Pair:
-        return cls(*packet_pair())
 
     def close(self) -> None:
         self.ours.close()
@@ -138,16 +116,12 @@ class Doors:
         self._open: list[socket.socket] = []
         try:
             self.http = self._bind("http.port", config.http.host, config.http.port)
+            self.http_port: int = self.http.getsockname()[1]
             self.health = self._bind("health.port", config.health.host, config.health.port)
             self._chat = self._bind_chat() if config.chat_path is not None else None
         except BaseException:
             self.close()
             raise
-
-    @property
-    def http_port(self) -> int:
-        port: int = self.http.getsockname()[1]
-        return port
 
     def roles(self) -> list[Role]:
         """The children and what they serve."""

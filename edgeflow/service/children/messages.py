@@ -12,8 +12,8 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.coding import Coding
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.events import ActionEvent
-from edgeflow_client.errors import RETRY_AFTER_MS
+from edgeflow.service.sessions.frames import ActionEvent
+from edgeflow_client.errors import RETRY_AFTER_MS, EdgeflowError, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
@@ -230,20 +230,19 @@ class Ended:
     how: str
 
 
-ToServer: TypeAlias = Fork | Kill
-FromServer: TypeAlias = Forked | NotForked | Ended
-ForkMessage: TypeAlias = ToServer | FromServer
+ForkMessage: TypeAlias = Fork | Kill | Forked | NotForked | Ended
+FORK_CODING: Coding[ForkMessage] = Coding(ForkMessage.__args__)
 
-FORK_CODING: Coding[ForkMessage] = Coding((*ToServer.__args__, *FromServer.__args__))
+
+def refusal(request: int, error: EdgeflowError) -> ActRefused:
+    """The refusal of an observation."""
+    refused = ActRefused(request=request, code=error.code, text=error.text, field="", reason="")
+    if not isinstance(error, RequestError):
+        return refused
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
 
 
 def no_room(request: int) -> ActRefused:
     """The refusal of an observation for which, or for whose answer, memory or descriptors are lacking."""
-    return ActRefused(
-        request=request,
-        code="RESOURCE_EXHAUSTED",
-        text="no memory for another observation or its answer",
-        field="",
-        reason=Reason.QUEUE_FULL,
-        retry_after_ms=RETRY_AFTER_MS,
-    )
+    text = "no memory for another observation or its answer"
+    return refusal(request, ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS))

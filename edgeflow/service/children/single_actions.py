@@ -8,14 +8,22 @@ from dataclasses import replace
 
 from edgeflow.ipc.packets import Sealed, close_all, seal, unseal
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, no_room
+from edgeflow.service.children.messages import (
+    ACTS_AT_ONCE,
+    NUMBER,
+    Act,
+    ActCancel,
+    ActDone,
+    ActRefused,
+    no_room,
+    refusal,
+)
 from edgeflow.service.grpc.checks import check_numbers, check_request
 from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
-from edgeflow.service.sessions.act import act_once
-from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     EdgeflowError,
@@ -48,11 +56,11 @@ class SingleActions:
             if number in self._running:
                 raise WorkerError("the gateway repeats the number of an observation")
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
-                keeper.send(_refusal(number, _busy("too many observations wait already")))
+                keeper.send(refusal(number, _busy()))
                 return
             opened, frame = self._checked(message, descriptors)
         except Unavailable as error:
-            keeper.send(_refusal(number, error))
+            keeper.send(refusal(number, error))
             return
         except OSError:
             keeper.send(no_room(number))
@@ -132,10 +140,10 @@ class SingleActions:
                 raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
             found = await act_once(self._plane, message.opened, frame, message.caller, received_ns=message.received_ns)
         except EdgeflowError as error:
-            return _refusal(number, error)
+            return refusal(number, error)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('act', error)}"
-            return _refusal(number, EdgeflowError(text))
+            return refusal(number, EdgeflowError(text))
         return ActDone(number, *found)
 
 
@@ -159,12 +167,6 @@ def _send_done(keeper: Keeper, answer: ActDone) -> bool:
     return keeper.send(answer.with_numbers(()), [numbers.descriptor])
 
 
-def _busy(text: str) -> ResourceExhausted:
+def _busy() -> ResourceExhausted:
+    text = "too many observations wait already"
     return ResourceExhausted(text, field="frame", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-
-
-def _refusal(request: int, error: EdgeflowError) -> ActRefused:
-    refused = ActRefused(request=request, code=error.code, text=error.text, field="", reason="")
-    if not isinstance(error, RequestError):
-        return refused
-    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)

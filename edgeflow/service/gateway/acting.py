@@ -3,26 +3,237 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any
 from weakref import WeakValueDictionary
 
-from starlette.requests import ClientDisconnect, Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from starlette.requests import Request
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.gateway.control import Observation
-from edgeflow.service.grpc.codec import check_act
-from edgeflow.service.http.act import act_request, parse_body
-from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge
-from edgeflow.service.observation.matching import Names, matched
-from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
+from edgeflow.service.grpc.codec import Received, check_act
+from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge, next_part
+from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
+from edgeflow.service.observation.jpeg import read_jpeg
+from edgeflow.service.observation.requests import Names, matched
+from edgeflow_client.errors import RETRY_AFTER_MS, InvalidArgument, ResourceExhausted
 from edgeflow_client.reasons import Reason
+from edgeflow_client.rpc import control_pb2 as pb
+
+MAX_PROPRIO = 4096  # the highest limits that a configuration can set
+MAX_CAMERAS = 16
+MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
+MAX_FIELD = 100  # characters of a name that an answer repeats
+_FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
+_MODES = {
+    "": pb.MODE_UNSPECIFIED,
+    "serial": pb.MODE_SERIAL,
+    "pipelined": pb.MODE_PIPELINED,
+    "speculative": pb.MODE_SPECULATIVE,
+    "auto": pb.MODE_AUTO,
+}
+
+
+def _bytes_of(value: object) -> object:
+    """Decode base64 text (JSON); bytes (msgpack) pass unchanged."""
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise ValueError("must be base64") from error
+    return value
+
+
+def _named_numbers(value: object) -> object:
+    """Refuse the first member that is not a number: the library would describe every one of them."""
+    if not isinstance(value, dict):
+        return value
+    _check_count(len(value), "proprio")
+    for name, number in value.items():
+        if type(number) not in (int, float):
+            raise InvalidArgument("must be a number", field=_field("proprio", name), reason=Reason.BODY_FIELD)
+    return value
+
+
+def _named_vectors(value: object) -> object:
+    """The same for vectors, where a number stands for a vector of one."""
+    if not isinstance(value, dict):
+        return value
+    vectors = {name: each if isinstance(each, list) else [each] for name, each in value.items()}
+    _check_count(sum(map(len, vectors.values())), "state")
+    for name, numbers in vectors.items():
+        if not all(type(number) in (int, float) for number in numbers):
+            text = "must be a number or a list of numbers"
+            raise InvalidArgument(text, field=_field("state", name), reason=Reason.BODY_FIELD)
+    return vectors
+
+
+def _named_images(value: object) -> object:
+    """Images by camera; an image alone stands for a JPEG."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_CAMERAS:
+        text = f"must not have more than {MAX_CAMERAS} images"
+        raise InvalidArgument(text, field="images", reason=Reason.CAMERA_COUNT)
+    return {name: {"data": each} if isinstance(each, str | bytes) else each for name, each in value.items()}
+
+
+def _check_count(numbers: int, field: str) -> None:
+    if numbers > MAX_PROPRIO:
+        text = f"must not have more than {MAX_PROPRIO} values"
+        raise InvalidArgument(text, field=field, reason=Reason.PROPRIO_COUNT)
+
+
+_Image = Annotated[bytes, BeforeValidator(_bytes_of)]
+_IMAGE_TEXT = "base64 in JSON, raw bytes in msgpack"
+_WIDTH_TEXT = "required with rgb8; read from the header of a JPEG"
+
+
+class ImageBody(BaseModel):
+    """The image of one camera. data: a JPEG, or height*width*3 raw bytes with format rgb8."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    data: _Image = Field(description=_IMAGE_TEXT)
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
+    height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
+
+
+_IMAGE_SCHEMA = {"anyOf": [{"type": "string", "format": "binary"}, ImageBody.model_json_schema()]}
+_IMAGES_SCHEMA = {"type": "object", "additionalProperties": _IMAGE_SCHEMA, "maxProperties": MAX_CAMERAS}
+_NUMBERS_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"type": "number"}}]}
+_STATE_SCHEMA = {"type": "object", "additionalProperties": _NUMBERS_SCHEMA}
+
+
+class ActBody(BaseModel):
+    """One observation: either `image`, whose format and size stand beside it, or `images`.
+
+    image: a JPEG, or height*width*3 raw bytes with format rgb8.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    image: _Image = Field(b"", description=_IMAGE_TEXT)
+    images: Annotated[dict[str, ImageBody], BeforeValidator(_named_images), WithJsonSchema(_IMAGES_SCHEMA)] = Field(
+        default_factory=dict, description="images by camera, instead of image; a JPEG may stand for its object"
+    )
+    instruction: str
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
+    height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
+    proprio: Annotated[dict[str, float], BeforeValidator(_named_numbers)] = Field(
+        default_factory=dict, description="proprioceptive values by name"
+    )
+    state: Annotated[dict[str, list[float]], BeforeValidator(_named_vectors), WithJsonSchema(_STATE_SCHEMA)] = Field(
+        default_factory=dict,
+        description="proprioceptive vectors by name, instead of proprio; a number may stand for a vector of one",
+    )
+    model: str = ""
+    unnorm_key: str = ""
+    mode: str = Field(
+        "",
+        pattern="^(|serial|pipelined|speculative|auto)$",
+        description="empty or auto: serial, since no frame before this one has tokens to draft from",
+    )
+
+
+def parse_body(content_type: str, body: bytes) -> ActBody:
+    """Parse and validate a body; RequestErrors name the field."""
+    kind = media_type(content_type, (JSON_TYPE, *MSGPACK_TYPES))
+    value = parse_json(body, MAX_VALUES) if kind == JSON_TYPE else parse_msgpack(body, MAX_VALUES)
+    if not isinstance(value, dict):
+        raise InvalidArgument("must be an object", field="body", reason=Reason.BODY_SHAPE)
+    unknown = next((key for key in value if key not in ActBody.model_fields), None)
+    if unknown is not None:
+        raise InvalidArgument("is not a field of this request", field=_field(unknown), reason=Reason.BODY_FIELD)
+    if "image" not in value and "images" not in value:
+        raise _no_image()
+    try:
+        return ActBody.model_validate(value)
+    except ValidationError as error:
+        detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        message = detail["msg"].removeprefix("Value error, ")
+        raise InvalidArgument(message, field=_field(*detail["loc"]), reason=Reason.BODY_FIELD) from None
+
+
+def act_request(body: ActBody) -> Received[pb.ActRequest]:
+    """The observation as a message, whose contents are checked like those of gRPC."""
+    images = _images(body)
+    if body.proprio and body.state:
+        raise InvalidArgument("replaces proprio: send one of them", field="state", reason=Reason.STATE_TWICE)
+    opened = pb.Open(
+        model=_text(body.model, "model"),
+        cameras=[_camera(name, image, field) for field, name, image in images],
+        proprio_names=[_text(name, "proprio") for name in body.proprio],
+        state=[pb.StateVector(name=_text(name, "state"), size=len(each)) for name, each in body.state.items()],
+        chunks=True,
+        instruction=_text(body.instruction, "instruction"),
+        mode=_MODES[body.mode],
+        unnorm_key=_text(body.unnorm_key, "unnorm_key"),
+    )
+    numbers = [*body.proprio.values(), *chain.from_iterable(body.state.values())]
+    frame = pb.Frame(seq=1, images=[pb.Image() for _ in images], proprio=_floats(numbers))
+    return Received(pb.ActRequest(open=opened, frame=frame), [image.data for _, _, image in images])
+
+
+def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
+    """Each image with its field and the name of its camera; of `image` both are "image"."""
+    alone = "image" in body.model_fields_set
+    if not alone and not body.images:
+        raise _no_image()
+    if not alone:
+        for name in ("format", "width", "height"):
+            if name in body.model_fields_set:
+                text = "belongs to image; with images, each has its own"
+                raise InvalidArgument(text, field=name, reason=Reason.BODY_FIELD)
+        return [(_field("images", name), _text(name, "images"), image) for name, image in body.images.items()]
+    if body.images:
+        raise InvalidArgument("replaces image: send one of them", field="images", reason=Reason.BODY_FIELD)
+    image = ImageBody(data=body.image, format=body.format, width=body.width, height=body.height)
+    return [("image", "image", image)]
+
+
+def _no_image() -> InvalidArgument:
+    return InvalidArgument("is missing: send image or images", field="image", reason=Reason.BODY_FIELD)
+
+
+def _camera(name: str, image: ImageBody, field: str) -> pb.Camera:
+    width, height = image.width, image.height
+    if image.format == "jpeg" and not (width and height):
+        header = read_jpeg(image.data, field)
+        width, height = header.width, header.height
+    return pb.Camera(name=name, width=width, height=height, format=_FORMATS[image.format])
+
+
+def _text(text: str, field: str) -> str:
+    """Refuse unpaired surrogates, which JSON can carry and protobuf strings cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("is not valid Unicode", field=field, reason=Reason.TEXT_BAD_CHARACTER) from None
+    return text
+
+
+def _floats(numbers: Iterable[float]) -> list[float]:
+    """Numbers as 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
+    return [value if abs(value) <= 3.4e38 else float("inf") for value in numbers]
+
+
+def _field(*path: object) -> str:
+    """The name of a field as an answer repeats it."""
+    return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]
+
 
 SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
 LARGE_BODIES = 8  # places
@@ -83,14 +294,10 @@ class Observations:
             pass
 
     async def _next(self, request: Request, data: bytearray) -> bool:
-        """Read the next part; False after the last one."""
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data += message.get("body", b"")
+        more = await next_part(request, data)
         if len(data) > self._most:
             raise self._too_large()
-        return bool(message.get("more_body", False))
+        return more
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(
@@ -132,15 +339,7 @@ def act_answer(done: ActDone) -> dict[str, Any]:
         "token_ids": list(action.token_ids),
         "valid_for_ms": action.valid_for_ms,
         "max_age_ms": action.max_age_ms,
-        "limited": [
-            {
-                "dimension": each.dimension,
-                "limit": each.limit.value,
-                "beyond": each.beyond,
-                "changed": each.changed,
-            }
-            for each in report.limited
-        ],
+        "limited": [{**asdict(each), "limit": each.limit.value} for each in report.limited],
         "candidates": [asdict(each) for each in report.candidates],
         "chosen": report.chosen,
         "schema": {

@@ -14,18 +14,16 @@ from edgeflow.contract import CHANNELS, PolicyInputs
 from edgeflow.ipc.packets import Sealed, seal_written
 from edgeflow.service.children.child import ControlLink, sealed
 from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, State, no_room
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.host.held import start_threads
-from edgeflow.service.observation.matching import narrowed
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,
     RequestError,
     ResourceExhausted,
-    Unavailable,
     WorkerError,
 )
 from edgeflow_client.reasons import Reason
@@ -76,7 +74,7 @@ class Control:
     def needs(self) -> PolicyInputs:
         """The inputs; Unavailable before the first worker is ready."""
         if self.inputs is None:
-            raise Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
+            raise no_worker()
         return self.inputs
 
     async def act(self, seen: Observation, caller: Caller) -> ActDone:

@@ -10,8 +10,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgpack
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.launch import ChildStart
@@ -26,20 +32,33 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
 )
+from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control, whole
-from edgeflow.service.gateway.proxy import ChatSide
-from edgeflow.service.gateway.routes import build_app
-from edgeflow.service.http.middleware import Hosts, PublicMiddleware
+from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
+from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
+from edgeflow.service.http.bodies import MSGPACK_TYPES
+from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow_client.errors import WorkerError
+from edgeflow_client.errors import NotFound, Unavailable, WorkerError
+from edgeflow_client.reasons import Reason
 
 POLL_S = 1.0  # between snapshots of the chat front
 ANSWER_SLACK_S = 5.0  # beyond chat's own time limits
 READER_S = 30.0  # for a client to take a piece of an answer
 MAX_MODEL_BYTES = 1 << 20
 HELP = "# HELP "
+MAX_NAME = 100  # characters of a name that an answer repeats
+CHAT_ROUTES = {
+    "chat_completions": ("POST", "/v1/chat/completions"),
+    "completions": ("POST", "/v1/completions"),
+    "tokenize": ("POST", "/tokenize"),
+    "prefixes": ("GET", PREFIXES),
+    "set_prefix": ("PUT", f"{PREFIXES}/{{slot}}"),
+    "clear_prefix": ("DELETE", f"{PREFIXES}/{{slot}}"),
+}
+"""Method and path by the name that the document shows."""
 
 
 async def serve(start: ChildStart) -> int:
@@ -82,7 +101,7 @@ class Gateway(ServingChild):
 
     def _serve(self) -> None:
         timing = self._config.timing
-        bounds = Bounds.of(self._config, self.metrics)
+        bounds = Bounds(self._config, self.metrics)
         tls = (self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls)
         self._http.start()
@@ -240,3 +259,108 @@ def load_pair(context: ssl.SSLContext, descriptors: Sequence[int]) -> None:
 
 def _path(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
+
+
+def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Gateway) -> Starlette:
+    """Build the application. Documentation pages are served on loopback only."""
+    routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
+    return application([*routes, *(_documents(routes) if is_loopback(config.http.host) else [])])
+
+
+def _act(observations: Observations, control: Control, shown: Gateway) -> list[Route]:
+    async def act(request: Request) -> Response:
+        """Return the action for one observation."""
+        _check_open(shown)
+        seen = await observations.read(request, control.needs())
+        answer = act_answer(await unless_gone(request, control.act(seen, request.scope[CALLER])))
+        if request.headers.get("content-type", "").startswith(MSGPACK_TYPES):
+            return Response(msgpack.packb(answer), media_type=MSGPACK_TYPES[0])
+        return JSONResponse(answer)
+
+    return [Route("/v1/act", act, methods=["POST"])]
+
+
+def _state(control: Control, shown: Gateway) -> list[Route]:
+    async def healthz(_: Request) -> Response:
+        """Liveness: 503 means that the process should be restarted."""
+        state = control.state
+        return JSONResponse({"state": state.state}, 200 if state.live else 503)
+
+    async def readyz(_: Request) -> Response:
+        """Readiness: 200 means that a session opened now gets actions."""
+        state = control.state
+        return JSONResponse({"state": state.state}, 200 if state.ready else 503)
+
+    async def show_metrics(_: Request) -> Response:
+        """Metrics of all processes in the Prometheus text format, at most a second or two old."""
+        return PlainTextResponse(shown.metrics_text(), headers={"content-type": METRICS_TYPE})
+
+    async def models(_: Request) -> Response:
+        """List the policy and, where chat is served, the chat model under each of its names."""
+        return JSONResponse({"object": "list", "data": await shown.models()})
+
+    async def model(request: Request) -> Response:
+        """Describe one model: an entry of the list."""
+        entries = {entry["id"]: entry for entry in await shown.models()}
+        name = request.path_params["name"]
+        if name not in entries:
+            known = ", ".join(entries) or "none yet"
+            raise NotFound(f"unknown model {name[:MAX_NAME]!r}; known: {known}", field="model")
+        return JSONResponse(entries[name])
+
+    checks = {"/live": healthz, "/healthz": healthz, "/ready": readyz, "/readyz": readyz}
+    return [
+        *(Route(path, handler, methods=["GET"]) for path, handler in checks.items()),
+        Route("/metrics", show_metrics, methods=["GET"]),
+        Route(MODELS, models, methods=["GET"]),
+        Route(MODEL, model, methods=["GET"]),
+    ]
+
+
+def _chat(chat: ChatSide | None, shown: Gateway) -> list[Route]:
+    pace = Pace()
+
+    async def passed(_: Request) -> Response:
+        _check_open(shown)
+        if chat is None:
+            raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
+        return PassThrough(chat, pace)
+
+    return [Route(path, passed, methods=[method], name=name) for name, (method, path) in CHAT_ROUTES.items()]
+
+
+def _documents(routes: list[Route]) -> list[Route]:
+    """The routes of the OpenAPI document, which a thread makes at the first request."""
+
+    def made() -> dict[str, Any]:
+        from edgeflow.service.gateway import openapi  # a second of work that serving does not need
+
+        return openapi.document(routes)
+
+    def shown() -> bytes:
+        from edgeflow.service.gateway import openapi
+
+        return openapi.page()
+
+    async def document(_: Request) -> Response:
+        """Return the OpenAPI document."""
+        return JSONResponse(await asyncio.to_thread(made))
+
+    async def docs(_: Request) -> Response:
+        """Show the OpenAPI document."""
+        return HTMLResponse(await asyncio.to_thread(shown))
+
+    async def part(request: Request) -> Response:
+        """Send a file that the page loads."""
+        from edgeflow.service.gateway import openapi
+
+        name = request.url.path.rpartition("/")[2]
+        return Response(await asyncio.to_thread(openapi.page_part, name), media_type=PAGE_PARTS[name])
+
+    parts = [Route(f"{DOCS}/{name}", part, methods=["GET"]) for name in PAGE_PARTS]
+    return [Route(OPENAPI, document, methods=["GET"]), Route(DOCS, docs, methods=["GET"]), *parts]
+
+
+def _check_open(shown: Gateway) -> None:
+    if shown.draining:
+        raise Unavailable("the service is stopping", reason=Reason.DRAINING)

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.http.act import ActBody
+from edgeflow.service.gateway.acting import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
@@ -217,6 +217,15 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
     streamed = {"description": "the answer; with stream, server-sent events", "content": {"text/event-stream": {}}}
     answer = {"responses": {200: streamed, **_CHAT_FAILURES}}
     chat = {"responses": _CHAT_FAILURES}
+    answered = _texts("Answer a conversation", "Answer a conversation; with `stream`, as server-sent events.")
+    continued = _texts("Continue a text", "Continue a text; with `stream`, as server-sent events.")
+    counted = _texts("Tokenize a text", "Return the token ids of a text, or of messages after the chat template.")
+    listed = _texts("List the prefixes", "List the fixed prefix of every declared slot.")
+    replaced = _texts(
+        "Replace a prefix",
+        "Replace the prefix of a declared slot. Returns once the new one is in use; the old one serves until then.",
+    )
+    removed = _texts("Remove a prefix", "Remove the prefix of a slot.")
     slot = f"{PREFIXES}/{{slot}}"
     return {
         ("GET", "/live"): live,
@@ -227,13 +236,25 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
         ("GET", "/metrics"): {"summary": "Metrics for Prometheus", "response_class": PlainTextResponse},
         ("GET", MODELS): {"summary": "List the models", "response_model": ModelsAnswer},
         ("GET", MODEL): {"summary": "Describe a model", **model},
-        ("POST", "/v1/chat/completions"): {"summary": "Answer a conversation", **answer, **_body_of(ChatBody)},
-        ("POST", "/v1/completions"): {"summary": "Continue a text", **answer, **_body_of(CompletionBody)},
-        ("POST", "/tokenize"): {"summary": "Tokenize a text", **chat, **_body_of(TokenizeBody)},
-        ("GET", PREFIXES): {"summary": "List the prefixes", **chat},
-        ("PUT", slot): {"summary": "Replace a prefix", **chat, **_body_of(PrefixBody)},
-        ("DELETE", slot): {"summary": "Remove a prefix", **chat},
+        ("POST", "/v1/chat/completions"): {
+            **answered,
+            **answer,
+            **_body_of(ChatBody),
+        },
+        ("POST", "/v1/completions"): {
+            **continued,
+            **answer,
+            **_body_of(CompletionBody),
+        },
+        ("POST", "/tokenize"): {**counted, **chat, **_body_of(TokenizeBody)},
+        ("GET", PREFIXES): {**listed, **chat},
+        ("PUT", slot): {**replaced, **chat, **_body_of(PrefixBody)},
+        ("DELETE", slot): {**removed, **chat},
     }
+
+
+def _texts(summary: str, description: str) -> dict[str, str]:
+    return {"summary": summary, "description": description}
 
 
 def _body_of(kind: type[BaseModel]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from edgeflow.service.faults import no_worker
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.middleware import PEER, PRINCIPAL, TOKEN
 from edgeflow.service.security.auth import Caller
-from edgeflow_client.errors import RETRY_AFTER_MS, DeadlineExceeded, RequestError, ResourceExhausted, Unavailable
+from edgeflow_client.errors import DeadlineExceeded, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 
 REFUSED_BYTES_PER_S = 4_000_000
@@ -34,14 +35,6 @@ MAX_ANSWER_BYTES = 16 << 20  # of an internal answer
 OWN = b"x-edgeflow-"  # headers that only the gateway writes
 _HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"upgrade", b"proxy-connection", b"trailer"}
 _DROPPED = {*_HOP, b"host", b"expect", b"authorization", b"x-request-id"}
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """When a body may be read. wait_s: seconds from now. paid: bytes that already count towards the caller's pace."""
-
-    wait_s: float
-    paid: int
 
 
 @dataclass(slots=True)
@@ -61,19 +54,22 @@ class Pace:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
 
-    def turn(self, caller: str, size: int, now_s: float) -> Turn | None:
-        """The turn of a body of this many bytes; None if it would wait longer than LONGEST_WAIT_S."""
+    def turn(self, caller: str, size: int, now_s: float) -> tuple[float, int] | None:
+        """When a body of this many bytes may be read, in seconds from now; None if that is beyond LONGEST_WAIT_S.
+
+        Also how many of its bytes count towards the caller's pace already.
+        """
         account = self._accounts.get(caller)
         if account is None:
-            return Turn(0.0, 0)
+            return 0.0, 0
         wait_s = max(account.free_s - now_s, 0.0)
         if not wait_s and now_s >= account.until_s:
             del self._accounts[caller]
-            return Turn(0.0, 0)
+            return 0.0, 0
         if wait_s > LONGEST_WAIT_S:
             return None
         account.free_s = now_s + wait_s + size / REFUSED_BYTES_PER_S
-        return Turn(wait_s, size)
+        return wait_s, size
 
     def refused(self, caller: str, size: int, now_s: float) -> None:
         """A request was refused. size: bytes that were read of its body beyond those paid."""
@@ -142,9 +138,10 @@ class PassThrough(Response):
                 reason=Reason.QUEUE_FULL,
                 retry_after_ms=int(1000 * LONGEST_WAIT_S),
             )
-        if turn.wait_s:
-            await asyncio.sleep(turn.wait_s)
-        return turn.paid
+        wait_s, paid = turn
+        if wait_s:
+            await asyncio.sleep(wait_s)
+        return paid
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -156,7 +153,7 @@ class PassThrough(Response):
         except (OSError, h11.ProtocolError, EOFError):
             if self._begun:
                 raise ClientDisconnect from None  # all that can be said is that the answer ends here
-            raise _away() from None
+            raise no_worker("the chat front is restarting") from None
 
     async def _pass(self, link: _Link, receive: Receive, send: Send) -> None:
         up = asyncio.create_task(_upload(link, receive))
@@ -285,7 +282,3 @@ def _headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
         yield b"transfer-encoding", b"chunked"
     elif b"content-length" not in named:
         yield b"content-length", b"0"
-
-
-def _away() -> Unavailable:
-    return Unavailable("the chat front is restarting", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -60,23 +61,18 @@ class Unparsable:
 UNPARSABLE = Unparsable()
 
 
-def parse_client_message(data: bytes) -> Received[pb.ClientMessage] | Unparsable:
-    """Parse a stream message; never raises."""
-    return _parse(pb.ClientMessage, data)
-
-
-def parse_act_request(data: bytes) -> Received[pb.ActRequest] | Unparsable:
-    """Parse a unary request; never raises."""
-    return _parse(pb.ActRequest, data)
-
-
 def _parse(kind: type[FramesMessage], data: bytes) -> Received[FramesMessage] | Unparsable:
+    """Parse a message; never raises."""
     lifted = lift_images(data)
     try:
         message = kind.FromString(data if lifted is None else lifted.rest)
     except (DecodeError, ValueError):
         return UNPARSABLE
     return Received(message, None if lifted is None else lifted.images)
+
+
+parse_client_message = partial(_parse, pb.ClientMessage)
+parse_act_request = partial(_parse, pb.ActRequest)
 
 
 def check_frame(received: AnyReceived, opened: OpenRequest, limits: LimitsConfig) -> CheckedFrame:

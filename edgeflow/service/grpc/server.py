@@ -13,16 +13,14 @@ from grpc_reflection.v1alpha import reflection
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.stream import Context, StreamCall
-from edgeflow.service.grpc.wire import action_message, schema_message
+from edgeflow.service.grpc.stream import Context, StreamCall, action_message, schema_message
 from edgeflow.service.host.listen import address_text, refuse_busy
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Caller, Guard, Role
 from edgeflow.service.security.tls import Tls
-from edgeflow.service.sessions.act import act_once
 from edgeflow.service.sessions.observers import Metrics
-from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

@@ -54,14 +54,22 @@ class SpawnedProcess:
         return how_it_ended(status)
 
 
-class Ending(Protocol):
-    """A process that says how it ended; None while it runs."""
+class ChildProcess(Protocol):
+    """A child process."""
 
     @property
-    def ended(self) -> str | None: ...
+    def ended(self) -> str | None:
+        """How it ended; None while it runs."""
+        ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self, timeout_s: float) -> str | None:
+        """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
+        ...
 
 
-async def until_ended(process: Ending, timeout_s: float) -> str | None:
+async def until_ended(process: ChildProcess, timeout_s: float) -> str | None:
     """Wait for the end of a process; returns how it ended, or None if it still runs after the timeout."""
     began_s = time.monotonic()
     while process.ended is None and (waited_s := time.monotonic() - began_s) < timeout_s:

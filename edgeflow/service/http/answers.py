@@ -7,7 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -88,10 +88,8 @@ def error_of_status(status: int, message: str) -> dict[str, Any]:
 
 async def _framework_error(_: Request, error: Exception) -> Response:
     """The answer to what the framework itself refuses: an unknown path or method."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = str(error.detail) if isinstance(error, HTTPException) else "internal error"
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(error_of_status(status, detail), status, headers)
+    refused = cast("HTTPException", error)
+    return JSONResponse(error_of_status(refused.status_code, str(refused.detail)), refused.status_code, refused.headers)
 
 
 def application(routes: Sequence[Route]) -> Starlette:
@@ -99,6 +97,15 @@ def application(routes: Sequence[Route]) -> Starlette:
     app = Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
     return app
+
+
+async def next_part(request: Request, data: bytearray) -> bool:
+    """Add the next part of a body; False after the last one. ClientDisconnect if the client has left."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    data += message.get("body", b"")
+    return bool(message.get("more_body", False))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:

@@ -139,29 +139,16 @@ class Connection(H11Protocol):
             self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-@dataclass(slots=True, kw_only=True)
 class Bounds:
     """Limits and counts shared by all connections of a server."""
 
-    headers_s: float
-    body_s: float
-    connections: int
-    per_address: int
-    metrics: ProcessMetrics
-    refusals: Refusals
-    open: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, config: ServiceConfig, metrics: ProcessMetrics) -> Bounds:
+    def __init__(self, config: ServiceConfig, metrics: ProcessMetrics) -> None:
         timing, limits = config.timing, config.limits
-        return cls(
-            headers_s=timing.http_headers_ms / 1000,
-            body_s=timing.http_body_ms / 1000,
-            connections=limits.http_connections,
-            per_address=limits.http_connections_per_address,
-            metrics=metrics,
-            refusals=Refusals(limits.http_body_bytes + HEADER_BYTES),
-        )
+        self.headers_s, self.body_s = timing.http_headers_ms / 1000, timing.http_body_ms / 1000
+        self.connections, self.per_address = limits.http_connections, limits.http_connections_per_address
+        self.metrics = metrics
+        self.refusals = Refusals(limits.http_body_bytes + HEADER_BYTES)
+        self.open: Counter[str] = Counter()
 
     def connect(self, config: Config, state: ServerState) -> BoundedProtocol:
         """A connection under these limits."""

@@ -1,12 +1,25 @@
-"""Validated requests of robots: the types between codec and session."""
+"""Validated requests of robots, and what the policy gets of them: its cameras and state vectors, found by name. Pure.
+
+The configuration's names win; then equal names. A camera that the checkpoint does not name is the robot's first. What
+the policy does not need is ignored. The field's keys stand for their last part: `observation.images.top` is `top`,
+`observation.state` is `state`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
+from typing import TypeVar
 
-from edgeflow.ipc.framing import Payload
+from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import CHANNELS, CameraNeed, PolicyInputs
+from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES, Payload
+from edgeflow_client.errors import ConfigError, FailedPrecondition, InvalidArgument
+from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, Playing
-from edgeflow_client.types import CameraSpec, Mode, StateSpec
+from edgeflow_client.types import ActionSchema, CameraSpec, Mode, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +31,7 @@ class OpenRequest:
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
     only, as in types.Speculation.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
-    numbers of a frame; both empty until they are matched (service/observation/matching.py).
+    numbers of a frame; both empty until they are `matched`.
     """
 
     cameras: tuple[CameraSpec, ...]
@@ -62,3 +75,272 @@ class CheckedFrame:
     decode_ns: int = 0
     playing: Playing | None = None
     arrived: Arrived | None = None
+
+
+MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
+PREFIXES = ("observation.images.", "observation.")
+Mapped = TypeVar("Mapped")
+CAMERAS, STATE = "open.cameras", "open.state"
+
+
+def list_text(names: Iterable[str]) -> str:
+    """Names in quotes, separated by commas; "none" if there are none."""
+    return joined(repr(name) for name in names)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Parts separated by commas, cut where they become too long; "none" if there are none."""
+    text = ", ".join(parts) or "none"
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"
+
+
+def need_text(need: CameraNeed) -> str:
+    """A camera that a policy needs: its name and size."""
+    size = f"{need.width or 'any'}x{need.height or 'any'}" if need.width or need.height else "of any size"
+    return f"{need.name!r} {size}"
+
+
+def camera_text(camera: CameraSpec) -> str:
+    """A camera that a robot sends: its name and size."""
+    return f"{camera.name!r} {camera.width}x{camera.height}"
+
+
+def state_text(state: StateSpec) -> str:
+    """A state vector: its name and size, and its elements with their units where they are stated."""
+    names = state.elements or ("",) * state.size
+    units = state.units or ("",) * state.size
+    parts = [" ".join(filter(None, pair)) for pair in zip(names, units, strict=True)]
+    listed = f" ({joined(parts)})" if any(parts) else ""
+    return f"{state.name!r} of {state.size} number{'s' * (state.size != 1)}{listed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join."""
+
+    cameras: Mapping[str, str]
+    state: Mapping[str, str | list[str]]
+
+    @classmethod
+    def of(cls, config: ServiceConfig) -> Names:
+        return cls(cameras=config.cameras, state=config.state)
+
+    def of_policy(self, inputs: PolicyInputs) -> Names:
+        """The mapping with the policy's own names as keys; ConfigError for what it does not have, or has twice."""
+        cameras = _resolved("cameras", self.cameras, [need.name for need in inputs.cameras])
+        for name, camera in cameras.items():
+            twice = [other for other, mapped in cameras.items() if mapped == camera and other != name]
+            if twice:
+                raise ConfigError(
+                    f"cameras: {camera!r} is mapped to {name!r} and {twice[0]!r}; give each its own camera"
+                )
+        return Names(cameras=cameras, state=_resolved("state", self.state, [need.name for need in inputs.state]))
+
+
+def short(name: str) -> str:
+    """A name without the prefix of the field's keys: `top` of `observation.images.top`."""
+    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
+
+
+def place_of(name: str, names: Sequence[str]) -> int | None:
+    """The place of this name, the first of equal ones; else of the only one whose last part is the same."""
+    if name in names:
+        return names.index(name)
+    alike = [place for place, each in enumerate(names) if short(each) == short(name)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str]) -> dict[str, Mapped]:
+    found: dict[str, Mapped] = {}
+    for name, mapped in configured.items():
+        place = place_of(name, needed)
+        if place is None:
+            raise ConfigError(f"{key}: the policy has no {name!r}; its names are {list_text(needed)}")
+        if needed[place] in found:
+            raise ConfigError(f"{key}: {needed[place]!r} is mapped twice; remove {name!r}")
+        found[needed[place]] = mapped
+    return found
+
+
+def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
+    """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
+
+    ConfigError where the names are not the policy's, which the service checks when its worker is ready.
+    """
+    names = names.of_policy(inputs)
+    cameras = _Cameras(inputs.cameras, request.cameras, names.cameras)
+    state = _State(inputs.state, request.state, names.state)
+    return replace(request, policy_cameras=cameras.matched(), policy_numbers=state.matched())
+
+
+def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:
+    """A matched request with only those state vectors that the policy takes numbers of, and their numbers of a frame.
+
+    Its policy_numbers are empty: it is to be matched again.
+    """
+    taken = set(request.policy_numbers)
+    state: list[StateSpec] = []
+    kept: list[float] = []
+    begin = 0
+    for vector in request.state:
+        end = begin + vector.size
+        if taken.intersection(range(begin, end)):
+            state.append(vector)
+            kept += numbers[begin:end]
+        begin = end
+    return replace(request, state=tuple(state), policy_numbers=()), kept
+
+
+class _Cameras:
+    """The policy's cameras among the robot's."""
+
+    def __init__(
+        self, needs: Sequence[CameraNeed], sent: tuple[CameraSpec, ...], configured: Mapping[str, str]
+    ) -> None:
+        self._needs = needs
+        self._sent = sent
+        self._names = [camera.name for camera in sent]
+        self._configured = configured
+
+    def matched(self) -> tuple[CameraSpec, ...]:
+        found = tuple(self._camera(need) for need in self._needs)
+        self._refuse_twice(found)
+        size = sum(camera.width * camera.height for camera in found) * CHANNELS
+        if size > MAX_PAYLOAD_BYTES:
+            raise InvalidArgument(
+                f"the policy's cameras have {size} bytes of pixels together; the limit is {MAX_PAYLOAD_BYTES}: "
+                "send smaller images",
+                field=CAMERAS,
+                reason=Reason.CAMERA_SIZE,
+            )
+        return found
+
+    def _camera(self, need: CameraNeed) -> CameraSpec:
+        camera = self._find(need)
+        if camera is None:
+            raise self._refusal(f"no camera is the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
+        if (need.width or camera.width, need.height or camera.height) != (camera.width, camera.height):
+            text = f"camera {camera.name!r} is {camera.width}x{camera.height}; the policy takes {need_text(need)}"
+            raise self._refusal(text, Reason.INPUT_SIZE)
+        return camera
+
+    def _find(self, need: CameraNeed) -> CameraSpec | None:
+        configured = self._configured.get(need.name)
+        if configured is None and not need.named:
+            return self._sent[0] if self._sent else None
+        place = place_of(configured or need.name, self._names)
+        return None if place is None else self._sent[place]
+
+    def _refuse_twice(self, found: Sequence[CameraSpec]) -> None:
+        """Refuse one camera in place of two, as a configured name and an equal one can have it."""
+        for need, camera in zip(self._needs, found, strict=True):
+            if (first := self._needs[found.index(camera)]) is not need:
+                text = f"camera {camera.name!r} would be the policy's {first.name!r} and its {need.name!r}"
+                raise self._refusal(text, Reason.INPUT_MAPPING)
+
+    def _hint(self, need: CameraNeed) -> str:
+        """The configuration that would map one of the robot's spare cameras."""
+        taken = {found.name for each in self._needs if each is not need and (found := self._find(each))}
+        spare = next((name for name in self._names if name not in taken), None)
+        return "" if spare is None else _hint_text("cameras", {**self._configured, need.name: spare}, spare)
+
+    def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
+        sides = joined(map(need_text, self._needs)), joined(map(camera_text, self._sent))
+        return InvalidArgument(_sides_text(text, *sides, hint), field=CAMERAS, reason=reason)
+
+
+class _State:
+    """The policy's state among the robot's, as indexes into the numbers of a frame.
+
+    Vectors of the robot are known by their places: those of an older client may have equal names.
+    """
+
+    def __init__(
+        self, needs: Sequence[StateSpec], sent: tuple[StateSpec, ...], configured: Mapping[str, str | list[str]]
+    ) -> None:
+        self._needs = needs
+        self._sent = sent
+        self._names = [each.name for each in sent]
+        self._configured = configured
+        self._starts = list(accumulate((each.size for each in sent), initial=0))
+
+    def matched(self) -> tuple[int, ...]:
+        places = chain.from_iterable(self._places(need) for need in self._needs)
+        return tuple(chain.from_iterable(range(self._starts[place], self._starts[place + 1]) for place in places))
+
+    def _places(self, need: StateSpec) -> list[int]:
+        """The robot's vectors that make up the one that is needed."""
+        if need.name in self._configured:
+            places = self._as_configured(need)
+        elif (equal := place_of(need.name, self._names)) is not None:
+            places = [equal]
+        else:
+            places = self._scalars(need)
+        self._check(need, [self._sent[place] for place in places])
+        return places
+
+    def _as_configured(self, need: StateSpec) -> list[int]:
+        given = self._configured[need.name]
+        names = [given] if isinstance(given, str) else given
+        places = [place_of(name, self._names) for name in names]
+        missing = [name for name, place in zip(names, places, strict=True) if place is None]
+        if missing:
+            text = f"no state is {list_text(missing)}, configured as the policy's {need.name!r}"
+            raise self._refusal(text, Reason.INPUT_MISSING)
+        return [place for place in places if place is not None]
+
+    def _scalars(self, need: StateSpec) -> list[int]:
+        """Single numbers that have the names of the vector's elements."""
+        single = [place for place, each in enumerate(self._sent) if each.size == 1 and each.name in need.elements]
+        names = tuple(self._names[place] for place in single)
+        if names and names != need.elements and sorted(names) == sorted(need.elements):
+            text = f"the policy's {need.name!r} has its elements in another order: {list_text(need.elements)}"
+            raise self._refusal(text, Reason.INPUT_ORDER)
+        if not names or names != need.elements:
+            raise self._refusal(f"no state is the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
+        return single
+
+    def _check(self, need: StateSpec, vectors: list[StateSpec]) -> None:
+        """Compare sizes, and elements and units where both sides state them."""
+        size = sum(each.size for each in vectors)
+        if size != need.size:
+            text = f"{list_text(each.name for each in vectors)} has {size} numbers; the policy takes {need.size}"
+            raise self._refusal(text, Reason.INPUT_SIZE)
+        for kind, reason in (("elements", Reason.INPUT_ORDER), ("units", Reason.INPUT_UNIT)):
+            sent = chain.from_iterable(getattr(each, kind) or [""] * each.size for each in vectors)
+            for index, (wanted, given) in enumerate(zip(getattr(need, kind), sent, strict=False)):
+                if wanted and given and wanted != given:
+                    text = f"number {index} of the policy's {need.name!r} is {wanted!r}, and {given!r} came"
+                    raise self._refusal(text, reason)
+
+    def _hint(self, need: StateSpec) -> str:
+        """The configuration that would map a vector of the same size, or all single numbers if they are as many."""
+        single = [each.name for each in self._sent if each.size == 1]
+        whole = next((each.name for each in self._sent if each.size == need.size), None)
+        found = whole or (single if len(single) == need.size else None)
+        return "" if found is None else _hint_text("state", {**self._configured, need.name: found}, found)
+
+    def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
+        sides = joined(map(state_text, self._needs)), joined(map(state_text, self._sent))
+        return InvalidArgument(_sides_text(text, *sides, hint), field=STATE, reason=reason)
+
+
+def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) -> str:
+    """The line to configure; none where it is too long to be read in a refusal."""
+    line = f'"{key}": {json.dumps(mapping, ensure_ascii=False)}'
+    return f"; if {found!r} is it, configure {line}" if len(line) <= MOST_CHARACTERS else ""
+
+
+def _sides_text(text: str, needed: str, sent: str, hint: str) -> str:
+    return f"{text}: the policy needs {needed}; the robot sends {sent}{hint}"
+
+
+def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
+    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
+    if schema.horizon > 1 and any(schema.relative) and not request.chunks:
+        raise FailedPrecondition(
+            f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
+            "client must play chunks (edgeflow's SDK does)",
+            field="open.chunks",
+            reason=Reason.CHUNKS_NEEDED,
+        )

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 MOST = 8  # connections; the oldest gives way
@@ -46,17 +47,13 @@ _NEXT = {
 
 
 class Health:
-    """Holds the state; listeners are called for every change, in the thread that causes it."""
+    """Holds the state, which `move` changes; listeners are called for every change, in the thread that causes it."""
 
     def __init__(self) -> None:
-        self._state = State.STARTING
+        self.state = State.STARTING
         self._stalled = False
         self._listeners: list[Callable[[State], None]] = []
         self._watchers: list[Callable[[bool], object]] = []
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     @property
     def stalled(self) -> bool:
@@ -71,17 +68,17 @@ class Health:
     @property
     def live(self) -> bool:
         """False if this process should be restarted."""
-        return self._state is not State.FAULT and not self._stalled
+        return self.state is not State.FAULT and not self._stalled
 
     @property
     def ready(self) -> bool:
         """True if a session opened now gets actions: a worker runs and the service is not stopping."""
-        return self._state is State.READY and not self._stalled
+        return self.state is State.READY and not self._stalled
 
     def listen(self, listener: Callable[[State], None]) -> None:
         """Call `listener` with the present and every later state."""
         self._listeners.append(listener)
-        listener(self._state)
+        listener(self.state)
 
     def watch(self, watcher: Callable[[bool], object]) -> None:
         """Call `watcher` with `ready`, now and whenever it may have changed."""
@@ -90,9 +87,9 @@ class Health:
 
     def move(self, state: State) -> bool:
         """Change the state; False, without effect, if the transition does not exist."""
-        if state not in _NEXT[self._state]:
+        if state not in _NEXT[self.state]:
             return False
-        self._state = state
+        self.state = state
         for listener in self._listeners:
             listener(state)
         self._notify_watchers()
@@ -103,19 +100,20 @@ class Health:
             watcher(self.ready)
 
 
+@dataclass(slots=True)
 class _Connection:
     """A client, and what it sent so far."""
 
-    def __init__(self, sock: socket.socket, until_s: float) -> None:
-        self.sock = sock
-        self.until_s = until_s
-        self.heard = b""
+    sock: socket.socket
+    until_s: float
+    heard: bytes = b""
 
 
 class HealthListener:
     """Answers GET /live and /ready between `start` and `stop`. sock: bound and listening; it is closed at the end."""
 
     def __init__(self, sock: socket.socket, health: Health) -> None:
+        self.port: int = sock.getsockname()[1]
         self._sock = sock
         self._health = health
         self._open: dict[int, _Connection] = {}
@@ -123,11 +121,6 @@ class HealthListener:
         self._spare = os.open(os.devnull, os.O_RDONLY)  # to accept a probe when descriptors run out
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
         sock.setblocking(False)
-
-    @property
-    def port(self) -> int:
-        port: int = self._sock.getsockname()[1]
-        return port
 
     def start(self) -> None:
         self._thread.start()

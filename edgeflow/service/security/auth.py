@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
-from prometheus_client import Counter
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.log import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import ConfigError, PermissionDenied, RequestError, Unauthenticated
 from edgeflow_client.reasons import Reason
 
@@ -68,19 +68,13 @@ class TokenEntry(BaseModel):
 _ENTRIES = TypeAdapter(list[TokenEntry])
 
 
-class Counted(Protocol):
-    """Metrics that count refusals by reason."""
-
-    auth_failures: Counter
-
-
 class Guard:
     """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted."""
 
     def __init__(
         self,
         entries: Sequence[TokenEntry] | None,
-        metrics: Counted,
+        metrics: ProcessMetrics,
         log: Log,
         now: Callable[[], datetime] | None = None,
     ) -> None:

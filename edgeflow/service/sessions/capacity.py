@@ -66,15 +66,12 @@ class Places:
 
     def _check_free(self) -> None:
         if len(self._callers) - len(self._given_up) >= self._most:
-            raise self._taken()
-
-    def _taken(self) -> ResourceExhausted:
-        return ResourceExhausted(
-            f"all {self._most} sessions are in use",
-            field="max_sessions",
-            reason=Reason.SESSIONS_TAKEN,
-            retry_after_ms=RETRY_AFTER_MS,
-        )
+            raise ResourceExhausted(
+                f"all {self._most} sessions are in use",
+                field="max_sessions",
+                reason=Reason.SESSIONS_TAKEN,
+                retry_after_ms=RETRY_AFTER_MS,
+            )
 
     def _check_principal(self, principal: str) -> None:
         most = self._most_of_principal

@@ -14,8 +14,7 @@ from dataclasses import replace
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import AgeLimit
-from edgeflow.service.sessions.events import ActionEvent, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.frames import Ready, Track
+from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, Ready, StatusEvent, Track
 from edgeflow.service.sessions.rates import Rates
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
@@ -115,7 +114,7 @@ class FramesInFlight:
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None
-        self._rates.take_turn(now_ns)
+        self._rates.turns.take(now_ns)
         self._decoding, self._decoder_busy = track, True
         return track.frame
 

@@ -24,10 +24,10 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
-from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
-from edgeflow_client.trajectory import ChunkReport, Seam
+from edgeflow_client.trajectory import Seam
 from edgeflow_client.types import Command
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
@@ -170,10 +170,18 @@ class Metrics(ProcessMetrics, SessionObserver):
 
     def answered(self, session: int, action: ActionEvent) -> None:  # noqa: ARG002 - an observer's
         self.actions.labels(action.command.value, action.reason).inc()
-        self._observe_times(action)
-        self.action_passes.observe(action.timings.passes)
+        timings, report = action.timings, action.report
+        self.decode_seconds.observe(timings.decode_ns / 1e9)
+        self.queue_seconds.observe(timings.queue_ns / 1e9)
+        self.inference_seconds.observe(timings.inference_ns / 1e9)
+        self.e2e_seconds.observe(action.server_ns / 1e9)
+        self.age_seconds.observe(action.age_ns / 1e9)
+        self.action_passes.observe(timings.passes)
         self.unsettled.inc(action.unsettled > 0)
-        self._observe_chunk(action.report)
+        if report.seam is not Seam.NONE:
+            self.seams.labels(report.seam.value).inc()
+        for limit in {each.limit for each in report.limited}:
+            self.limited.labels(limit.value).inc()
 
     def told(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
         match event:
@@ -233,20 +241,6 @@ class Metrics(ProcessMetrics, SessionObserver):
         for each in State:
             self.health_state.labels(each.value).set(each is state)
         self.draining.set(state is State.DRAINING)
-
-    def _observe_chunk(self, report: ChunkReport) -> None:
-        if report.seam is not Seam.NONE:
-            self.seams.labels(report.seam.value).inc()
-        for limit in {each.limit for each in report.limited}:
-            self.limited.labels(limit.value).inc()
-
-    def _observe_times(self, event: ActionEvent) -> None:
-        timings = event.timings
-        self.decode_seconds.observe(timings.decode_ns / 1e9)
-        self.queue_seconds.observe(timings.queue_ns / 1e9)
-        self.inference_seconds.observe(timings.inference_ns / 1e9)
-        self.e2e_seconds.observe(event.server_ns / 1e9)
-        self.age_seconds.observe(event.age_ns / 1e9)
 
     def _session_metrics(self) -> None:
         self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")

@@ -1,4 +1,7 @@
-"""The control plane: admits sessions, keeps them, and routes messages between them and the worker."""
+"""The control plane: admits sessions, keeps them, and routes messages between them and the worker.
+
+`act_once` answers a single observation, in a session of one frame.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.contract import PassTimes
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -21,18 +23,16 @@ from edgeflow.ipc.messages import (
     SessionRefused,
     WorkerReady,
 )
-from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.host.held import start_threads
-from edgeflow.service.observation.matching import Names, check_chunks, matched
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, check_chunks, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
 from edgeflow.service.sessions.capacity import Decoders, Places
-from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
     ClosedSession,
     Metrics,
@@ -41,14 +41,14 @@ from edgeflow.service.sessions.observers import (
     SessionLog,
     SessionObserver,
 )
-from edgeflow.service.sessions.planner import Planner, no_worker
+from edgeflow.service.sessions.planner import Planner
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
-from edgeflow_client.errors import RequestError, Unavailable
+from edgeflow_client.errors import DeadlineExceeded, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import Command
+from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at once
@@ -89,9 +89,9 @@ class ControlPlane:
         processors = len(os.sched_getaffinity(0)) - 1  # one is the worker's
         threads = min(config.decode_threads, max(processors, 1))
         self._decoders = Decoders(threads, config.admission_headroom_percent)
-        self._admission = Admission(config, self._decoders)
+        self.admission = Admission(config, self._decoders)
         self._single_times = FrameTimes(2 * MOST_SINGLES + 1)
-        self._planner = Planner(self._admission, self._runners, metrics=metrics, log=log)
+        self._planner = Planner(self.admission, self._runners, metrics=metrics, log=log)
         self._draining = False
         self._all_closed = asyncio.Event()
 
@@ -200,16 +200,6 @@ class ControlPlane:
                 self._metrics.pong(message)
                 self._planner.observe(message)
 
-    @property
-    def modes(self) -> dict[str, Forecast]:
-        """The forecast per mode for one robot alone at full rate; empty before a worker is ready."""
-        return self._admission.modes() if self.worker is not None else {}
-
-    @property
-    def pass_times(self) -> PassTimes | None:
-        """The pass times measured last; None before the first worker was ready."""
-        return self._admission.pass_times
-
     def worker_writable(self) -> None:
         """Frames can be sent again; the session that waited longest goes first."""
         for number in list(self._runners):
@@ -256,16 +246,14 @@ class ControlPlane:
     def end_all(self, end: End) -> None:
         """End every session at once."""
         for runner in list(self._runners.values()):
-            runner.session.end(end)
-            runner.pump()
+            runner.end(end)
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
         """End the sessions of callers for whom `stays` is False: their token was revoked or has expired."""
         for number, caller in self._places:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
-                runner.session.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
-                runner.pump()
+                runner.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
 
     def fault(self) -> None:
         """No worker can be started any more: end every session with STOP."""
@@ -309,8 +297,7 @@ class ControlPlane:
         runner = self._runners.get(self._places.surplus or 0)
         if runner is not None:
             text = "the robot was silent, and too many others are"
-            runner.session.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
-            runner.pump()
+            runner.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
 
     def _admit(self, caller: Caller) -> int:
         """Admit a new session and return its number."""
@@ -360,5 +347,40 @@ class ControlPlane:
         if future is not None and not future.done():
             future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
-            runner.session.end(End(message.code, Reason.NOT_REOPENED, message.text))
-            runner.pump()
+            runner.end(End(message.code, Reason.NOT_REOPENED, message.text))
+
+
+_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
+
+
+async def act_once(
+    plane: ControlPlane, opened: OpenRequest, frame: CheckedFrame, caller: Caller, *, received_ns: int | None = None
+) -> tuple[ActionEvent, ActionSchema]:
+    """The action for a single checked frame; raises RequestErrors.
+
+    Without a mode, and in mode auto, it is serial: no frame before it has tokens to draft from.
+    received_ns: when the frame reached this machine, on the monotonic clock; None = now.
+    """
+    mode = Mode.SERIAL if opened.mode in (None, Mode.AUTO) else opened.mode
+    runner = await plane.open(replace(opened, mode=mode), caller, single=True)
+    timeout_ms = plane.config.timing.act_timeout_ms
+    try:
+        runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
+        action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
+    except asyncio.TimeoutError:
+        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
+    finally:
+        asyncio.get_running_loop().call_soon(plane.close, runner)  # the answer goes first
+    return action, runner.session.robot_schema
+
+
+async def _first_action(runner: SessionRunner) -> ActionEvent:
+    while events := await runner.next_events():
+        for event in events:
+            if isinstance(event, StatusEvent) and event.disposition in (Disposition.REJECTED, Disposition.DROPPED):
+                if event.reason not in _ANSWERED_BY_HOLD:
+                    raise error_of_code(event.code, event.text, event.reason, event.field)
+            elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
+                return event
+    end = runner.session.ended
+    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", Reason.SESSION_ENDED)

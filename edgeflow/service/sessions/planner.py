@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Mapping
 
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.service.faults import no_worker
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, Unavailable
-from edgeflow_client.reasons import Reason
+from edgeflow_client.errors import RequestError
 from edgeflow_client.types import Mode
 
 
@@ -117,8 +117,3 @@ class Planner:
             if number in self._runners and not runner.session.parked:
                 self._admission.enter(number, plan)
                 runner.change_plan(plan)
-
-
-def no_worker() -> Unavailable:
-    """The refusal of what needs a worker while there is none."""
-    return Unavailable("no worker is ready", reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.sessions.capacity import DecodeBudget
-from edgeflow.service.sessions.events import End
+from edgeflow.service.sessions.frames import End
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
 
@@ -108,22 +108,22 @@ class TokenBucket:
 
 
 class Rates:
-    """The rates of a session: frames, changes, decoding, refusals. period_ns: between frames, as declared."""
+    """The rates of a session. period_ns: between frames, as declared.
+
+    turns: of frames at the decoder. permitted: frames that may come. changes: of instruction or episode. decoding: the
+    decoder's time.
+    """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
         turn_ns = max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
-        self._turns = TokenBucket(turn_ns, BURST, now_ns)
-        self._permitted = rules.permitted(period_ns, now_ns)
+        self.turns = TokenBucket(turn_ns, BURST, now_ns)
+        self.permitted = rules.permitted(period_ns, now_ns)
         self._most_excess = rules.most_excess(period_ns)
         self._excess = RollingCount(self._most_excess)
-        self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
-        self._decoding = DecodeBudget()
+        self.changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
+        self.decoding = DecodeBudget()
         self._refusals = RollingCount(rules.rejected_frames)
         self._most_refusals = rules.rejected_frames
-
-    def permit_frame(self, now_ns: int) -> bool:
-        """Count a frame; False if it exceeds the permitted rate."""
-        return self._permitted.take(now_ns)
 
     def flood(self, rejected: int, now_ns: int) -> ResourceExhausted | None:
         """Count frames that were rejected for their rate; why the session ends if there are too many."""
@@ -132,21 +132,9 @@ class Rates:
         text = f"more than {self._most_excess} frames in 10 s came above the permitted rate: keep the declared period"
         return ResourceExhausted(text, reason=Reason.RATE_EXCEEDED)
 
-    def permit_change(self, now_ns: int) -> bool:
-        """Count a change of instruction or episode; False if it comes too soon."""
-        return self._changes.take(now_ns)
-
     def turn_ns(self, now_ns: int) -> int:
         """When the next frame may be decoded, beside other sessions; `now_ns` or earlier if it may be now."""
-        return max(self._turns.ready_at_ns(now_ns), self._decoding.ready_at_ns(now_ns))
-
-    def take_turn(self, now_ns: int) -> None:
-        """Count a frame that is being decoded."""
-        self._turns.take(now_ns)
-
-    def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
-        """Pay for a decoded frame. allowance_ns: per second from now on; None = no limit."""
-        self._decoding.spend(took_ns, allowance_ns, now_ns)
+        return max(self.turns.ready_at_ns(now_ns), self.decoding.ready_at_ns(now_ns))
 
     def refused(self, now_ns: int) -> End | None:
         """Count a refusal; the end of the session if there are too many."""

@@ -129,14 +129,15 @@ class RobotClock:
 
     A frame that alone shows a smaller one is believed at once, but is on trial: three frames that contradict it end
     that. What several frames showed is contradicted only by a clock that was set back: its stamps go back, as those of
-    late frames do not, and they are new, as those of frames that are sent again are not.
+    late frames do not, and they are new, as those of frames that are sent again are not. stamps: the ones known again,
+    to be cleared with an episode, with which a simulator's time begins anew.
     """
 
     def __init__(self) -> None:
         self._quickest = QuickestFrames()
         self._trial: tuple[int, int] | None = None  # offset and stamp of the frame on trial
         self._newest_ns = 0  # of all stamps but the one on trial
-        self._stamps: deque[int] = deque(maxlen=MOST_STAMPS)
+        self.stamps: deque[int] = deque(maxlen=MOST_STAMPS)
         self._contradiction = Contradiction()
         self._agreed = self._refused = 0
         self._pace = StampPace()
@@ -146,10 +147,6 @@ class RobotClock:
         """True while the stamps do not advance, or at less than half of real time."""
         return self._pace.slow
 
-    def forget_stamps(self) -> None:
-        """Stamps may come again: an episode begins, and a simulator's time with it."""
-        self._stamps.clear()
-
     def corrected(self, stamp_ns: int, received_ns: int) -> bool:
         """Compare a frame with what is believed, before `admits`; True if it and those before it prove that wrong."""
         known_ns = self._offset_ns
@@ -157,7 +154,7 @@ class RobotClock:
             self._contradiction.clear()
             return False
         back = stamp_ns < self._newest_ns
-        if back and stamp_ns in self._stamps:
+        if back and stamp_ns in self.stamps:
             return False
         if not (back or self._trial or self._contradiction):
             return False
@@ -184,7 +181,7 @@ class RobotClock:
             self._agreed = 1
         elif seen_ns <= known_ns + TOLERANCE_NS:
             self._agreed += 1
-        self._stamps.append(stamp_ns)
+        self.stamps.append(stamp_ns)
         if known_ns is None or seen_ns < known_ns - AGREE_NS:
             self._trial = (seen_ns, stamp_ns)
         else:
@@ -233,7 +230,7 @@ class FrameOrder:
     def __init__(self) -> None:
         self._last_seq = 0
         self._last_stamp_ns = 0
-        self._clock = RobotClock()
+        self.clock = RobotClock()
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
         """Accept the frame into the order (even if its contents are refused later), or raise OutOfRange."""
@@ -246,11 +243,11 @@ class FrameOrder:
             raise OutOfRange(
                 f"{seq} is more than {SEQ_WINDOW} ahead of {self._last_seq}", field="frame.seq", reason=Reason.SEQ_GAP
             )
-        if self._clock.corrected(stamp_ns, now_ns):
+        if self.clock.corrected(stamp_ns, now_ns):
             self._last_stamp_ns = 0
         if stamp_ns < self._last_stamp_ns:
             raise OutOfRange("is earlier than the previous frame's", field="frame.stamp_ns", reason=Reason.STAMP_OLD)
-        if not self._clock.admits(stamp_ns, now_ns):
+        if not self.clock.admits(stamp_ns, now_ns):
             raise OutOfRange(
                 "lies in the future of the robot's own clock", field="frame.stamp_ns", reason=Reason.STAMP_FUTURE
             )
@@ -262,13 +259,4 @@ class FrameOrder:
         shows its age.
         """
         self._last_stamp_ns = 0
-        self._clock.forget_stamps()
-
-    @property
-    def stamps_slow(self) -> bool:
-        """True while the stamps do not advance, or at less than half of real time."""
-        return self._clock.slow
-
-    def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
-        """The transport delay of a frame in excess of the session's quickest one."""
-        return self._clock.delay_ns(stamp_ns, received_ns)
+        self.clock.stamps.clear()

@@ -16,7 +16,7 @@ from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
 from edgeflow.service.sessions.capacity import Decoders
-from edgeflow.service.sessions.events import End, Event
+from edgeflow.service.sessions.frames import End, Event
 from edgeflow.service.sessions.observers import ObservedFrame, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
@@ -199,7 +199,7 @@ class SessionRunner:
         number = self.session.number
         if not isinstance(payload, RequestError):
             self._decoders.observe(number, processor_ns)
-        self.session.decoding_took(processor_ns, self._decoders.allowance_ns(number), self._clock.now_ns())
+        self.session.rates.decoding.spend(processor_ns, self._decoders.allowance_ns(number), self._clock.now_ns())
         if isinstance(payload, RequestError):
             self.session.decode_failed(payload, self._clock.now_ns())
         else:

@@ -28,8 +28,17 @@ from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.answers import AgeLimit, Answers, FrameTimes, validity_ms
-from edgeflow.service.sessions.events import ActionEvent, End, Event, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.frames import INVALID_IN_A_ROW, Ready, Ring, Track
+from edgeflow.service.sessions.frames import (
+    INVALID_IN_A_ROW,
+    ActionEvent,
+    End,
+    Event,
+    NoticeEvent,
+    Ready,
+    Ring,
+    StatusEvent,
+    Track,
+)
 from edgeflow.service.sessions.in_flight import FramesInFlight, Outbox
 from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.robot_clock import FrameOrder
@@ -66,12 +75,12 @@ class Session:
         self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
-        self._rates = Rates(rules, request.control_period_ns, now_ns)
+        self.rates = Rates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns)
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = Ring.HELD
         self._outbox = Outbox()
-        self._frames = FramesInFlight(self._outbox, self._rates, self.age_limit)
+        self._frames = FramesInFlight(self._outbox, self.rates, self.age_limit)
         self.answers = Answers(schema, self.age_limit, whole=request.chunks)
 
     # Calls for the robot.
@@ -80,7 +89,7 @@ class Session:
         """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
         self._silence.heard(now_ns)
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
-        if self._order.stamps_slow and not self._stamps_slow:
+        if self._order.clock.slow and not self._stamps_slow:
             self._stamps_slow = True
             text = "the stamps do not advance in real time: delays on the way here are unknown"
             self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
@@ -96,8 +105,8 @@ class Session:
         received_ns: from when its age counts; None = now.
         """
         self._silence.broken()
-        over_rate = not self._rates.permit_frame(now_ns)
-        if (flood := self._rates.flood(self._frames.take_excess(), now_ns)) is not None:
+        over_rate = not self.rates.permitted.take(now_ns)
+        if (flood := self.rates.flood(self._frames.take_excess(), now_ns)) is not None:
             self.refuse(frame.seq, flood, now_ns)
             self.end(End(flood.code, Reason.RATE_EXCEEDED, flood.text))
             return
@@ -108,7 +117,7 @@ class Session:
             self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
-            if over_rate or not self._rates.permit_change(now_ns):
+            if over_rate or not self.rates.changes.take(now_ns):
                 self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
@@ -125,7 +134,7 @@ class Session:
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
         """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
-        if self._rates.permit_change(now_ns):
+        if self.rates.changes.take(now_ns):
             self._order.begin_stamps()
             self.reset(instruction)
         else:
@@ -169,10 +178,6 @@ class Session:
         """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
         return self._frames.turn_ns(now_ns)
 
-    def decoding_took(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
-        """The decoder was busy with a frame for so long. allowance_ns: per second from now on; None = no limit."""
-        self._rates.decoding_took(took_ns, allowance_ns, now_ns)
-
     def decoded(self, payload: Payloads, decode_ns: int) -> None:
         """The frame in the decoder is decoded to RGB and waits for the worker's socket."""
         track = self._frames.finish_decoding()
@@ -214,7 +219,10 @@ class Session:
             if answer.invalid:
                 self.hold(answer.reason)
             if answer.fault:
-                self._fault()
+                text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
+                self._frames.drop_all("INTERNAL", Reason.FAULT, text)
+                self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
+                self.hold(Reason.FAULT, Command.STOP)
         self._finish_if_idle()
 
     def dropped(self, message: FrameDropped) -> None:
@@ -370,7 +378,7 @@ class Session:
 
     def _delay_ns(self, ready: Ready) -> int:
         """The transport delay of its frame in excess of the session's quickest one."""
-        return self._order.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+        return self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
 
     def _count_late(self) -> None:
         """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
@@ -378,14 +386,8 @@ class Session:
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_refusal(self, now_ns: int) -> None:
-        if (end := self._rates.refused(now_ns)) is not None:
+        if (end := self.rates.refused(now_ns)) is not None:
             self.end(end)
-
-    def _fault(self) -> None:
-        text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
-        self._frames.drop_all("INTERNAL", Reason.FAULT, text)
-        self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
-        self.hold(Reason.FAULT, Command.STOP)
 
     def _finish_if_idle(self) -> None:
         """While stopping: end the session once no frame is in flight."""

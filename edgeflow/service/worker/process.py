@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
-from edgeflow.ipc.packets import packet_pair, seal
+from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.resources import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
@@ -118,14 +118,11 @@ class WorkerProcess:
     """A worker in a child process. Start it from a thread that outlives it, since it dies with that thread."""
 
     def __init__(self, process: SpawnedProcess, stacks: int) -> None:
+        self.pid = process.pid
         self._process = process
         self._stacks = stacks
         self._open = True
         self._last_stacks: list[str] = []
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def kill(self) -> None:
         """SIGKILL; the device's driver cleans up."""
@@ -144,7 +141,7 @@ class WorkerProcess:
         """The stacks of its threads, now or when it crashed: functions, files and lines."""
         if not self._open:
             return self._last_stacks
-        if _is_stopped(self._process.pid):
+        if _is_stopped(self.pid):
             return ["the process is stopped by a signal: no stacks"]
         self._process.send_signal(STACKS_SIGNAL)
         return await self._read_stacks()
@@ -171,19 +168,6 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:
         return False
-
-
-def launch_worker(config: ServiceConfig, entry: str = ENTRY, known: PassTimes | None = None) -> Launched:
-    """Launch a single worker, with nothing held in advance. known: pass times measured by an earlier worker."""
-    kit, settings = Kit.make(), seal(config.model_dump_json().encode())
-    try:
-        process = start_process(kit, settings, entry, cold_arguments(known))
-    except OSError:
-        kit.close()
-        raise
-    finally:
-        os.close(settings)
-    return launched(config, kit, process)
 
 
 def cold_arguments(known: PassTimes | None) -> list[str]:

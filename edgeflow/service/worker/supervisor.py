@@ -64,14 +64,10 @@ class WorkerLife:
         self._timing = config.timing
         self._chunk_rows = config.chat.prefill_chunk
         self._listener = listener
-        self._link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
+        self.link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
         self._launched: Launched | None = None
         self._began: asyncio.Future[None] = loop.create_future()
         self._progress = Progress(self._timing.worker_progress_ms * 1_000_000)
-
-    @property
-    def writable(self) -> bool:
-        return self._link.writable
 
     @property
     def serving(self) -> bool:
@@ -79,15 +75,12 @@ class WorkerLife:
         proved = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
         return proved and not self.lost.done()
 
-    def send(self, message: Message) -> None:
-        self._link.send(message)
-
     async def start(self, limits: StartLimits) -> WorkerReady:
         """Launch the worker and wait until it is ready; StartError if it fails or exceeds its limit."""
         try:
             launched = self._launched = self._launch()
             self.warnings = launched.warnings
-            self._link.connect(launched.sock)
+            self.link.connect(launched.sock)
             self._listener.worker_launched(launched.handover)
         except OSError as error:
             raise StartError(f"the worker could not be launched: {error.strerror}") from None
@@ -115,11 +108,11 @@ class WorkerLife:
             now_ns = self._clock.now_ns()
             if now_ns >= ping_at_ns:
                 nonce, ping_at_ns = nonce + 1, now_ns + int(ping_s * 1e9)
-                self._link.send(Ping(nonce))
+                self.link.send(Ping(nonce))
             await asyncio.wait({self.lost}, timeout=check_s)
             listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * check_s))
             if not self.lost.done() and self._progress.listened(listened_ns):
-                self._link.close("hung")
+                self.link.close("hung")
                 await self.lost
         return self.lost.result()
 
@@ -129,7 +122,7 @@ class WorkerLife:
 
     async def shut_down(self, timeout_s: float) -> str:
         """Ask the worker to exit, then kill it if it does not; returns how it ended."""
-        self._link.send(Shutdown())
+        self.link.send(Shutdown())
         await asyncio.wait({self.lost}, timeout=timeout_s)
         return await self.reap()
 
@@ -137,7 +130,7 @@ class WorkerLife:
         """Make sure that the worker is gone; returns how it ended. patience_s: wait before killing it."""
         if not self.ready.cancel() and not self.ready.cancelled():
             self.ready.exception()  # nobody may be waiting for it any more
-        self._link.close()
+        self.link.close()
         if self._launched is None:
             return "never started"
         process = self._launched.process
@@ -215,7 +208,7 @@ class Supervisor:
     @property
     def writable(self) -> bool:
         """True if a frame sent now leaves at once."""
-        return self._life is not None and self._life.writable
+        return self._life is not None and self._life.link.writable
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -225,7 +218,7 @@ class Supervisor:
     def send(self, message: Message) -> None:
         """Queue a message for the present worker, if any."""
         if self._life is not None:
-            self._life.send(message)
+            self._life.link.send(message)
 
     async def start(self) -> WorkerReady:
         """Start the first worker; StartError if it fails. Later ones are started as needed."""

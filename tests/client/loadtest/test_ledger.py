@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED, Fate, Ledger
+from edgeflow_client.loadtest.robots.ledger import Fate, Ledger
 from edgeflow_client.loadtest.robots.playing import ChunkPlayer
 from edgeflow_client.loadtest.robots.robot import hear
 from edgeflow_client.loadtest.summary import summarise
+from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Disposition
 from tests.client.loadtest.conftest import MS, acted, disposed, measured
@@ -65,7 +66,7 @@ def test_offered_is_the_sum_of_all_fates(steps):
     frames = summarise(measured([ledger]), [ledger]).frames
     refused = sum(sum(each.values()) for each in (frames.rejected, frames.dropped, frames.unanswered))
     assert frames.offered == len(ledger.frames) == frames.acted + frames.superseded + refused
-    assert ledger.under_way <= frames.unanswered.get(UNANSWERED, 0)
+    assert ledger.under_way <= frames.unanswered.get(Reason.NO_ANSWER, 0)
 
 
 def test_the_action_and_its_status_are_one_fate():
@@ -101,7 +102,7 @@ def test_a_lost_stream_and_no_stream_are_told_apart():
     ledger.lose()
     ledger.offer_in_vain(MS)
     ledger.offer(2 * MS, 2 * MS)
-    assert [frame.reason for frame in ledger.frames] == [STREAM_LOST, DISCONNECTED, UNANSWERED]
+    assert [frame.reason for frame in ledger.frames] == [Reason.STREAM_LOST, Reason.DISCONNECTED, Reason.NO_ANSWER]
 
 
 def test_a_range_disposes_of_all_its_frames_counted_from_the_stream():

@@ -12,9 +12,9 @@ from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.command import loadtest_command
 from edgeflow_client.loadtest.results import Results, results_json, results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.ledger import DISCONNECTED, STREAM_LOST, UNANSWERED
 from edgeflow_client.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
 from edgeflow_client.loadtest.run import LoadRun
+from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.client.loadtest.conftest import CAMERA, PLAN
 from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
@@ -66,7 +66,7 @@ async def test_an_open_loop_offers_its_rate_though_nothing_is_answered(checkpoin
         found = await results(plan_for(served, pattern=Fixed(100.0), duration_s=1.0, grace_s=0.2))
         frames = found.total.frames
         assert frames.offered == pytest.approx(100, abs=20)
-        assert frames.acted == 0 and frames.unanswered[UNANSWERED] > 0
+        assert frames.acted == 0 and frames.unanswered[Reason.NO_ANSWER] > 0
 
 
 async def test_the_age_of_an_action_is_its_wait(checkpoint):
@@ -137,8 +137,8 @@ async def test_the_service_goes_away_and_comes_back(checkpoint):
         stop.set()
         found = results_of(await task, {})
     assert sum(found.total.losses.values()) >= 2
-    assert set(found.total.frames.unanswered) <= {DISCONNECTED, STREAM_LOST, UNANSWERED}
-    assert found.total.frames.unanswered[DISCONNECTED] > 0
+    assert set(found.total.frames.unanswered) <= {Reason.DISCONNECTED, Reason.STREAM_LOST, Reason.NO_ANSWER}
+    assert found.total.frames.unanswered[Reason.DISCONNECTED] > 0
     assert total(found) == found.total.frames.offered
     assert all(robot.frames.acted > 0 for robot in found.robots)
 

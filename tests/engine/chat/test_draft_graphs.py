@@ -149,7 +149,7 @@ def test_the_recommended_kind_of_a_verification_is_recorded_whole(
     engine = engines[kind]
     program, apart = engine._prompts._program, []
     settle = program.settle
-    monkeypatch.setattr(program, "settle", lambda *given: (apart.append(1), settle(*given))[1])
+    monkeypatch.setattr(program, "settle", lambda *given, **named: (apart.append(1), settle(*given, **named))[1])
     for params in (PARAMS["greedy"], SamplingParams.recommended(model.generation, max_tokens=COUNT)):
         assert answered(engine, TEXTS[0], params).plan.drafts.counts.drafts > 0
     assert len(apart) == 2

@@ -14,7 +14,8 @@ pytest.importorskip("onnx_ir")
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.exported.batches import step_batches
+from edgeflow.engine.exported.tokens import step_batches
+from edgeflow.lab.verify.policies.flow.runs import KeptSteps
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
@@ -33,7 +34,8 @@ def policy(request) -> StaticFlowPolicy:
 def make_engine(policy: StaticFlowPolicy, sessions: int = 1) -> FlowEngine:
     """Its state holds NaN wherever nothing was written; slots are zeros, as graphs need them."""
     passes = policy.sizes.program.passes
-    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows, keep_steps=True)
+    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
+    engine.watch = KeptSteps()
     engine.state._lines.fill_(torch.nan)
     return engine
 

@@ -114,8 +114,6 @@ def test_drafts_taps_and_other_formats_are_refused(models: tuple[ChatModel, Chat
         rows_of(PackedLayout.of([Span(0, 0, 3)], CPU, samples=[2]))
     with pytest.raises(ValueError, match="not in int8"):
         made.kv_slots(1, POSITIONS, CONFIGURED["int8"])
-    with pytest.raises(ValueError, match="logits"):
-        made.forward(torch.zeros(1, 8), PackedLayout.of([Span(0, 0, 1)], CPU), made.kv_slots(1, POSITIONS))
 
 
 @pytest.fixture(scope="module")

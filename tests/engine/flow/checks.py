@@ -52,7 +52,7 @@ def assert_right(
     assert len(results) == len(frames)
     for result, frame in zip(results, frames, strict=True):
         wanted = twin.steps(frame)
-        kept = result.sampled.steps
+        kept = run.engine.watch[result.sampled.frame]
         found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
         assert result.sampled.finite
         for one, other in zip(found, wanted, strict=True):

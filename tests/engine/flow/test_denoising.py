@@ -16,6 +16,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.policies.flow.runs import KeptSteps
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
@@ -34,7 +35,8 @@ def policy(request) -> TinyFlowPolicy:
 def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
     """An engine whose memory holds NaN wherever nothing was written."""
     passes = policy.sizes.program.passes
-    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows, keep_steps=True)
+    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
+    engine.watch = KeptSteps()
     engine.stages.kv.data.fill_(torch.nan)
     engine.state._lines.fill_(torch.nan)
     return engine

@@ -15,8 +15,14 @@ from edgeflow.lab.gpu import cli_process
 from edgeflow.lab.gpu.order import LEFT_OUT, Order
 from edgeflow.lab.gpu.sections import recorded_outputs, served
 from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
-from edgeflow.lab.gpu.subjects.random_checkpoint import SERVED, write_checkpoint
-from edgeflow.lab.gpu.subjects.random_policy import SIZES, policy_tensors, random_frames, random_policy
+from edgeflow.lab.gpu.subjects.random_policy import (
+    SERVED,
+    SIZES,
+    policy_tensors,
+    random_frames,
+    random_policy,
+    write_checkpoint,
+)
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.lab.verify.policies.test_openvla import recorded  # noqa: F401 - a fixture
 

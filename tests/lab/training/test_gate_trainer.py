@@ -17,9 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.lab.training.gate import trainer as training
 from edgeflow.lab.training.gate.examples import Example, grouped
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer
+from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
 from edgeflow.lab.training.run import run_training, training_progress
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.llama import LlamaConfig

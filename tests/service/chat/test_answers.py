@@ -14,8 +14,8 @@ from PIL import Image
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.outcomes import Sampled
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.sampling.sample import Sampled
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from tests.service.chat.workers import Loaded, chatting, models_of

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from edgeflow.service.chat.body import MAX_VALUES, ChatBody, CompletionBody, TokenizeBody, parse
-from edgeflow.service.chat.prefixes import PrefixBody
+from edgeflow.service.chat.front import PrefixBody
 from edgeflow.service.chat.turns import MAX_PARTS
 from edgeflow_client.errors import InvalidArgument, RequestError
 

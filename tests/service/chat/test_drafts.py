@@ -12,7 +12,7 @@ import pytest
 from edgeflow.ipc.chat_messages import ChatDone, ChatStart, ChatToken
 from edgeflow.ipc.messages import Message
 from edgeflow.service.chat.answer import usage
-from edgeflow.service.chat.summary import chat_summary
+from edgeflow.service.status import chat_summary
 from edgeflow.service.worker.link import WorkerLink
 from tests.service.chat.test_answers import ASKED, CHAT, TEXT, streamed
 from tests.service.chat.test_front import READY_HERE, Alone, alone

@@ -11,8 +11,8 @@ import pytest
 
 from edgeflow.ipc.chat_messages import ChatReady, ChatRefused, ChatStart, ChatToken, LongSlots, SetPrefix
 from edgeflow.ipc.messages import Message
-from edgeflow.service.chat.summary import chat_summary
 from edgeflow.service.children.messages import LogEvent
+from edgeflow.service.status import chat_summary
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow_client.errors import Internal
 from edgeflow_client.reasons import Reason

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.service.chat.prefixes import PREFIXES
+from edgeflow.service.chat.front import PREFIXES
 from edgeflow.service.http.middleware import Hosts, PublicMiddleware
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Guard

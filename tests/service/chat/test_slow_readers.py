@@ -15,9 +15,8 @@ import pytest
 from edgeflow.config.chat import ChatConfig
 from edgeflow.service.chat import desk
 from edgeflow.service.chat.desk import ChatDesk, Turn
-from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.chat.link import ChatPort
-from edgeflow.service.chat.outgoing import Outgoing
+from edgeflow.service.chat.front import ChatPort, ChatProcess
+from edgeflow.service.chat.routes import Outgoing
 from edgeflow.service.gateway import proxy
 from edgeflow.service.http.protocol import Connection
 from edgeflow.service.observe.log import EventLog
@@ -94,7 +93,7 @@ async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_mo
 async def test_a_reader_may_take_its_time_while_nobody_waits():
     """And once others wait, what it took before counts."""
     clock = ManualClock(1)
-    chat = ChatDesk(ChatConfig(), ChatPort(), clock, ChatMetrics(), EventLog(clock, io.StringIO()))
+    chat = ChatDesk(ChatConfig(), ChatPort().send, clock, ChatMetrics(), EventLog(clock, io.StringIO()))
     turn, read = Turn(1, 1, Caller("peer")), asyncio.Event()
 
     async def room() -> None:

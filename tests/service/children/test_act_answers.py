@@ -14,7 +14,7 @@ from edgeflow.service.children import single_actions
 from edgeflow.service.children.messages import CODING, ActDone, ActRefused
 from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
 from edgeflow.service.gateway.control import whole
-from edgeflow.service.sessions.events import ActionEvent
+from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Command
 from tests.service.harness import serving
 from tests.service.http.test_http import JSON_BODY

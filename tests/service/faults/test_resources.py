@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.chaos.resource_faults.clock import DAY_S, JUMPS
+from benchmarks.chaos.resources import DAY_S, JUMPS
 from edgeflow.service.grpc.stream import StreamCall
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.observers import Metrics

@@ -12,7 +12,7 @@ import pytest
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import CloseSession, FrameResult, OpenSession
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.events import ActionEvent, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, StatusEvent
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb

@@ -26,13 +26,12 @@ from edgeflow.ipc.messages import (
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
-from edgeflow.service.worker.process import launch_worker
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
 from edgeflow.service.worker.timeouts import SLOW_PASSES, Progress, StartLimits
 from edgeflow_client.clock import Clock, ManualClock, MonotonicClock
 from edgeflow_client.errors import WorkerError
 from tests.service.harness import config, eventually, serving
-from tests.service.processes import ENTRY, Launcher, until_gone
+from tests.service.processes import ENTRY, Launcher, launch_worker, until_gone
 from tests.service.scripted import Script
 
 MS = 1_000_000

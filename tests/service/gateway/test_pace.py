@@ -11,7 +11,6 @@ from edgeflow.service.gateway.proxy import (
     REFUSED_BYTES_PER_S,
     REMEMBERED_S,
     Pace,
-    Turn,
 )
 
 MB = REFUSED_BYTES_PER_S
@@ -19,40 +18,40 @@ MB = REFUSED_BYTES_PER_S
 
 def test_without_a_refusal_nobody_waits():
     pace = Pace()
-    assert [pace.turn("a", 8 * MB, 0.0) for _ in range(100)] == [Turn(0.0, 0)] * 100
+    assert [pace.turn("a", 8 * MB, 0.0) for _ in range(100)] == [(0.0, 0)] * 100
     pace.refused("a", MB, 0.0)
-    assert pace.turn("b", 8 * MB, 0.0) == Turn(0.0, 0)
+    assert pace.turn("b", 8 * MB, 0.0) == (0.0, 0)
 
 
 def test_the_bodies_of_a_refused_caller_follow_each_other():
     pace = Pace()
     pace.refused("a", MB, 0.0)
     half = MB // 2
-    assert [pace.turn("a", half, 0.5) for _ in range(3)] == [Turn(0.5, half), Turn(1.0, half), Turn(1.5, half)]
+    assert [pace.turn("a", half, 0.5) for _ in range(3)] == [(0.5, half), (1.0, half), (1.5, half)]
     pace.refused("a", 0, 1.0)  # paid already
-    assert pace.turn("a", 0, 1.0) == Turn(1.5, 0)
+    assert pace.turn("a", 0, 1.0) == (1.5, 0)
 
 
 def test_a_refusal_is_forgotten():
     pace = Pace()
     pace.refused("a", 1000, 0.0)
-    assert pace.turn("a", MB, REMEMBERED_S - 0.1) == Turn(0.0, MB)
-    assert pace.turn("a", MB, REMEMBERED_S + 1.0) == Turn(0.0, 0)
+    assert pace.turn("a", MB, REMEMBERED_S - 0.1) == (0.0, MB)
+    assert pace.turn("a", MB, REMEMBERED_S + 1.0) == (0.0, 0)
 
 
 def test_nobody_waits_longer_than_the_limit():
     pace = Pace()
     pace.refused("a", int(LONGEST_WAIT_S + 1) * MB, 0.0)
     assert pace.turn("a", 1, 0.0) is None
-    assert pace.turn("a", 1, 1.0) == Turn(LONGEST_WAIT_S, 1)
+    assert pace.turn("a", 1, 1.0) == (LONGEST_WAIT_S, 1)
 
 
 def test_the_callers_that_are_remembered_are_bounded():
     pace = Pace()
     for number in range(MOST_CALLERS + 1):
         pace.refused(str(number), MB, 0.0)
-    assert pace.turn("0", 1, 0.0) == Turn(0.0, 0)
-    assert pace.turn("1", 1, 0.0) == Turn(1.0, 1)
+    assert pace.turn("0", 1, 0.0) == (0.0, 0)
+    assert pace.turn("1", 1, 0.0) == (1.0, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4 * MB), st.floats(0, 3)), min_size=1, max_size=50))
@@ -64,7 +63,8 @@ def test_no_more_is_read_of_a_refused_caller_than_its_pace_and_one_body(bodies: 
         now_s += pause_s
         if (turn := pace.turn("a", size, now_s)) is None:
             continue
-        pace.refused("a", size - turn.paid, now_s)
-        ended_s = max(ended_s, now_s + turn.wait_s)
+        wait_s, paid = turn
+        pace.refused("a", size - paid, now_s)
+        ended_s = max(ended_s, now_s + wait_s)
         read, longest = read + size, max(longest, size)
         assert read - longest <= ended_s * REFUSED_BYTES_PER_S * (1 + 1e-9) + 1

@@ -28,7 +28,7 @@ TIMES = 20
 
 def seen_values(frame: SubmitFrame) -> list[float]:
     """An action that depends on every pixel and letter that reached the worker."""
-    digest = hashlib.sha256(frame.payload + frame.instruction.encode()).digest()
+    digest = hashlib.sha256(bytes(frame.payload) + frame.instruction.encode()).digest()
     return [digest[0] / 255, digest[1] / 255, digest[2] / 255]
 
 

@@ -12,9 +12,8 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.grpc.checks import check_open, check_text, refuse_unknown_fields
 from edgeflow.service.grpc.codec import Received, Unparsable, check_frame, parse_act_request, parse_client_message
-from edgeflow.service.observation.matching import Names, matched
 from edgeflow.service.observation.pixels import crc32c, decode_frame
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import Names, OpenRequest, matched
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec

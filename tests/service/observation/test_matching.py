@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.observation.matching import Names, matched, narrowed, short
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import Names, OpenRequest, matched, narrowed, short
 from edgeflow_client.errors import ConfigError, InvalidArgument, RequestError
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 

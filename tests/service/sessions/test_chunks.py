@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.events import ActionEvent, StatusEvent
-from edgeflow.service.sessions.frames import MOST_SENT, SentChunks
+from edgeflow.service.sessions.frames import MOST_SENT, ActionEvent, SentChunks, StatusEvent
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.types import Disposition
 from tests.service.scripted import SCHEMA

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
 from edgeflow.scheduler.answer_ages import KEPT_AGES, AnswerAges
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, ChunkReport, Playing

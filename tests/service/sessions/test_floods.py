@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.service.sessions.events import ActionEvent, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.rates import CHANGE_PERIOD_NS, CHANGES, SECOND_NS
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.reasons import Reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.service.sessions.events import ActionEvent, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, Event, StatusEvent
 from edgeflow.service.sessions.observers import ClosedSession, ObservedFrame, OpenedSession, SessionObserver
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

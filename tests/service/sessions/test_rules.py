@@ -11,12 +11,12 @@ import pytest
 from edgeflow.contract import Chunk
 from edgeflow.service.observe.health import Health, State
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
-from edgeflow.service.observe.status import Phase, ServiceStatus
 from edgeflow.service.sessions.answers import within_limits
-from edgeflow.service.sessions.events import NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.in_flight import Outbox
 from edgeflow.service.sessions.rates import RollingCount, TokenBucket
 from edgeflow.service.sessions.robot_clock import SEQ_WINDOW, TOLERANCE_NS, FrameOrder
+from edgeflow.service.status import ServiceStatus
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import OutOfRange
 from edgeflow_client.types import Disposition
@@ -51,7 +51,7 @@ def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
     order = FrameOrder()
     for step in range(1, 50):
         order.admit(step, 10**18 + step * 100 * MS, now_ns=step * 100 * MS)
-    assert order.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
+    assert order.clock.delay_ns(10**18 + 50 * 100 * MS, 50 * 100 * MS + 7) == 7
 
 
 def test_a_burst_may_come_at_once_then_the_rate_holds():
@@ -142,7 +142,7 @@ def test_a_terminal_gets_the_log_in_words():
 
     stream = Terminal()
     log = EventLog(ManualClock(), stream, wall=lambda: 1.5)
-    log.event("worker_lost", cause="hung", text="a \x1b[31mred\nline", state=Phase.READY)
+    log.event("worker_lost", cause="hung", text="a \x1b[31mred\nline", state=State.READY)
     assert stream.getvalue().removeprefix("\r\x1b[K") == (
         '1970-01-01T00:00:01.500+00:00 warning worker_lost cause=hung text="a \\u001b[31mred\\nline" state=ready\n'
     )
@@ -152,9 +152,9 @@ def test_a_file_gets_every_phase_once():
     stream = io.StringIO()
     announce = LogAnnouncer(EventLog(ManualClock(), stream, wall=lambda: 1.0))
     for status in (
-        ServiceStatus(phase=Phase.WARMING, step="a", done=1, total=2),
-        ServiceStatus(phase=Phase.WARMING, step="b", done=2, total=2),
-        ServiceStatus(phase=Phase.READY, grpc_port=5, forecasts=(("serial", 7.5, 134.0),)),
+        ServiceStatus(phase=State.WARMING, step="a", done=1, total=2),
+        ServiceStatus(phase=State.WARMING, step="b", done=2, total=2),
+        ServiceStatus(phase=State.READY, grpc_port=5, forecasts=(("serial", 7.5, 134.0),)),
     ):
         announce(status)
     told = [json.loads(line) for line in stream.getvalue().splitlines()]

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.events import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted

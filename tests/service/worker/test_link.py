@@ -13,7 +13,7 @@ import pytest
 from edgeflow.contract import Chunk
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import FrameResult, Message, Ping, Pong, SubmitFrame, WorkerFailed
-from edgeflow.service.chat.link import ChatPort
+from edgeflow.service.chat.front import ChatPort
 from edgeflow.service.worker.link import WorkerLink
 from tests.service.harness import eventually
 

@@ -8,11 +8,6 @@ from enum import Enum
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition, StageTimings
 
-UNANSWERED = Reason.NO_ANSWER
-DISCONNECTED = Reason.DISCONNECTED
-STREAM_LOST = Reason.STREAM_LOST
-
-
 _NOT_TOLD = StageTimings()
 
 
@@ -42,7 +37,7 @@ class FrameRecord:
     sent_ns: int = 0
     received_ns: int = 0
     fate: Fate = Fate.UNANSWERED
-    reason: str = UNANSWERED
+    reason: str = Reason.NO_ANSWER
     valid_for_ms: int = 0
     max_age_ms: int = 0
     ahead_ms: float = 0.0
@@ -100,7 +95,9 @@ class Ledger:
 
     def offer_in_vain(self, scheduled_ns: int) -> None:
         """Record a frame that was due while there was no stream."""
-        self.frames.append(FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=DISCONNECTED))
+        self.frames.append(
+            FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=Reason.DISCONNECTED)
+        )
 
     def act(
         self,
@@ -146,7 +143,7 @@ class Ledger:
     def lose(self) -> None:
         """Record the end of the stream: frames in flight get no answer."""
         for record in self._open.values():
-            record.reason = STREAM_LOST
+            record.reason = Reason.STREAM_LOST
         self._open.clear()
 
     def close(self) -> None:

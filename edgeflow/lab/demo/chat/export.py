@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ from tokenizers import Tokenizer
 
 from edgeflow.lab.demo.chat.network import EPS, ChatNetwork, ChatSize
 from edgeflow.lab.demo.chat.tokenizer import END, END_OF_TEXT, MAX_LENGTH, save_tokenizer
+from edgeflow.lab.outputs import write_json
 
 
 def write_chat_checkpoint(folder: Path, network: ChatNetwork, tokenizer: Tokenizer) -> Path:
     """Write a complete model directory; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
-    _write_json(folder / "config.json", {**_config(network.size), "eos_token_id": end, "pad_token_id": pad})
+    write_json(folder / "config.json", {**_config(network.size), "eos_token_id": end, "pad_token_id": pad})
     generation = {"do_sample": False, "eos_token_id": [end, pad], "pad_token_id": pad}
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "generation_config.json", generation)
     save_tokenizer(tokenizer, folder)
     weights = {
         name: weight.detach().cpu().to(torch.bfloat16).contiguous() for name, weight in network.state_dict().items()
@@ -53,7 +53,3 @@ def _config(size: ChatSize) -> dict[str, Any]:
         "use_sliding_window": False,
         "vocab_size": size.vocab,
     }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -21,8 +21,7 @@ from edgeflow.lab.demo.chat.state import MAX_OBJECTS
 from edgeflow.lab.demo.chat.tokenizer import train_tokenizer
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
-from edgeflow.lab.training.rates import budget_share
-from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
+from edgeflow.lab.training.run import budget_share, cpu_seconds, run_training, training_progress
 
 FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
 STEPS: Final = 7_500

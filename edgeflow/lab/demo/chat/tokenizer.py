@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.demo.chat.small_talk import corpus
+from edgeflow.lab.outputs import write_json
 
 VOCAB: Final = 1024
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -80,4 +80,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": None,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.chunks import Labels, Spread
-from edgeflow.lab.demo.flow_training.continuing import draw_continued
+from edgeflow.lab.demo.flow_training.chunks import Labels, Spread, draw_continued
 from edgeflow.lab.demo.flow_training.data import FlowDataset
-from edgeflow.lab.demo.flow_training.size import FlowSize
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
 from edgeflow.lab.demo.training.actions import scaled
 from edgeflow.lab.demo.training.batches import NAMES, choose_branches

@@ -134,3 +134,28 @@ def _rotvecs(q: Vector) -> Vector:
 def _quaternions(rotvec: Vector) -> Vector:
     angle = np.linalg.norm(rotvec, axis=-1, keepdims=True)
     return np.concatenate([np.cos(angle / 2.0), np.sin(angle / 2.0) * rotvec / np.maximum(angle, _TINY)], axis=-1)
+
+
+MOST_DELAY: Final = 6  # rows that are kept
+FRESH_SHARE: Final = 0.15  # of the chunks keep none
+_METRES: Final = (0.001, 0.02)  # spread of the goal of the chunk before, log-uniform
+_RADIANS: Final = (0.01, 0.12)
+
+
+def draw_continued(
+    tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Chunks `[N, rows, 7]` from tool to grasp poses `[N, 7]`, and `[N]`, how many of their first rows are kept ones.
+
+    Training for real-time chunking (arXiv 2512.05964): an answer begins with rows of the chunk being played, which it
+    must keep. They are the expert's motion to a goal nearby, since an older frame does not show quite where the goal
+    is; the rows behind them make up for it. aperture: `[N]`.
+    """
+    size = len(tool)
+    scale = rng.uniform(size=(size, 1))
+    metres, radians = (
+        low * (high / low) ** scale * rng.standard_normal((size, 3)) for low, high in (_METRES, _RADIANS)
+    )
+    before = expert_chunks(tool, displaced(grasp, metres, radians), aperture, rows)
+    count = np.where(rng.uniform(size=size) < FRESH_SHARE, 0, rng.integers(1, MOST_DELAY + 1, size=size))
+    return continued_chunks(tool, grasp, aperture, before, count).astype(np.float32), count

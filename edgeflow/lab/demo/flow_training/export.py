@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,15 +11,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import EPS, Normaliser
-from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
-from edgeflow.lab.demo.flow_training.continuing import MOST_DELAY
+from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, STEP_S, Spread
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS
 from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA
+from edgeflow.lab.outputs import write_json
 
 NUM_STEPS: Final = 3  # Euler steps of the flow
 CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_DELAY}
@@ -36,11 +35,11 @@ def write_flow_checkpoint(folder: Path, network: FlowNetwork, tokenizer: Tokeniz
     """Write a complete model directory; return the folder."""
     size, vlm = network.size, folder / "vlm"
     vlm.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", _config(size))
-    _write_json(folder / "edgeflow.json", _robot())
-    _write_json(folder / "policy_preprocessor.json", _before(size))
-    _write_json(folder / "policy_postprocessor.json", _after())
-    _write_json(vlm / "config.json", _vlm_config(size))
+    write_json(folder / "config.json", _config(size))
+    write_json(folder / "edgeflow.json", _robot())
+    write_json(folder / "policy_preprocessor.json", _before(size))
+    write_json(folder / "policy_postprocessor.json", _after())
+    write_json(vlm / "config.json", _vlm_config(size))
     save_tokenizer(tokenizer, vlm)
     statistics = {**_statistics(STATE, normaliser.state), **_statistics(ACTION, normaliser.action)}
     for name in (_BEFORE, _AFTER):
@@ -58,10 +57,6 @@ def _weights(folder: Path) -> Path:
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
     path.chmod(0o644)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _statistics(feature: str, spread: Spread) -> dict[str, Tensor]:

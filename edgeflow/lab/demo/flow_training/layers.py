@@ -2,15 +2,77 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeflow.lab.demo.flow_training.size import FlowSize
+from edgeflow.lab.demo.training.network import GatedMlp, Mlp, RmsNorm, embedded_patches, position_code, turned
 
-_EPS, _TEXT_EPS = 1e-6, 1e-5  # of the tower's and of the language model's norms
+_MLP_MULTIPLE: Final = 256  # the published rule for the width of the expert's MLP rounds up to a multiple of this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSize:
+    """Dimensions of the policy, and its flow's schedule.
+
+    scale_factor: patches per side that one image token stands for. chunk: rows of 50 ms. state, action: padded widths.
+    """
+
+    image: int = 96
+    patch: int = 16
+    vision_width: int = 192
+    vision_layers: int = 3
+    vision_heads: int = 6
+    vision_mlp: int = 768
+    scale_factor: int = 1
+    width: int = 128
+    layers: int = 6
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    mlp: int = 352
+    vocab: int = 512
+    expert_multiplier: float = 0.75
+    chunk: int = 16
+    state: int = 8
+    action: int = 8
+    min_period: float = 4e-3
+    max_period: float = 4.0
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one image."""
+        return (self.image // self.patch // self.scale_factor) ** 2
+
+    @property
+    def expert_width(self) -> int:
+        return int(self.width * self.expert_multiplier)
+
+    @property
+    def expert_mlp(self) -> int:
+        """8/3 of the width, rounded up, as the published code derives it."""
+        return -(-int(2 * 4 * self.expert_width / 3) // _MLP_MULTIPLE) * _MLP_MULTIPLE
+
+
+_EPS, TEXT_EPS = 1e-6, 1e-5  # of the tower's and of the language model's norms
 _WAVELENGTH = 10_000.0  # the longest of the positions' rotations
 Turn = tuple[Tensor, Tensor]
+
+
+class Parts(nn.Module):
+    """Modules by their names in the checkpoint."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
 
 class VisionAttention(nn.Module):
@@ -30,22 +92,12 @@ class VisionAttention(nn.Module):
         return out
 
 
-class VisionMlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
-        return out
-
-
 class VisionLayer(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         e = size.vision_width
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(e, eps=_EPS), nn.LayerNorm(e, eps=_EPS)
-        self.self_attn, self.mlp = VisionAttention(e, size.vision_heads), VisionMlp(e, size.vision_mlp)
+        self.self_attn, self.mlp = VisionAttention(e, size.vision_heads), Mlp(e, size.vision_mlp, "tanh")
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -56,40 +108,20 @@ class VisionLayer(nn.Module):
 class VisionEmbeddings(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
+        side = size.image // size.patch
         self.patch_embedding = nn.Conv2d(3, size.vision_width, size.patch, size.patch)
-        self.position_embedding = nn.Embedding((size.image // size.patch) ** 2, size.vision_width)
-        self.position_embedding.weight.data.copy_(_position_code(size))
+        self.position_embedding = nn.Embedding(side**2, size.vision_width)
+        self.position_embedding.weight.data.copy_(position_code(side, size.vision_width, 6.0 / side))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """`[B, 3, side, side]` to `[B, patches, E]`, row by row; a convolution written as a matrix product."""
-        b, c, side, _ = pixels.shape
-        p = self.patch_embedding.kernel_size[0]
-        n = side // p
-        patches = pixels.view(b, c, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(b, n * n, c * p * p)
-        embedded = F.linear(patches, self.patch_embedding.weight.flatten(1), self.patch_embedding.bias)
-        return embedded + self.position_embedding.weight
-
-
-def _position_code(size: FlowSize) -> Tensor:
-    """Sines and cosines of row and column at several wavelengths, `[patches, E]`: where learning begins."""
-    side, waves = size.image // size.patch, size.vision_width // 4
-    places = torch.arange(side * side)
-    angles = 2.0 ** torch.linspace(-3.0, 0.5, waves) * (6.0 / side)
-    rows, columns = (places // side)[:, None] * angles, (places % side)[:, None] * angles
-    return 0.3 * torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], dim=1)
-
-
-class VisionEncoder(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers))
+        return embedded_patches(self.patch_embedding, pixels) + self.position_embedding.weight
 
 
 class VisionModel(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(size)
-        self.encoder = VisionEncoder(size)
+        self.encoder = Parts(layers=nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers)))
         self.post_layernorm = nn.LayerNorm(size.vision_width, eps=_EPS)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -108,45 +140,21 @@ def pixel_shuffle(patches: Tensor, scale: int) -> Tensor:
     return squares.reshape(b, n // scale**2, scale**2 * e)
 
 
-class RmsNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, _TEXT_EPS)
-
-
-class Projections(nn.Module):
-    """Projections of an attention. keys: the width from which keys and values are projected."""
-
-    def __init__(self, size: FlowSize, width: int, keys: int) -> None:
-        super().__init__()
-        inner, outer = size.heads * size.head_dim, size.kv_heads * size.head_dim
-        self.q_proj, self.o_proj = nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False)
-        self.k_proj, self.v_proj = nn.Linear(keys, outer, bias=False), nn.Linear(keys, outer, bias=False)
-
-
-class GatedMlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
-        return out
-
-
 class Layer(nn.Module):
-    """The parts that the layers of both streams share."""
+    """A layer of the language model, or the base of the expert's. keys: the width from which keys and values are
+    projected."""
 
     def __init__(self, size: FlowSize, width: int, mlp: int, keys: int) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Projections(size, width, keys), GatedMlp(width, mlp)
-        self.input_layernorm, self.post_attention_layernorm = RmsNorm(width), RmsNorm(width)
+        inner, outer = size.heads * size.head_dim, size.kv_heads * size.head_dim
+        self.self_attn = Parts(
+            q_proj=nn.Linear(width, inner, bias=False),
+            o_proj=nn.Linear(inner, width, bias=False),
+            k_proj=nn.Linear(keys, outer, bias=False),
+            v_proj=nn.Linear(keys, outer, bias=False),
+        )
+        self.mlp = GatedMlp(width, mlp)
+        self.input_layernorm, self.post_attention_layernorm = RmsNorm(width, TEXT_EPS), RmsNorm(width, TEXT_EPS)
         self._heads, self._kv_heads = size.heads, size.kv_heads
 
     def heads_of(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,11 +176,6 @@ class Layer(nn.Module):
         x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
-
-
-class TextLayer(Layer):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__(size, size.width, size.mlp, size.width)
 
 
 class ExpertLayer(Layer):
@@ -217,9 +220,3 @@ def turn_of(positions: Tensor, head_dim: int) -> Turn:
     rates = _WAVELENGTH ** (-torch.arange(half, device=positions.device) / half)
     angles = (positions[..., None] * rates).repeat(1, 1, 2)[:, None]
     return angles.cos(), angles.sin()
-
-
-def turned(x: Tensor, turn: Turn) -> Tensor:
-    """Rotate by positions, in half-split order: x `[B, H, L, D]`."""
-    low, high = x.chunk(2, dim=-1)
-    return x * turn[0].to(x.dtype) + torch.cat([-high, low], dim=-1) * turn[1].to(x.dtype)

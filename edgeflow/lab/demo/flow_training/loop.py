@@ -15,15 +15,14 @@ from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser, Prompts, 
 from edgeflow.lab.demo.flow_training.chunks import Labels, label_all
 from edgeflow.lab.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.losses import FlowHeads, expert_loss, flow_loss, grid_of
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.lab.demo.training.losses import vision_loss
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
-from edgeflow.lab.training.rates import Phase, budget_share, rate_share
-from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
+from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
 
 FULL_MINUTES: Final = 45.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 72_000

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser
-from edgeflow.lab.demo.flow_training.layers import TextLayer, turn_of
+from edgeflow.lab.demo.flow_training.layers import FlowSize, turn_of
 from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.training.actions import HIGH, LOW
 from edgeflow.lab.demo.training.losses import Locator, patch_of, regression_loss, regressor
 from edgeflow.lab.demo.training.network import TowerSize
@@ -133,7 +132,7 @@ def _sum_loss(error: Tensor, normaliser: Normaliser) -> tuple[Tensor, Tensor]:
 def _looking_loss(network: FlowNetwork, prefix: Prefix, batch: Batch) -> Tensor:
     """From the name on, the first head of the pointing layer is trained to look at the named handle."""
     size = network.size
-    layer = cast("TextLayer", network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER])
+    layer = network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER]
     first = size.image_tokens + batch.named
     rows = prefix.states[_POINTING_LAYER][:, first:]
     positions = torch.arange(first, first + rows.shape[1], device=rows.device)[None]

@@ -6,68 +6,34 @@ and as the plain reference for the serving model, so it keeps nothing between ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from edgeflow.lab.demo.flow_training.layers import ExpertLayer, RmsNorm, TextLayer, VisionModel, pixel_shuffle, turn_of
-from edgeflow.lab.demo.flow_training.size import FlowSize
-
-
-class ModalityProjection(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
+from edgeflow.lab.demo.flow_training.layers import (
+    TEXT_EPS,
+    ExpertLayer,
+    FlowSize,
+    Layer,
+    Parts,
+    VisionModel,
+    pixel_shuffle,
+    turn_of,
+)
+from edgeflow.lab.demo.training.network import RmsNorm
 
 
 class Connector(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
-        self.modality_projection, self._scale = ModalityProjection(size), size.scale_factor
+        proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
+        self.modality_projection, self._scale = Parts(proj=proj), size.scale_factor
 
     def forward(self, patches: Tensor) -> Tensor:
         out: Tensor = self.modality_projection.proj(pixel_shuffle(patches, self._scale))
         return out
-
-
-class TextModel(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(size.vocab, size.width)
-        self.layers = nn.ModuleList(TextLayer(size) for _ in range(size.layers))
-        self.norm = RmsNorm(size.width)
-
-
-class VlmModel(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.vision_model = VisionModel(size)
-        self.connector = Connector(size)
-        self.text_model = TextModel(size)
-
-
-class Vlm(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.model = VlmModel(size)
-
-
-class Expert(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(ExpertLayer(size, crossing=bool(i % 2)) for i in range(size.layers))
-        self.norm = RmsNorm(size.expert_width)
-
-
-class VlmWithExpert(nn.Module):
-    def __init__(self, size: FlowSize) -> None:
-        super().__init__()
-        self.vlm = Vlm(size)
-        self.lm_expert = Expert(size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +55,10 @@ class FlowNetwork(nn.Module):
         super().__init__()
         self.size = size
         e = size.expert_width
-        self.vlm_with_expert = VlmWithExpert(size)
+        vlm = Parts(vision_model=VisionModel(size), connector=Connector(size), text_model=_text_model(size))
+        experts = (ExpertLayer(size, crossing=bool(index % 2)) for index in range(size.layers))
+        expert = Parts(layers=nn.ModuleList(experts), norm=RmsNorm(e, TEXT_EPS))
+        self.vlm_with_expert = Parts(vlm=Parts(model=vlm), lm_expert=expert)
         self.state_proj = nn.Linear(size.state, size.width)
         self.action_in_proj, self.action_out_proj = nn.Linear(size.action, e), nn.Linear(e, size.action)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * e, e), nn.Linear(e, e)
@@ -133,7 +102,7 @@ class FlowNetwork(nn.Module):
         mask[:, :, :-1, -1] = False
         hidden = _additive(mask)
         layers, states = [], []
-        for layer in cast("Iterable[TextLayer]", text.layers):
+        for layer in text.layers:
             states.append(x)
             q, k, v = layer.heads_of(x, turn)
             layers.append((k, v))
@@ -177,6 +146,14 @@ class FlowNetwork(nn.Module):
         periods = size.min_period * (size.max_period / size.min_period) ** share
         angles = 2.0 * torch.pi / periods * time.double()[..., None]
         return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+
+
+def _text_model(size: FlowSize) -> Parts:
+    return Parts(
+        embed_tokens=nn.Embedding(size.vocab, size.width),
+        layers=nn.ModuleList(Layer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
+        norm=RmsNorm(size.width, TEXT_EPS),
+    )
 
 
 def _additive(mask: Tensor) -> Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from edgeflow.lab.demo.training.tokenizer import all_instructions
+from edgeflow.lab.outputs import write_json
 
 PAD: Final = "<|endoftext|>"
 SPECIAL: Final = (PAD, "<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<global-img>", "<image>")
@@ -56,4 +56,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "pad_token": PAD,
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", config)

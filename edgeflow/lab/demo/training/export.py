@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from edgeflow.lab.demo.training.network import (
     TowerSize,
 )
 from edgeflow.lab.demo.training.tokenizer import save_tokenizer
+from edgeflow.lab.outputs import write_json
 
 _TIMM_IDS = ("vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224")
 
@@ -31,20 +31,16 @@ def write_checkpoint(folder: Path, network: PolicyNetwork, tokenizer: Tokenizer,
     folder.mkdir(parents=True, exist_ok=True)
     size = network.size
     actions = torch.from_numpy(data.actions[data.visible])
-    _write_json(folder / "config.json", _config(size, norm_stats(actions, len(data))))
-    _write_json(folder / "preprocessor_config.json", _preprocessor(size.towers[0].img_size))
+    write_json(folder / "config.json", _config(size, norm_stats(actions, len(data))))
+    write_json(folder / "preprocessor_config.json", _preprocessor(size.towers[0].img_size))
     generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": size.text_vocab}
-    _write_json(folder / "generation_config.json", {"_from_model_config": True, **generation})
+    write_json(folder / "generation_config.json", {"_from_model_config": True, **generation})
     save_tokenizer(tokenizer, folder)
     weights = {**network.state_dict(), **_unused(size)}
     shipped = {name: weight.detach().cpu().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
     save_file(shipped, folder / "model.safetensors", {"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
     return folder
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _unused(size: NetworkSize) -> dict[str, Tensor]:

@@ -19,8 +19,7 @@ from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.lab.demo.training.tokenizer import train_tokenizer
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
-from edgeflow.lab.training.rates import Phase, budget_share, rate_share
-from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
+from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
 
 FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
 STATES: Final = 60_000

@@ -54,12 +54,15 @@ class NetworkSize:
 
 
 class Mlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
+    """approximate: of GELU, as in torch."""
+
+    def __init__(self, width: int, inner: int, approximate: str = "none") -> None:
         super().__init__()
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
+        self._approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        out: Tensor = self.fc2(F.gelu(self.fc1(x), approximate=self._approximate))
         return out
 
 
@@ -105,12 +108,16 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, size.embed_dim, size.patch_size, size.patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """`[B, 3, side, side]` to `[B, patches, E]`, row by row; a convolution written as a matrix product."""
-        b, c, side, _ = pixels.shape
-        p = self.proj.kernel_size[0]
-        n = side // p
-        patches = pixels.view(b, c, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(b, n * n, c * p * p)
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        return embedded_patches(self.proj, pixels)
+
+
+def embedded_patches(layer: nn.Conv2d, pixels: Tensor) -> Tensor:
+    """`[B, 3, side, side]` to `[B, patches, E]`, row by row; a convolution written as a matrix product."""
+    b, c, side, _ = pixels.shape
+    p = layer.kernel_size[0]
+    n = side // p
+    patches = pixels.view(b, c, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(b, n * n, c * p * p)
+    return F.linear(patches, layer.weight.flatten(1), layer.bias)
 
 
 class Tower(nn.Module):
@@ -126,7 +133,7 @@ class Tower(nn.Module):
             self.cls_token = nn.Parameter(0.02 * torch.randn(1, 1, e))
             self.reg_token = nn.Parameter(0.02 * torch.randn(1, PREFIX_TOKENS - 1, e))
         self.with_prefix = with_prefix
-        self.pos_embed = nn.Parameter(_position_code(size)[None])
+        self.pos_embed = nn.Parameter(position_code(size.img_size // size.patch_size, size.embed_dim)[None])
         self.patch_embed = PatchEmbed(size)
         self.blocks = nn.ModuleList(Block(size, with_prefix) for _ in range(size.depth - 1))
 
@@ -141,11 +148,10 @@ class Tower(nn.Module):
         return patches
 
 
-def _position_code(size: TowerSize) -> Tensor:
-    """Sines and cosines of row and column at several wavelengths, `[patches, E]`."""
-    side, waves = size.img_size // size.patch_size, size.embed_dim // 4
-    places = torch.arange(size.patches)
-    angles = 2.0 ** torch.linspace(-3.0, 0.5, waves)
+def position_code(side: int, width: int, scale: float = 1.0) -> Tensor:
+    """Sines and cosines of row and column at several wavelengths, `[side * side, width]`: where learning begins."""
+    places = torch.arange(side * side)
+    angles = 2.0 ** torch.linspace(-3.0, 0.5, width // 4) * scale
     rows, columns = (places // side)[:, None] * angles, (places % side)[:, None] * angles
     return 0.3 * torch.cat([rows.sin(), rows.cos(), columns.sin(), columns.cos()], dim=1)
 
@@ -174,12 +180,12 @@ class Projector(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight, self._eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-6)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight, self._eps)
 
 
 class SelfAttention(nn.Module):
@@ -202,21 +208,21 @@ class SelfAttention(nn.Module):
         b, n, e = x.shape
         weight = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])
         q, k, v = F.linear(x, weight).view(b, n, 3, self.heads, e // self.heads).permute(2, 0, 3, 1, 4)
-        return _turned(q, turn), _turned(k, turn), v
+        return turned(q, turn), turned(k, turn), v
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply RoPE in half-split order: x `[B, H, L, D]`, cos and sin `[L, D]`."""
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply RoPE in half-split order: x `[B, H, L, D]`, cos and sin `[L, D]`, or as x."""
     low, high = x.chunk(2, dim=-1)
     return x * turn[0].to(x.dtype) + torch.cat([-high, low], dim=-1) * turn[1].to(x.dtype)
 
 
 class GatedMlp(nn.Module):
-    def __init__(self, size: NetworkSize) -> None:
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(size.hidden, size.mlp, bias=False)
-        self.up_proj = nn.Linear(size.hidden, size.mlp, bias=False)
-        self.down_proj = nn.Linear(size.mlp, size.hidden, bias=False)
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = F.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight])).chunk(2, dim=-1)
@@ -227,7 +233,7 @@ class GatedMlp(nn.Module):
 class Layer(nn.Module):
     def __init__(self, size: NetworkSize) -> None:
         super().__init__()
-        self.self_attn, self.mlp = SelfAttention(size), GatedMlp(size)
+        self.self_attn, self.mlp = SelfAttention(size), GatedMlp(size.hidden, size.mlp)
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(size.hidden), RmsNorm(size.hidden)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from edgeflow.lab.demo.world.layout import COLOURS
 from edgeflow.lab.demo.world.task import PHRASES
+from edgeflow.lab.outputs import write_json
 
 PROMPT: Final = "In: What action should the robot take to {}?\nOut:"
 SPACE: Final = "▁"
@@ -104,4 +105,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         ("special_tokens_map.json", named),
         ("added_tokens.json", {PAD: pad_id}),
     ):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / name, content)

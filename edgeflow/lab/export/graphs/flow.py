@@ -103,8 +103,8 @@ class _Stages:
             decoder.forward(hidden[0], hidden[0, :0], rows, kv.slots)
             return [each[None] for layer in kv.layers for each in layer.rows or ()]
 
-        mask = masks.prefix(bucket.cameras, bucket.text)
-        inputs = {"hidden": torch.zeros(1, bucket.rows, self._width), "position": mask.position, "seen": mask.seen}
+        hidden = torch.zeros(1, bucket.rows, self._width)
+        inputs = {"hidden": hidden, **masks.prefix(bucket.cameras, bucket.text)}
         return StageProgram(
             stage=StageName.PREFILL, run=run, inputs=inputs, outputs=kv_names(layers, "_rows"), rows=bucket.rows
         )
@@ -138,19 +138,13 @@ class _Stages:
 
     def _step_inputs(self, masks: BucketMasks, batch: int) -> dict[str, Tensor]:
         sizes, heads, bucket = self._export.sizes, self._decoder.heads, masks.bucket
-        mask = masks.step(bucket.cameras, bucket.text)
         inputs = {
             "x": torch.zeros(batch, sizes.horizon, sizes.dims),
             "times": _each(torch.arange(sizes.horizon) % len(self._times), batch),
         }
         if sizes.state:
             inputs["state"] = torch.zeros(batch, sizes.state)
-        inputs["position"] = _each(mask.position, batch)
-        if mask.crossing is not None:
-            inputs["crossing"] = _each(mask.crossing, batch)
-        inputs["seen"] = _each(mask.seen, batch)
-        if mask.crossed is not None:
-            inputs["crossed"] = _each(mask.crossed, batch)
+        inputs |= {name: _each(each, batch) for name, each in masks.step(bucket.cameras, bucket.text).items()}
         shape = batch, self._past, heads.kv_heads, heads.head_dim
         return inputs | {name: torch.zeros(shape) for name in kv_names(len(heads.kinds))}
 

@@ -73,11 +73,8 @@ class FlowLoop:
         ids = padded(np.array(frame.prompt_ids, np.int64), bucket.text)
         pixels = padded(frame.pixel_values.numpy(), bucket.cameras)
         (hidden,) = run(self.towers, {"pixel_values": pixels, "prompt_ids": ids, "state": state})
-        mask = {"position": prefix.position.numpy(), "seen": prefix.seen.numpy()}
+        mask = {name: each.numpy() for name, each in prefix.items()}
         rows = run(self.prefill, {"hidden": hidden, **mask})
         past = (padded(each[0], self.step.past)[None] for each in rows)
         found = dict(zip(kv_names(len(rows) // 2), past, strict=True))
-        found |= {"state": state, "position": step.position.numpy()[None], "seen": step.seen.numpy()[None]}
-        if step.crossing is not None and step.crossed is not None:
-            found |= {"crossing": step.crossing.numpy()[None], "crossed": step.crossed.numpy()[None]}
-        return found
+        return found | {"state": state} | {name: each.numpy()[None] for name, each in step.items()}

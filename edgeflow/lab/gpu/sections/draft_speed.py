@@ -17,7 +17,7 @@ import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
+from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup, chain_of
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
@@ -131,7 +131,7 @@ class _Way:
         spans = [Span(0, self._sizes.prompt + self._sizes.tokens // 2, rows)]
         moved = linear_work(text, spans * rows).bytes + attention_work(text, spans).bytes
         if isinstance(self._kind, Eagle):
-            sizes = self._kind.tree or self._kind.chain
+            sizes = self._kind.tree or chain_of(self._kind.depth)
             moved += _head_bytes(self._kind.head.config, sizes)
         return {"share of copy bandwidth": moved / pass_s / self._setting.measured.bandwidth}
 

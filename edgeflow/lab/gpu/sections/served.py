@@ -21,7 +21,7 @@ from typing import Any
 from edgeflow.lab.gpu.cli_process import COMMAND, last_line, require_packages, run_command
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import CLOSING_S, OffError, Setting
-from edgeflow.lab.gpu.subjects.random_checkpoint import SERVED, write_checkpoint
+from edgeflow.lab.gpu.subjects.random_policy import SERVED, write_checkpoint
 
 LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8), ("serial", 0.8))
 """Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, Work
-from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
+from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape, stack_of
 from edgeflow.policies.pi.config import GemmaSizes
 from edgeflow.policies.smolvla.config import SmolVLAConfig
 
@@ -75,19 +75,7 @@ def stacks(shape: FlowShape) -> tuple[GemmaSizes, GemmaSizes]:
     config = shape.config
     if not isinstance(config, SmolVLAConfig):
         return config.text, config.expert
-    sizes = ((config.width, config.inner), (config.expert_width, config.expert_inner))
-    wide, narrow = (
-        GemmaSizes(
-            width=width,
-            depth=len(config.cross),
-            inner=inner,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-        )
-        for width, inner in sizes
-    )
-    return wide, narrow
+    return stack_of(config, config.width, config.inner), stack_of(config, config.expert_width, config.expert_inner)
 
 
 def _crossing(shape: FlowShape) -> int:

@@ -6,7 +6,7 @@ in a chain, or on the longest path of a fixed tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -98,16 +98,7 @@ class _ImposedDrafter:
 
 def head_config(base: LlamaConfig, *, tokens: int) -> Eagle3Config:
     """The head of a Qwen2.5 as SpecForge trains it: a layer of its base, with `tokens` in its vocabulary."""
-    text = LlamaConfig(
-        hidden_size=base.hidden_size,
-        intermediate_size=base.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=base.num_attention_heads,
-        num_key_value_heads=base.num_key_value_heads,
-        vocab_size=base.vocab_size,
-        rope_theta=base.rope_theta,
-        max_position_embeddings=base.max_position_embeddings,
-    )
+    text = replace(base, num_hidden_layers=1, tie_word_embeddings=False, attention_bias=False)
     layers = base.num_hidden_layers
     return Eagle3Config(
         text=text,

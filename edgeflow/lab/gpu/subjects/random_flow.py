@@ -55,7 +55,7 @@ class FlowShape:
     def network(self, placement: Placement) -> PrefixedNetwork:
         """Its networks; the same shape gives the same weights."""
         config = self.config
-        shapes = dict(_smolvla(config) if isinstance(config, SmolVLAConfig) else _pi(config))
+        shapes = dict(smolvla_tensors(config) if isinstance(config, SmolVLAConfig) else _pi(config))
         tensors = RandomTensors(shapes, placement.device, placement.dtype)
         weights = Weights.of(tensors, placement.dtype, placement.device)
         if isinstance(config, SmolVLAConfig):
@@ -161,16 +161,17 @@ TINY = (
 )
 
 
-def _smolvla(config: SmolVLAConfig) -> Shapes:
+def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
+    """Published names, without `model.`, and shapes of the tensors that a network reads."""
     vlm, expert, narrow = smolvla_network.VLM, smolvla_network.EXPERT, config.expert_width
     yield from _tower(f"{vlm}vision_model.", _vision_of(config), config.grid)
     joined = config.vision_width * config.scale**2
     yield f"{vlm}connector.modality_projection.proj.weight", (config.width, joined)
     yield f"{vlm}text_model.embed_tokens.weight", (VOCABULARY, config.width)
-    wide, kv_width = _stack_of(config, config.width, config.inner), config.kv_heads * config.head_dim
+    wide, kv_width = stack_of(config, config.width, config.inner), config.kv_heads * config.head_dim
     yield from _stack(f"{vlm}text_model.", wide)
     keys = [kv_width if cross else narrow for cross in config.cross]
-    yield from _stack(expert, _stack_of(config, narrow, config.expert_inner), keys=keys)
+    yield from _stack(expert, stack_of(config, narrow, config.expert_inner), keys=keys)
     yield from _linear("state_proj", config.width, config.flow.state_dims)
     yield from _mixing("action_time_mlp", config.flow.dims, narrow)
 
@@ -209,7 +210,8 @@ def _vision_of(config: SmolVLAConfig) -> VisionSizes:
     )
 
 
-def _stack_of(config: SmolVLAConfig, width: int, inner: int) -> GemmaSizes:
+def stack_of(config: SmolVLAConfig, width: int, inner: int) -> GemmaSizes:
+    """The sizes of one of its stacks, as those of Gemma's."""
     return GemmaSizes(
         width=width,
         depth=len(config.cross),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
+from edgeflow.lab.outputs import write_json
 from edgeflow.lab.quantize.files.quantised import Storing, gemm_tensors, in_float16
 from edgeflow.lab.quantize.files.source import Source
 from edgeflow.lab.quantize.search.choices import BlockChoice
@@ -42,8 +42,8 @@ def write_checkpoint(
     if find_weights(source.folder).places is not None:
         size = sum((out / path.name).stat().st_size for path in source.files)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-        _write_json(out / INDEX_FILE, index)
-    _write_json(out / CONFIG_FILE, quantised_config(source))
+        write_json(out / INDEX_FILE, index)
+    write_json(out / CONFIG_FILE, quantised_config(source))
 
 
 def quantised_config(source: Source) -> dict[str, Any]:
@@ -111,7 +111,3 @@ def copy_files(folder: Path, out: Path) -> None:
 def weights_bytes(folder: Path) -> int:
     """Bytes of the safetensors files of a checkpoint."""
     return sum(path.stat().st_size for path in find_weights(folder).paths)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +12,9 @@ from rich.progress import Progress
 
 from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.outputs import check_writable, make_folder, writing
-from edgeflow.lab.training.gate.batching import Epochs
-from edgeflow.lab.training.gate.initial import initial_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.reading import GateData, ModelText
-from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer
+from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
+from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
 from edgeflow.lab.training.run import cpu_seconds, run_training
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.llama import LlamaConfig
@@ -168,3 +167,55 @@ def _settings(request: GateRequest) -> dict[str, str]:
     """The settings that a run shares with the one that it resumes."""
     rules = {name: str(value) for name, value in asdict(request.rules).items()}
     return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}
+
+
+POOL: Final = 32  # batches whose lines are sorted together
+
+
+class Epochs:
+    """Batches of indices into lines. batch_tokens: at most, but a batch has at least one line."""
+
+    def __init__(self, lines: Sequence[Line], batch_tokens: int, seed: int) -> None:
+        self._lines, self._batch_tokens, self._seed = lines, batch_tokens, seed
+        self._made: list[list[list[int]]] = []
+
+    def steps(self, epochs: int) -> int:
+        """The number of batches of the first epochs."""
+        return sum(len(self._epoch(index)) for index in range(epochs))
+
+    def batch(self, step: int) -> list[int]:
+        """The lines of a step, for any number of steps."""
+        epoch = 0
+        while step >= len(self._epoch(epoch)):
+            step -= len(self._epoch(epoch))
+            epoch += 1
+        return self._epoch(epoch)[step]
+
+    def _epoch(self, index: int) -> list[list[int]]:
+        while len(self._made) <= index:
+            self._made.append(self._shuffled(len(self._made)))
+        return self._made[index]
+
+    def _shuffled(self, epoch: int) -> list[list[int]]:
+        """One epoch: every line once."""
+        draw = random.Random(f"{self._seed} {epoch}")
+        order = list(range(len(self._lines)))
+        draw.shuffle(order)
+        batches = [batch for pool in self._cut(order, POOL) for batch in self._cut(self._sorted(pool), 1)]
+        draw.shuffle(batches)
+        return batches
+
+    def _sorted(self, indices: list[int]) -> list[int]:
+        return sorted(indices, key=lambda index: (self._lines[index].segments, self._lines[index].tokens, index))
+
+    def _cut(self, order: list[int], batches: int) -> list[list[int]]:
+        """Neighbours together, up to the tokens of so many batches."""
+        cut: list[list[int]] = []
+        room = 0
+        for index in order:
+            room -= self._lines[index].tokens
+            if room < 0 or not cut:
+                cut.append([])
+                room = batches * self._batch_tokens - self._lines[index].tokens
+            cut[-1].append(index)
+        return cut

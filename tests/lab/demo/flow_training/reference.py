@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from edgeflow.lab.demo.flow_training.batches import Normaliser
 from edgeflow.lab.demo.flow_training.chunks import Spread
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from tests.lab.demo.flow_training.sampling import FlowSampler
 
 _STATISTICS = "policy_preprocessor_step_5_normalizer_processor.safetensors"

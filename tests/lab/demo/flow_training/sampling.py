@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import Normaliser
-from edgeflow.lab.demo.flow_training.continuing import MOST_DELAY
+from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY
 from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
 from tests.lab.demo.chunk_episodes import Observation, Rows

@@ -2,14 +2,15 @@ import numpy as np
 import pytest
 
 from edgeflow.lab.demo.flow_training.chunks import (
+    MOST_DELAY,
     REOPEN_ROWS,
     STEP_S,
     Spread,
     continued_chunks,
     displaced,
+    draw_continued,
     expert_chunks,
 )
-from edgeflow.lab.demo.flow_training.continuing import MOST_DELAY, draw_continued
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.training.states import sample_state
 from edgeflow.lab.demo.world.expert import expert_action

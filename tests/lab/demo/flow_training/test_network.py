@@ -3,9 +3,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from edgeflow.lab.demo.flow_training.layers import pixel_shuffle
+from edgeflow.lab.demo.flow_training.layers import FlowSize, pixel_shuffle
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from tests.lab.demo.flow_training.reference import read_json, read_network
 from tests.oracles import ORACLES
 

@@ -3,10 +3,9 @@ import pytest
 import torch
 
 from edgeflow.lab.demo.flow_training.batches import Normaliser
-from edgeflow.lab.demo.flow_training.chunks import Spread
-from edgeflow.lab.demo.flow_training.continuing import MOST_DELAY
+from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, Spread
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
 from edgeflow.lab.demo.training.tokenizer import all_instructions
 from tests.lab.demo.chunk_episodes import Observation

@@ -7,14 +7,14 @@ from edgeflow.lab.demo.flow_training.batches import Normaliser, draw_batch, make
 from edgeflow.lab.demo.flow_training.chunks import label_all
 from edgeflow.lab.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
+from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
-from edgeflow.lab.demo.flow_training.size import FlowSize
 from edgeflow.lab.demo.flow_training.tokenizer import train_tokenizer
 from edgeflow.lab.demo.training.data import CHUNK
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
-from edgeflow.lab.training.rates import rate_share
+from edgeflow.lab.training.run import rate_share
 from edgeflow_client.errors import ConfigError
 from tests.lab.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
 from tests.lab.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of

@@ -55,8 +55,7 @@ def denoised(program: ModelProgram, sizes: FlowSizes, frame: FlowFrame, run: Run
     masks, used = BucketMasks(bucket, sizes, kinds, past), (len(frame.pixel_values), len(frame.prompt_ids))
     stages = {(each.stage, each.rows): each for each in program.stages}
     hidden = run(stages[StageName.TOWERS, bucket.rows], _towers(frame, bucket))[0]
-    prefix = masks.prefix(*used)
-    prefill = {"hidden": hidden, "position": prefix.position, "seen": prefix.seen}
+    prefill = {"hidden": hidden, **masks.prefix(*used)}
     rows = run(stages[StageName.PREFILL, bucket.rows], prefill)
     step = stages[StageName.STEP, sizes.rows]
     kv = {name: _padded(each, past, step.batch) for name, each in zip(_kv_names(step), rows, strict=True)}
@@ -66,9 +65,7 @@ def denoised(program: ModelProgram, sizes: FlowSizes, frame: FlowFrame, run: Run
         inputs = {"x": x, "times": torch.full(x.shape[:2], index)}
         if sizes.state:
             inputs["state"] = frame.state[None].expand(step.batch, -1)
-        for name in ("position", "crossing", "seen", "crossed"):
-            if (value := getattr(mask, name)) is not None:
-                inputs[name] = value.expand(step.batch, *value.shape)
+        inputs |= {name: value.expand(step.batch, *value.shape) for name, value in mask.items()}
         x = x - run(step, inputs | kv)[0] / sizes.steps
     return [*found, x]
 

@@ -19,8 +19,7 @@ from edgeflow.lab.demo.chat.loop import answer_loss, optimisers_of, rate_share
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
-from edgeflow.lab.training.rates import budget_share
-from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
+from edgeflow.lab.training.run import budget_share, cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_CHAT_MODEL, resolve_model
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.memory_gate import base_fingerprint

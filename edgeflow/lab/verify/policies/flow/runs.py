@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import Pace, StageProgram
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.denoising import FlowEngine, Steps
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.pace import paces_by_mode
+from edgeflow.scheduler.plan import FrameRef, Segment
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 
@@ -35,6 +37,18 @@ class Run:
     velocity: Tensor
     used: Tensor
     chunk: Tensor
+
+
+class KeptSteps(defaultdict[FrameRef, list[Steps]]):
+    """The steps of each frame of a run, one after the other; the `watch` of an engine."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def __call__(self, segments: Sequence[Segment[FrameRef]], steps: Steps) -> None:
+        for at, segment in enumerate(segments):
+            own = Steps(x=steps.x[at], velocity=steps.velocity[at], used=steps.used[at], after=steps.after[at])
+            self[segment.sequence].append(own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +95,18 @@ class Runner:
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
         engine = self._engine(sizes, rows)
+        engine.watch = kept = KeptSteps()
         run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [pace])
         stream = list(frames) * (ROUNDS if pace.depth > 1 else 1)
         decoded = run.decode([stream])[0][-len(frames) :]
-        return [_run(each.sampled.values, each.sampled.steps) for each in decoded]
+        return [_run(each.sampled.values, kept[each.sampled.frame]) for each in decoded]
 
     def _engine(self, sizes: FlowSizes, rows: int) -> FlowEngine:
         key = sizes.steps, rows
         if key not in self._runs:
             policy = cast("FlowPolicy", NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows))
             slots, capacity = sizes.program.passes, rows + sizes.step_rows
-            self._runs[key] = FlowEngine(policy, slots, capacity, keep_steps=True)
+            self._runs[key] = FlowEngine(policy, slots, capacity)
         return self._runs[key]
 
 
@@ -106,6 +121,6 @@ def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
     }
 
 
-def _run(values: Any, steps: Sequence[Any]) -> Run:
+def _run(values: Any, steps: Sequence[Steps]) -> Run:
     of: Callable[[str], Tensor] = lambda name: torch.stack([getattr(step, name)[0].cpu() for step in steps])  # noqa: E731
     return Run(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())

@@ -9,8 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.outcomes import TokenLogprobs, drafted_lines, guessed_lines, plain_lines, read_outcome
-from edgeflow.engine.sampling.sample import SampledRows
+from edgeflow.engine.sampling.sample import (
+    SampledRows,
+    TokenLogprobs,
+    drafted_lines,
+    guessed_lines,
+    plain_lines,
+    read_outcome,
+)
 from edgeflow.scheduler.plan import DraftForm, Segment
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgeflow.kernels.side_stream import SideStream
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
+from edgeflow.policies.openvla.network import SideStream
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,87 @@
+"""The status that the service announces to its starter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgeflow.ipc.chat_messages import ChatReady
+from edgeflow.ipc.messages import WorkerReady
+from edgeflow.service.observe.health import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStatus:
+    """An announcement. step, done, total: progress of the start. Ports are 0 until bound.
+
+    chat: the chat model and the memory of its slots, in one line; "" without chat.
+    operators: operators in use besides the built-in ones, in one line.
+    memory: the KV memory of the sessions and what was free, in one line.
+    forecasts: (mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times.
+    horizon: actions per answer.
+    warnings: settings that the system does not permit.
+    """
+
+    phase: State
+    step: str = ""
+    done: int = 0
+    total: int = 0
+    grpc_address: str = ""
+    http_address: str = ""
+    grpc_port: int = 0
+    http_port: int = 0
+    health_port: int = 0
+    model: str = ""
+    device: str = ""
+    chat: str = ""
+    operators: str = ""
+    memory: str = ""
+    forecasts: tuple[tuple[str, float, float], ...] = ()
+    horizon: int = 1
+    warnings: tuple[str, ...] = ()
+
+
+MIB = 1 << 20
+DRAFTS = {"lookup": "drafts by look-up", "eagle3": "drafts by an EAGLE-3 head"}
+
+
+def chat_summary(ready: ChatReady) -> str:
+    """The model, its drafts, the memory of its slots, and the longest prompt."""
+    slots = 1 + len(ready.slots)
+    memory = f" with a memory of {_size(ready.long.memory_bytes)}" if ready.long is not None else ""
+    each, whole = _size(ready.slot_bytes), _size(ready.kv_bytes)
+    scratch = " with one for recordings" if ready.kv_bytes > slots * ready.slot_bytes else ""
+    counted = f"{slots} slot{'s' * (slots > 1)}"
+    size = f"{counted} of {ready.capacity} positions{memory}, {each} each, {whole} in all{scratch}"
+    drafts = f", {DRAFTS.get(ready.draft, ready.draft)}" if ready.draft else ""
+    return f"{ready.model} ({ready.family}; {ready.numbers}{drafts}), {size}{_length(ready)}"
+
+
+def _length(ready: ChatReady) -> str:
+    """The range of prompts that slots with a memory serve at the same size."""
+    if ready.long is None:
+        return ""
+    return f", for prompts of any length up to {ready.length} tokens; from {ready.long.threshold} on they are folded"
+
+
+def _size(size: int) -> str:
+    return f"{size / MIB:.1f} MiB" if size >= MIB else f"{size / 1024:.1f} KiB"
+
+
+def policy_summary(worker: WorkerReady) -> dict[str, Any]:
+    """The policy's cameras and state, its horizon and step. Sizes are null where any will do.
+
+    named: false for a camera that is the robot's first one, whatever its name.
+    """
+    return {
+        "cameras": [
+            {"name": each.name, "width": each.width or None, "height": each.height or None, "named": each.named}
+            for each in worker.inputs.cameras
+        ],
+        "state": [
+            {"name": each.name, "size": each.size, "elements": list(each.elements), "units": list(each.units)}
+            for each in worker.inputs.state
+        ],
+        "horizon": worker.schema.horizon,
+        "step_ms": worker.schema.step_ms,
+    }
