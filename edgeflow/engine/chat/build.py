@@ -324,7 +324,7 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
     free, gated = free_bytes(model.device), isinstance(kv_format, MemoryKV)
     memories = f", {size.memory_bytes} of them of the memory" if gated else ""
     key, lower = ("chat.long", "chat.long.segment") if gated else ("chat.capacity", "chat.capacity")
-    least = _least_kv(size.shape(model.config, model.decoder.dtype))
+    least = _least_kv(model.config.kv_shape(model.decoder.dtype, size.positions))
     narrower = f", or choose chat.kv {least}" if kv_format is DENSE and least != "model" else ""
     error = ConfigError(
         f"{key}: no memory for {need.slots} slots of {size.positions} positions: {need.slots} x {need.slot_bytes} "

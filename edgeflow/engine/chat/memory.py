@@ -55,17 +55,7 @@ class SlotSize:
 
     def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, pairs: KVFormat) -> int:
         """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as of `pairs_format`."""
-        return slot_bytes(pairs, self.shape(text, dtype)) + self.memory_bytes
-
-    def shape(self, text: LlamaConfig, dtype: torch.dtype) -> KVShape:
-        """The sizes of the store."""
-        return KVShape(
-            layers=text.num_hidden_layers,
-            capacity=self.positions,
-            kv_heads=text.num_key_value_heads,
-            head_dim=text.head_dim,
-            dtype=dtype,
-        )
+        return slot_bytes(pairs, text.kv_shape(dtype, self.positions)) + self.memory_bytes
 
     def told(self, gate: MemoryGate | None) -> LongSlots | None:
         """The sizes for the chat front; None without a gate."""
@@ -239,7 +229,7 @@ def memory_need(
     absolute = gate is not None and gate.rules.positions == "absolute"
     turned = size.length if absolute else size.positions
     slots, rows = 1 + len(config.slots) + replays, 1 if draft is None else draft.most_rows
-    of_pass = _pass_bytes(config, text, gate, size.shape(text, dtype), device)
+    of_pass = _pass_bytes(config, text, gate, text.kv_shape(dtype, size.positions), device)
     return MemoryNeed(
         slots=slots,
         slot_bytes=size.slot_bytes(text, dtype, pairs_format(config, text)),

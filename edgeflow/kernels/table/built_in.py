@@ -28,8 +28,8 @@ from edgeflow.kernels.table.implementations import (
 from edgeflow.kernels.weights import FLOAT
 
 CPU, BFLOAT16 = frozenset({"cpu"}), frozenset({torch.bfloat16})
-ROWS_OF_8_BITS, ROWS_BY_GROUP = 1e-2, 1.4e-2
-"""Deviation of products whose rows are in 8 bits with a scale per 32 inputs, or per group of up to 128."""
+ROWS_OF_8_BITS = 1e-2
+"""Deviation of products whose rows are in 8 bits with a scale per 32 inputs."""
 
 SPLITS = {"splits": (0, 1, 4), "apart": (0, 1)}
 """Choices of a tile's parts along the keys, and of launches apart for large and small tiles."""
@@ -99,15 +99,6 @@ LINEARS = (
         dtypes=linear.packed_dtypes(),
         weight=FLOAT,
         absent=linear.no_onednn(),
-    ),
-    Implementation(
-        "linear",
-        "matmul_nbits",
-        "edgeflow.kernels.matmul_nbits:MatMulNBits",
-        devices=CPU,
-        needs=("onnxruntime", "onnx"),
-        weight=AWQ,
-        deviation=ROWS_BY_GROUP,
     ),
     Implementation("linear", "dequantised", linear.Dequantised, devices=frozenset({"cpu", "cuda"}), weight=AWQ),
     replace(
