@@ -24,6 +24,7 @@ from edgeflow.kernels.weights import Int8Weight
 from edgeflow.lab.tuning.subject import model_shape
 from edgeflow.lab.verify.chat_modes import Asked, Ways
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.vocabulary import HEADS
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
@@ -74,7 +75,7 @@ def test_the_format_is_advised_whose_slot_takes_least(model, monkeypatch, layers
     taken = {kv: slot_bytes(CONFIGURED[kv], shape) for kv in ("model", "int8", "int4")}
     assert taken[advised] == min(taken.values())
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
-    monkeypatch.setattr(SlotSize, "shape", lambda *_: shape)
+    monkeypatch.setattr(LlamaConfig, "kv_shape", lambda *_: shape)
     with pytest.raises(ConfigError, match=rf"or choose chat\.kv {advised}$"):
         build(model)
 
@@ -196,7 +197,7 @@ def test_a_tied_head_in_8_bits_is_the_embedding(tied):
     for stage in STAGES:  # a matrix in 7 bits is off by 0.013, rows in 7 bits by as much
         wanted, given = (each.logits(hidden, stage) for each in (exact, eight))
         assert 1e-3 < (given - wanted).norm() / wanted.norm() < 0.012
-    held = {each.data_ptr() for each in (eight._embedding.weight.values, eight._stages["decode"].head._values)}
+    held = {each.data_ptr() for each in (eight.embedding.weight.values, eight._stages["decode"].head._values)}
     assert len(held) == 1
 
 

@@ -49,8 +49,8 @@ def bench_of(
     chat = built(model, **changes)
     engine = ChatEngine(model, poisoned(model, 1 + len(chat.prefixes), CAPACITY), drafts=kind, chunk=16)
     engine.row_permille = 0  # all drafts are verified
-    for prefix in chat.prefixes:
-        list(prefix.fixed.compute(engine, 16))
+    for prefix in chat.prefixes.values():
+        list(prefix.compute(engine, 16))
     return Bench(policy, replace(chat, engine=engine, times=ChunkTimes(step_ns=1_000_000, row_ns=row_ns)))
 
 

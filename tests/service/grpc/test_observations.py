@@ -105,7 +105,7 @@ async def test_the_pixels_that_leave_are_those_that_were_decoded(checkpoint, mon
 
     monkeypatch.setattr(runner, "decode_frame", remembering)
     async with robot_of(checkpoint) as (robot, served):
-        link = served.service.supervisor._life._link
+        link = served.service.supervisor._life.link
         send = link.send
         monkeypatch.setattr(link, "send", lambda message: handed.append(message) or send(message))
         await robot.open(**opening())
