@@ -45,7 +45,7 @@ CHOICES = {
 """The readings of what the paper leaves open, the default first."""
 SAMPLES = 64
 SAMPLE_BYTES = 1 << 14
-"""Of a file that the fingerprint of a base reads."""
+"""Samples of a file, and bytes of each, that the fingerprint of a base reads."""
 _IN_FILE = {"sink": "l_sink", "window": "l_window", "segment": "l_seg"}
 _LEAST = {"sink": 0, "window": 1, "segment": 1}
 _LEAST_EPS = torch.finfo(torch.float32).tiny

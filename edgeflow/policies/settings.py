@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 """The name of a camera, or of a number of a vector."""
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-"""Of settings: other keys, other types and numbers that are not finite are rejected."""
+"""Settings reject unknown keys, other types and numbers that are not finite."""
 REPORTED = 3  # errors of a message
 
 
