@@ -18,8 +18,8 @@ from edgeflow.kernels.table.overlay import (
     read_overlay,
     schema,
     tune_options,
-    write_overlay,
 )
+from edgeflow.lab.tuning.operators import write_overlay
 from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -120,13 +120,6 @@ def read_overlay(path: Path) -> Overlay:
         raise ConfigError(f"operator overlay {path}: {where}: {first['msg']}") from None
 
 
-def write_overlay(path: Path, overlay: Overlay) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
-    draft.replace(path)
-
-
 def load_entries(
     path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float", tuned_for: str = ANY_MODEL
 ) -> Sequence[Entry]:

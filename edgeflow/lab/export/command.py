@@ -9,12 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.console import reporting
 from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
+from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,15 @@ from edgeflow.kernels.table.overlay import (
     read_overlay,
     refuse_stale,
     table_entries,
-    write_overlay,
 )
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.progress import Report
 from edgeflow.lab.trials.cases import Case
 from edgeflow.lab.trials.model_cases import model_cases, staged_cases
 from edgeflow.lab.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.lab.tuning.subject import dtype_named
 from edgeflow_client.errors import ConfigError
 
-Report = Callable[[str, int, int], None]
 TOWERS_OWN = ("varlen_attention", "add_layer_norm")
 DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "weight", "kv", "shape_sig")
 
@@ -140,6 +139,13 @@ def tune(
             write_overlay(out, overlay)
         done += len(together)
     return overlay
+
+
+def write_overlay(path: Path, overlay: Overlay) -> None:
+    """Write a file whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
+    draft.replace(path)
 
 
 def _of_one_weight(problems: Sequence[Case]) -> list[list[Case]]:

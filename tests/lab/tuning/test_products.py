@@ -25,11 +25,10 @@ from edgeflow.kernels.table.overlay import (
     Shape,
     current_stamp,
     read_overlay,
-    write_overlay,
 )
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.lab.trials.tune import Tuner
-from edgeflow.lab.tuning.operators import DIMENSIONS
+from edgeflow.lab.tuning.operators import DIMENSIONS, write_overlay
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
 from edgeflow.models.chat import load_chat_model
 from edgeflow.policies.registry import family_of

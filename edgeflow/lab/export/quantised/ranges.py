@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeflow.console import Report
 from edgeflow.lab.export.quantised.sessions import session_of
+from edgeflow.lab.progress import Report
 
 LOWEST, HIGHEST = "lowest", "highest"
 
