@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
@@ -103,24 +104,6 @@ class GateRules:
     def to_json(self) -> dict[str, Any]:
         """The entries of a gate.json."""
         return {_IN_FILE.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GateLayer:
-    """One layer's gate. w1 [1 or H, h, D]; b1 [1 or H, h]; w2 [1 or H, D, h]; b2 [1 or H, D]; g [1 or H, D].
-
-    A leading 1 stands for all heads; rows of w1 and w2 are outputs.
-    """
-
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-    g: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """By their names in PARTS."""
-        return {name: getattr(self, name) for name in PARTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

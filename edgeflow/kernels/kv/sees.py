@@ -48,8 +48,10 @@ class Sees:
         pieces = [ranges.flatten()]
         if any(part.tree is not None for part in parts):
             for name in ("tree", "first"):
-                own = [_or_zeros(getattr(part, name), len(part.ranges)) for part in parts]
-                pieces += [*own, torch.zeros(rows % 2, dtype=torch.long)]
+                for part in parts:
+                    own = getattr(part, name)
+                    pieces.append(torch.zeros(len(part.ranges), dtype=torch.long) if own is None else own)
+                pieces.append(torch.zeros(rows % 2, dtype=torch.long))
         numbers = torch.cat(pieces)
         numbers = (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
         bits = numbers[4 * rows :].view(2, -1)[:, :rows] if len(pieces) > 1 else (None, None)
@@ -138,10 +140,6 @@ def _ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int,
     ranges = torch.zeros(span.length, 2, 2, dtype=torch.long)
     ranges[:, 0, 1], ranges[:, 1, 0], ranges[:, 1, 1] = stop, *second
     return Sees(ranges)
-
-
-def _or_zeros(values: Tensor | None, rows: int) -> Tensor:
-    return torch.zeros(rows, dtype=torch.long) if values is None else values
 
 
 class DraftTrees:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
-    Shape,
     Stamp,
     current_stamp,
     load_entries,
@@ -124,8 +123,7 @@ def tune(
     The problems of a quantised weight are one: a single implementation serves all of them.
     """
     stamp = current_stamp(device, dtype, weights)
-    sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
-    overlay = _begun(out, stamp, sizes)
+    overlay = _begun(out, stamp, shape)
     tuner = _tuner(shape, device, dtype, samples, weights)
     problems = model_cases(shape)
     done = 0
@@ -200,7 +198,7 @@ def regress(path: Path, device: torch.device, dtype: str, samples: int, report: 
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
     weights, number = overlay.stamp.weights, dtype_named(dtype or overlay.stamp.dtype)
     refuse_stale(path, overlay.stamp, current_stamp(device, number, weights))
-    shape = overlay.model.model
+    shape = overlay.model
     tuner = _tuner(shape, device, number, samples, weights)
     problems = [(tuner.key(case), case) for case in model_cases(shape)]
     for index, entry in enumerate(overlay.entries):
@@ -245,7 +243,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
     )
 
 
-def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
+def _begun(out: Path, stamp: Stamp, sizes: ModelShape) -> Overlay:
     """The entries of an earlier run for this machine and model; ConfigError names what differs in any other."""
     if not out.exists():
         return Overlay(stamp=stamp, model=sizes)
@@ -263,15 +261,15 @@ def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
     return overlay
 
 
-def _validity(stamp: Stamp, sizes: Shape) -> dict[str, str]:
+def _validity(stamp: Stamp, sizes: ModelShape) -> dict[str, str]:
     """The machine, the versions and the model that results are valid for, by name, for a person. The head, which is one
     of the products, has a separate name."""
-    products = sizes.model.every_product
+    products = sizes.every_product
     head = ", ".join(each.format for each in products if each.role == "head")
     others = ", ".join(
         f"{each.role} [{each.outputs}, {each.inputs}] {each.format}" for each in products if each.role != "head"
     )
-    return {**stamp.model_dump(), **sizes.model_dump(), "products": others, "head": head}
+    return {**stamp.model_dump(), **asdict(sizes), "products": others, "head": head}
 
 
 def _entries(together: Sequence[Tuned]) -> list[OverlayEntry]:
