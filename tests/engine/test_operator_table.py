@@ -166,7 +166,7 @@ def noting(calls: set[tuple[str, str, str]], model: str) -> OperatorTable:
         entries.append(
             Entry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
         )
-    return OperatorTable(implementations, [*table._entries, *entries])
+    return OperatorTable(implementations, [*table.entries, *entries])
 
 
 def _noted(serves, calls, name):

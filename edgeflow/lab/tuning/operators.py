@@ -14,7 +14,7 @@ from edgeflow.kernels.table.bind_linear import check_one_copy, choices_by_rows
 from edgeflow.kernels.table.dimensions import STAGES, kv_formats, only_role
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table, known
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table, is_for, known
 from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
@@ -64,7 +64,9 @@ def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: 
 def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overlay: Path) -> list[str]:
     """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out, and
     of policies that denoise chunks all but those of products."""
-    idle = [entry for entry in table.unmatched(_calls(shape), hardware) if entry.origin == overlay.name]
+    calls = [known(call, hardware) for call in _calls(shape)]
+    own = [entry for entry in table.entries if entry.origin == overlay.name]
+    idle = [entry for entry in own if not any(is_for(entry, call) for call in calls)]
     named = [(entry.key.op_name, entry.key.text, entry.impl_id) for entry in idle]
     return [
         f"{op_name or 'any operator'} ({text or 'everywhere'}) → {impl_id}"

@@ -47,7 +47,7 @@ from edgeflow.lab.verify.comparison import (
     mismatches_but_ties,
     silent,
 )
-from edgeflow.lab.verify.paces import paces_by_mode
+from edgeflow.lab.verify.offline import decode_arrivals, paces_by_mode
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
 from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
 from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
@@ -285,7 +285,7 @@ def decode(
     frames = [case.frame for case in cases]
     if pace.speculation is not None:
         alone = [(policy.K, frame) for frame in frames]
-        decoded = run.decode_arrivals([(0, frame) for frame in frames * rounds] + alone)
+        decoded = decode_arrivals(run, [(0, frame) for frame in frames * rounds] + alone)
     else:
         (decoded,) = run.decode([frames * rounds])
     of_cases: list[list[Decoded]] = [[] for _ in cases]
