@@ -32,12 +32,12 @@ from benchmarks.long_context.cells import (
 )
 from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain, picture
 from benchmarks.long_context.snapkv import SnapKV
-from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
+from benchmarks.long_context.systems import ANSWER, Served, position_bytes
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, read_gate
+from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, gate_header
 from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.terminal import table_console
 
@@ -55,7 +55,7 @@ class Subject:
 
     model: ChatModel
     rules: GateRules
-    systems: dict[str, System]
+    systems: dict[str, Served | SnapKV]
     layout: Layout
     cells: list[Cell]
 
@@ -65,7 +65,7 @@ class Subject:
         no questions."""
         known_by = base_fingerprint(base)
         model = load_chat_model(base, torch.float32, CPU)
-        trained = read_gate(gate, model.config, torch.float32, CPU, base_fingerprint=known_by)
+        trained = gate_header(gate, model.config, base_fingerprint=known_by).read(model.config, torch.float32, CPU)
         systems = _systems(model, PlainBase.read(base, torch.float32, CPU), trained, bands)
         layout = _layout(model, trained.rules, systems[TRAINED].slot_bytes)
         for band in bands:
@@ -122,7 +122,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, System]:
+def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, Served | SnapKV]:
     rules, longest = gate.rules, max(band.longest for band in bands) + ANSWER
     trained = Served(model, longest, gate=gate)
     places = trained.slot_bytes // position_bytes(model)

@@ -12,7 +12,7 @@ from typing import Any
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all, read_sealed, seal
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import CHAT, GATEWAY, LaunchChild, Role
+from edgeflow.service.children.launch import LaunchChild, Role
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -29,6 +29,7 @@ from edgeflow.service.children.messages import (
     no_room,
 )
 from edgeflow.service.children.single_actions import SingleActions
+from edgeflow.service.children.start import CHAT, GATEWAY
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -104,7 +105,9 @@ class Family:
         if self._ticks % STATE_TICKS == 0:
             self.say_state()
         if self._ticks % RETRY_TICKS == 0:
-            self._pay()
+            for (name, what), send in list(self._owed.items()):
+                if self._keepers[name].lives:
+                    self._owe(self._keepers[name], what, send)
         text = self._snapshots.step()
         if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
             _send_sealed(gateway, Snapshot(), text)
@@ -201,11 +204,6 @@ class Family:
             self._owed.pop((keeper.name, what), None)
         else:
             self._owed[keeper.name, what] = send
-
-    def _pay(self) -> None:
-        for (name, what), send in list(self._owed.items()):
-            if self._keepers[name].lives:
-                self._owe(self._keepers[name], what, send)
 
 
 class _Snapshots:

@@ -29,7 +29,7 @@ class OpenRequest:
     state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
     rtc: answers continue the chunk that the robot plays, where the policy can.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
-    only, as in types.Speculation.
+    only, as in contract.Speculation.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
     numbers of a frame; both empty until they are `matched`.
     """
@@ -98,11 +98,6 @@ def need_text(need: CameraNeed) -> str:
     """A camera that a policy needs: its name and size."""
     size = f"{need.width or 'any'}x{need.height or 'any'}" if need.width or need.height else "of any size"
     return f"{need.name!r} {size}"
-
-
-def camera_text(camera: CameraSpec) -> str:
-    """A camera that a robot sends: its name and size."""
-    return f"{camera.name!r} {camera.width}x{camera.height}"
 
 
 def state_text(state: StateSpec) -> str:
@@ -245,8 +240,8 @@ class _Cameras:
         return "" if spare is None else _hint_text("cameras", {**self._configured, need.name: spare}, spare)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
-        sides = joined(map(need_text, self._needs)), joined(map(camera_text, self._sent))
-        return InvalidArgument(_sides_text(text, *sides, hint), field=CAMERAS, reason=reason)
+        needed, sent = map(need_text, self._needs), (f"{each.name!r} {each.width}x{each.height}" for each in self._sent)
+        return InvalidArgument(_sides_text(text, joined(needed), joined(sent), hint), field=CAMERAS, reason=reason)
 
 
 class _State:
