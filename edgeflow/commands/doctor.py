@@ -235,7 +235,9 @@ def _products() -> list[Finding]:
 
 
 def _rendering() -> list[Finding]:
-    """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
+    """A frame of the simulated robot, in a separate process, which a bad driver may crash; none without the lab."""
+    if importlib.util.find_spec("edgeflow.lab") is None:
+        return []
     code = "from edgeflow.lab.demo.world.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 

@@ -19,7 +19,7 @@ from edgeflow_client.session import Session
 from edgeflow_client.trajectory import Playing
 from edgeflow_client.types import ActionSchema, StateSpec
 
-VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
+VALID_MS: Final = 250  # of a chunk, as the service's default (config.sections.TimingConfig.action_ttl_ms)
 START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
 RESUME_WITHIN_NS: Final = 2_000_000_000
 
