@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -13,22 +13,12 @@ from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import MemoryLayer
 from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
+from edgeflow.models.memory_gate import GateLayer
 
 _FAR_BELOW: Final = -4.0
 """Queries at which exp(x) - 1 in 16 bits is -1, or nearly so."""
 _OPPOSITE: Final = 25.0
 """Rows of a memory are this far above and below 0 in turns: their sums nearly cancel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateTensors:
-    """A gate of one layer (kernels/kv/memory.Gate)."""
-
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-    g: Tensor
 
 
 def read_memory(lengths: Sequence[int], heads: Heads, *, hidden: int, by_head: bool = False) -> Case:
@@ -96,7 +86,7 @@ def _memory(
 ) -> MemoryLayer:
     """A layer whose memories hold something, with a gate of random numbers."""
     count, shape = heads.query if by_head else 1, (slots, places, heads.kv, heads.width)
-    gate = GateTensors(
+    gate = GateLayer(
         w1=make.normal(count, hidden, heads.width),
         b1=make.normal(count, hidden),
         w2=make.normal(count, heads.width, hidden),
