@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from edgeflow.contract import Pace, PassTimes, StageProgram
 from edgeflow.scheduler.pace import paces_of
@@ -260,19 +261,24 @@ class _Run:
         return min(waits if wake_ns is None else [*waits, wake_ns])
 
 
-def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> list[Forecast]:
-    """Each robot's steady state when all of them share the device.
+def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> tuple[Forecast, ...]:
+    """Each robot's steady state when all of them share the device. The newest ones are cached.
 
     The second half of the run counts, where frames draft all but an eighth, and all of it where the run is short beside
     a robot's period.
     """
+    return _forecast(times, limits, tuple(robots))
+
+
+@lru_cache(maxsize=256)
+def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[Robot, ...]) -> tuple[Forecast, ...]:
     run, passes = _Run(times, limits, robots), 0
     horizon_ns = _horizon_ns(times, limits, robots)
     while run.now_ns < horizon_ns and passes < MAX_PASSES:
         passes += run.turn()
     since_ns = run.now_ns // (8 if any(robot.pace.speculation for robot in robots) else 2)
     found = [tally.forecast(since_ns, run.now_ns) for tally in run.tallies]
-    return [replace(each, assumed=robot.assumed) for each, robot in zip(found, robots, strict=True)]
+    return tuple(replace(each, assumed=robot.assumed) for each, robot in zip(found, robots, strict=True))
 
 
 def by_mode(

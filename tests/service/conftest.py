@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn.server
 
 from edgeflow.service import app
 
@@ -25,6 +28,23 @@ def write_fake_checkpoint(path: Path) -> Path:
 def no_collecting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that starts collects garbage: here among all that other tests have imported, 0.4 s each time."""
     monkeypatch.setattr(app, "_freeze", lambda: None)
+
+
+class Hurried:
+    """asyncio with short pauses."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(delay: float) -> None:
+        await asyncio.sleep(delay / 10)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A uvicorn server that ends pauses twice for 0.1 s, which a child process that is killed does not."""
+    monkeypatch.setattr(uvicorn.server, "asyncio", Hurried())
 
 
 @pytest.fixture(scope="session")

@@ -89,6 +89,8 @@ def read_limits(settings: Mapping[str, object]) -> dict[str, float]:
         except ValueError:
             kind = "time such as 80ms or 0.1s" if unit else "number"
             raise ConfigError(f"limits.{key}: {value!r} is not a {kind}") from None
+        if not 0 <= limits[name] < math.inf:
+            raise ConfigError(f"limits.{key}: {value!r} is not a finite number from 0 on")
     return limits
 
 

@@ -11,16 +11,13 @@ import torch
 from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.drafts.drafters import Drafter, EagleDrafter, LookupDrafter
 from edgeflow.engine.slots import SlotState
-from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
-from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import FLOAT, Int8Weight
 from edgeflow.model_paths import resolve_head
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes
-from edgeflow.models.eagle3.head import NAME, Eagle3Head
+from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.plan import DraftForm
 from edgeflow_client.errors import ConfigError
@@ -194,21 +191,13 @@ def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) ->
     return _eagle(config, model)
 
 
-def _table_of_head(model: ChatModel) -> OperatorTable:
-    """Operators of a head: on a device nobody knows on the host where its rows enter."""
-    table, hardware = built_in_table(), Hardware.of(model.device)
-    if model.device.type == "cpu" or not table.reads_places(NAME, DENSE.name, hardware, model.decoder.dtype):
-        return table
-    return table.forcing(packed_attention="masked")
-
-
 @torch.inference_mode()
 def _eagle(config: ChatConfig, model: ChatModel) -> Eagle:
     header, settings = eagle_header(config, model.config), config.eagle3
     if header is None:
         raise ValueError("no head is configured")
     directory, decoder = resolve_head(settings.model, KEY), model.decoder
-    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device, table=_table_of_head(model))
+    head = Eagle3Head.read(directory, header, decoder, decoder.dtype, model.device)
     return Eagle(head=head, tree=_tree(config), depth=settings.depth)
 
 

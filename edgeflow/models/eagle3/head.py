@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import DenseKV
+from edgeflow.kernels.kv.formats import DENSE, DenseKV
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.dimensions import STAGES, stage_of
+from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.weights import Weight
 from edgeflow.models.attention.operators import LayerAttention, Operators
@@ -120,7 +121,8 @@ class Eagle3Head:
         device: torch.device,
         table: OperatorTable | None = None,
     ) -> Eagle3Head:
-        """Read the weights. config: as `read_eagle3` found it. table: the built-in one by default.
+        """Read the weights. config: as `read_eagle3` found it. table: by default the built-in one, with attention that
+        reads nothing on the host unless the device is a CPU: a pass knows only on the device where its rows go.
 
         The embedding is the base's, by reference, where the head has none. CheckpointError for tensors that are missing
         or broken, and for a target id outside the base's vocabulary.
@@ -130,7 +132,7 @@ class Eagle3Head:
         if config.own_embedding:
             embedding = FloatEmbedding(weights.take("embed_tokens.weight", text.vocab_size, text.hidden_size))
         targets = _targets(config, weights, f"{directory}: ").to(device)
-        return cls(config, weights, embedding, targets, table or built_in_table())
+        return cls(config, weights, embedding, targets, table or _table_for(device, dtype))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,6 +195,13 @@ class Eagle3Head:
         if key not in self._rotary:
             self._rotary[key] = self.config.text.rotary_table(kv, self._norm)
         return self._rotary[key]
+
+
+def _table_for(device: torch.device, dtype: torch.dtype) -> OperatorTable:
+    table = built_in_table()
+    if device.type == "cpu" or not table.reads_places(NAME, DENSE.name, Hardware.of(device), dtype):
+        return table
+    return table.forcing(packed_attention="masked")
 
 
 def _targets(config: Eagle3Config, weights: Weights, where: str) -> Tensor:

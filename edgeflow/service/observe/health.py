@@ -129,6 +129,8 @@ class HealthListener:
         """End the thread and close everything; idempotent."""
         self._stopping = True
         if self._thread.is_alive():
+            with contextlib.suppress(OSError):  # not every system has it
+                self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
             self._thread.join()
         for each in self._open.values():
             each.sock.close()
@@ -139,11 +141,14 @@ class HealthListener:
         self._spare = -1
 
     def _run(self) -> None:
-        while not self._stopping:
+        while True:
             poll = select.poll()
             for descriptor in (self._sock.fileno(), *self._open):
                 poll.register(descriptor, select.POLLIN)
-            for descriptor, _ in poll.poll(WAIT_S * 1000):
+            found = poll.poll(WAIT_S * 1000)
+            if self._stopping:
+                return
+            for descriptor, _ in found:
                 if descriptor == self._sock.fileno():
                     self._accept()
                 elif descriptor in self._open:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
@@ -100,7 +99,6 @@ class Admission:
         self._prepares = False
         self._reach_ns = 0  # how long after a frame the last action of its answer is due
         self._plans: dict[int, SessionPlan] = {}
-        self._forecast = lru_cache(maxsize=256)(forecast)
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """Take the pass times of a new worker."""
@@ -188,7 +186,7 @@ class Admission:
 
     def foretold_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
         """The greatest age foretold for the actions of each of these sessions, side by side."""
-        seen = self._forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
+        seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
             number: each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS
             for (number, plan), each in zip(plans.items(), seen, strict=True)
@@ -249,7 +247,7 @@ class Admission:
         return SessionPlan(
             mode=asked.mode,
             pace=robot.pace,
-            forecast=self._forecast(self._times, self._limits, robots)[-1],
+            forecast=forecast(self._times, self._limits, robots)[-1],
             robot=robot,
             program=asked.program,
             cameras=asked.cameras,
@@ -280,10 +278,10 @@ class Admission:
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:
         if not others:
             return True
-        alone = self._forecast(self._times, self._limits, (plan.robot,))[0]
+        alone = forecast(self._times, self._limits, (plan.robot,))[0]
         promised = [*(other.forecast.begun_fps for other in others), alone.begun_fps]
         slower = self._times.scaled(_slowed_percent(self._config.admission_headroom_percent))
-        seen = self._forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
+        seen = forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
     def _by_age(self, plans: list[SessionPlan], asked: _Asked, limit_ns: int) -> list[SessionPlan]:

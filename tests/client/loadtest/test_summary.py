@@ -200,6 +200,8 @@ def test_limits_are_read_as_times_or_numbers():
     for settings, words in (
         ({"max_age_p99": "80"}, r"limits\.max_age_p99: '80' is not a time such as 80ms"),
         ({"max_misses": "none"}, r"limits\.max_misses: 'none' is not a number"),
+        ({"max_misses": "-3"}, r"limits\.max_misses: '-3' is not a finite number from 0 on"),
+        ({"min_fps": "nan"}, r"limits\.min_fps: 'nan' is not a finite"),
         ({"max_age": "80ms"}, r"limits\.max_age: unknown key; known: max_age_p50, .*max_jitter_ratio"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -236,7 +236,7 @@ def test_nothing_is_read_on_the_host(tmp_path: FilePath, base: LlamaDecoder):
     meta = torch.device("meta")
     tensors = {**random_tensors(), "embed_tokens.weight": torch.zeros(VOCABULARY, 24)}
     config = read_eagle3(write_head(tmp_path, ENTRIES, tensors), base.config)
-    head = Eagle3Head.read(tmp_path, config, base, torch.float32, meta, MASKED)
+    head = Eagle3Head.read(tmp_path, config, base, torch.float32, meta)
     sizes, count = TreeSizes(rows=24, depth=3, width=4), 2
     integers = torch.zeros(count, dtype=torch.long, device=meta)
     hidden, kv = torch.zeros(count, 24, device=meta), head.kv_slots(SLOTS, CAPACITY)
