@@ -50,8 +50,8 @@ MUTANTS = [
         "rows + wanted <= self.limits.row_budget", "rows <= self.limits.row_budget", "tests/scheduler/test_scheduler.py"
     ),
     Mutant(
-        "return queue.deadline_ns, queue.last_pass, queue.session",
-        "return queue.last_pass, queue.deadline_ns, queue.session",
+        "(each.deadline_ns, each.last_pass, each.session)",
+        "(each.last_pass, each.deadline_ns, each.session)",
         "tests/scheduler/test_pace.py",
     ),
     Mutant(

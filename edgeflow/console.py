@@ -1,9 +1,6 @@
-"""Progress of long work on a terminal."""
+"""The progress bar of long work on a terminal."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -16,8 +13,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-Report = Callable[[str, int, int], None]
-
 
 def progress_bar(console: Console) -> Progress:
     """The progress bar of all long work; shown on terminals only."""
@@ -29,18 +24,3 @@ def progress_bar(console: Console) -> Progress:
         TimeElapsedColumn(),
     )
     return Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
-
-
-@contextmanager
-def reporting(console: Console) -> Iterator[Report]:
-    """A progress bar driven by calls of `report(what, done, total)`; the time restarts where another part begins."""
-    with progress_bar(console) as progress:
-        task = progress.add_task("", total=None)
-
-        def report(what: str, done: int, total: int) -> None:
-            shown = progress.tasks[0]
-            if total != shown.total or done < shown.completed:
-                progress.reset(task)  # else the time of a finished part stands still
-            progress.update(task, description=what, completed=done, total=total)
-
-        yield report

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.plain_base import PlainBase, PlainLayer
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import GateLayer, GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 
 SIZE: dict[str, Any] = {
     "hidden_size": 24,

@@ -1,4 +1,4 @@
-"""Output of the commands in a terminal of 80 columns: nothing is cut, and a bar never stands still."""
+"""Output of the commands in a terminal of 80 columns: nothing is cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from pathlib import Path
 import click
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from typer.testing import CliRunner
 
 from edgeflow import console as module
 from edgeflow.cli import app
-from edgeflow.console import progress_bar, reporting
 from edgeflow_client.loadtest import terminal
 from edgeflow_client.loadtest.terminal import FoldingTable
 
@@ -47,18 +45,3 @@ def test_a_table_is_folded_and_not_cut():
 def test_every_table_is_a_folding_one():
     sources = [path for top in (PACKAGE, CLIENT) for path in top.rglob("*.py")]
     assert [path for path in sources if "rich.table" in path.read_text()] == [Path(terminal.__file__)]
-
-
-def test_the_time_of_a_part_after_a_finished_one_goes_on(monkeypatch):
-    bars: list[Progress] = []
-
-    def kept(console: Console) -> Progress:
-        bars.append(progress_bar(console))
-        return bars[0]
-
-    monkeypatch.setattr(module, "progress_bar", kept)
-    with reporting(Console(file=io.StringIO(), force_terminal=True, width=80)) as report:
-        report("files", 1, 1)
-        assert bars[0].tasks[0].finished
-        report("report", 0, 1)
-        assert not bars[0].tasks[0].finished and bars[0].tasks[0].description == "report"

@@ -12,13 +12,13 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, Block, Cell, blocks
-from edgeflow.console import reporting
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, run_episodes
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
+from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError

@@ -37,7 +37,7 @@ from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
 from edgeflow.models.chat import ChatModel, load_chat_model
-from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, read_gate
+from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, gate_header
 from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.terminal import table_console
 
@@ -65,7 +65,7 @@ class Subject:
         no questions."""
         known_by = base_fingerprint(base)
         model = load_chat_model(base, torch.float32, CPU)
-        trained = read_gate(gate, model.config, torch.float32, CPU, base_fingerprint=known_by)
+        trained = gate_header(gate, model.config, base_fingerprint=known_by).read(model.config, torch.float32, CPU)
         systems = _systems(model, PlainBase.read(base, torch.float32, CPU), trained, bands)
         layout = _layout(model, trained.rules, systems[TRAINED].slot_bytes)
         for band in bands:

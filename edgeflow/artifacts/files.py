@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import stat
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from edgeflow.artifacts.manifest import (
     spec,
 )
 from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import sha256_of
 
 MOST_GRAPHS = 64
 MOST_TENSORS = 4096
@@ -32,7 +32,6 @@ MOST_GRAPH_BYTES = 512 << 20
 MOST_NUMBERS = 1 << 30
 """The largest tensor."""
 MOST_BATCH = 1024
-BLOCK = 1 << 20
 ITEM_BYTES = {"float32": 4, "int64": 8, "bool": 1}
 AGAIN = "export the model again"
 
@@ -61,7 +60,10 @@ def open_artifact(folder: Path, family: str = "") -> Manifest:
 def check_contents(folder: Path, manifest: Manifest) -> None:
     """CheckpointError for a file whose SHA-256 is not that of the manifest."""
     for file, digest in _digests(manifest):
-        found = file_digest(folder / file)
+        try:
+            found = sha256_of(folder / file)
+        except OSError as error:
+            raise CheckpointError(f"model: cannot read {folder / file}: {error.strerror}") from None
         if found != digest:
             swapped = [other for other, known in _digests(manifest) if known == found]
             is_it = f": it is {swapped[0]}" if swapped else ""
@@ -161,18 +163,6 @@ def _size(folder: Path, file: str) -> int:
 def _digests(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield from ((each.file, each.digest) for each in manifest.graphs)
     yield from ((each.file, each.digest) for each in manifest.weights)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file; CheckpointError for one that cannot be read."""
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            while block := stream.read(BLOCK):
-                digest.update(block)
-    except OSError as error:
-        raise CheckpointError(f"model: cannot read {path}: {error.strerror}") from None
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,8 @@ JSON files of the checkpoint. Torch-free.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -127,12 +126,6 @@ class Manifest:
 def is_artifact(folder: Path) -> bool:
     """True for a folder with artifact.json."""
     return (folder / MANIFEST).is_file()
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write artifact.json."""
-    values = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    (folder / MANIFEST).write_text(json.dumps(values, indent=1) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -72,11 +72,6 @@ def examine() -> list[Finding]:
     return [finding for check in checks for finding in check()]
 
 
-def healthy(findings: list[Finding]) -> bool:
-    """True when nothing needed is missing."""
-    return all(finding.verdict is not Verdict.MISSING for finding in findings)
-
-
 def _python() -> list[Finding]:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] <= (3, 14):
@@ -280,4 +275,4 @@ def doctor(as_json: Json = False) -> None:
             subject, found, advice = map(escape, (finding.subject, finding.found, finding.advice))
             table.add_row(subject, VERDICT_STYLE[finding.verdict.value], found, advice)
         table_console().print(table)
-    raise typer.Exit(0 if healthy(findings) else 1)
+    raise typer.Exit(1 if any(each.verdict is Verdict.MISSING for each in findings) else 0)

@@ -213,7 +213,12 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> ServiceCo
     except ValidationError as error:
         details = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]
         raise ConfigError("; ".join(_describe(detail) for detail in details[:3])) from None
-    _check_addresses(config)
+    for key, host in _outside(config):
+        if not (config.tls.cert and config.tokens_file) and not config.insecure:
+            raise ConfigError(
+                f"{key}: {host} is reachable from other machines: configure tls.cert, tls.key and tokens_file, "
+                "use 127.0.0.1, or set insecure"
+            )
     return config
 
 
@@ -290,15 +295,6 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     if near:
         return f"; did you mean {leaves[near[0]]}?"
     return f"; known: {', '.join(name for name in here if '.' not in name)}"
-
-
-def _check_addresses(config: ServiceConfig) -> None:
-    for key, host in _outside(config):
-        if not (config.tls.cert and config.tokens_file) and not config.insecure:
-            raise ConfigError(
-                f"{key}: {host} is reachable from other machines: configure tls.cert, tls.key and tokens_file, "
-                "use 127.0.0.1, or set insecure"
-            )
 
 
 def _outside(config: ServiceConfig) -> list[tuple[str, str]]:

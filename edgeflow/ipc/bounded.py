@@ -156,14 +156,14 @@ class _Exchange:
         while not poll.poll(math.ceil(1000 * min(STOPPED_S, self._left_s()))):
             if self._left_s() == 0:
                 raise TimeoutError
-            if _is_stopped(self._pid):
+            if is_stopped(self._pid):
                 raise ConnectionAbortedError
 
     def _left_s(self) -> float:
         return max(self._deadline_s - time.monotonic(), 0.0)
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """True if a signal has stopped the process (where /proc says so)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"

@@ -142,7 +142,7 @@ def unpacked(words: Tensor) -> Tensor:
     """int32 [n, N / 8] → codes uint8 [n, N]"""
     shifts = torch.arange(0, 4 * PER_WORD, 4, dtype=torch.int32, device=words.device)
     nibbles = ((words.unsqueeze(2) >> shifts) & 15).to(torch.uint8)
-    return nibbles[..., _inverse(ORDER)].flatten(1)
+    return nibbles[..., sorted(range(PER_WORD), key=ORDER.__getitem__)].flatten(1)
 
 
 def packed(codes: Tensor) -> Tensor:
@@ -150,7 +150,3 @@ def packed(codes: Tensor) -> Tensor:
     nibbles = codes.reshape(len(codes), -1, PER_WORD)[..., list(ORDER)].to(torch.int64)
     words = (nibbles << torch.arange(0, 4 * PER_WORD, 4, device=codes.device)).sum(-1)
     return torch.where(words < 1 << 31, words, words - (1 << 32)).to(torch.int32)
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)

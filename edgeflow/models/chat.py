@@ -186,7 +186,7 @@ def load_chat_model(
     tokenizer = TextTokenizer(path, published.text.vocab_size) if text else None
     template = ChatTemplate.load(path) if text else None
     weights = Weights(path, dtype, device)
-    stem, prefix = _stems(weights)
+    stem, prefix = stems_of(weights)
     decoder = LlamaDecoder(published.text, weights, stem=stem, name=published.family, **decoder_options)
     vision = None
     if published.vision is not None:
@@ -214,12 +214,8 @@ def _load_vision(
     return Vision(Qwen2_5VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
 
 
-def stem_of(weights: Weights) -> str:
-    """The beginning of the names of the decoder's tensors."""
-    return _stems(weights)[0]
-
-
-def _stems(weights: Weights) -> tuple[str, str]:
+def stems_of(weights: Weights) -> tuple[str, str]:
+    """The beginnings of the names of the decoder's tensors, and of the others'."""
     for stem, prefix in reversed(STEMS):
         if f"{stem}embed_tokens.weight" in weights:
             return stem, prefix

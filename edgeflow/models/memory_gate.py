@@ -7,7 +7,6 @@ itself is never changed.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of, write_tensors
+from edgeflow.kernels.kv.memory import GateLayer
+from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.files import sha256_of
 
 JSON_FILE = "gate.json"
 TENSOR_FILE = "gate.safetensors"
@@ -31,7 +32,6 @@ FORMAT = "edgeinfinite-gate"
 VERSION = 1
 MLP_ACTIVATION = "relu"
 MAX_SIZE = 1 << 24
-BLOCK = 1 << 20
 MAX_HIDDEN = 1 << 14
 """The widest MLP, h: each row of a pass holds H * h numbers for a moment."""
 PARTS = ("w1", "b1", "w2", "b2", "g")
@@ -107,24 +107,6 @@ class GateRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GateLayer:
-    """One layer's gate. w1 [1 or H, h, D]; b1 [1 or H, h]; w2 [1 or H, D, h]; b2 [1 or H, D]; g [1 or H, D].
-
-    A leading 1 stands for all heads; rows of w1 and w2 are outputs.
-    """
-
-    w1: Tensor
-    b1: Tensor
-    w2: Tensor
-    b2: Tensor
-    g: Tensor
-
-    def tensors(self) -> dict[str, Tensor]:
-        """By their names in PARTS."""
-        return {name: getattr(self, name) for name in PARTS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryGate:
     """A gate for a base. mlp_hidden: h. base_fingerprint: of the base it belongs to, "" where unknown."""
 
@@ -158,7 +140,7 @@ class GateHeader:
         config: of the base.
         """
         layers = read_layers(self.path, config, dtype, device)
-        if self.digest and _digest(self.path) != self.digest:
+        if self.digest and sha256_of(self.path) != self.digest:
             raise CheckpointError(
                 f"{self.path} is not the file that {JSON_FILE} names by {DIGEST}: copy both, or train again"
             )
@@ -185,7 +167,7 @@ def gate_header(path: Path, config: LlamaConfig, *, base_fingerprint: str = "") 
         )
     file = path.parent / _gate_file(values, path)
     shapes = _checked_shapes(file, config)
-    (hidden,) = shapes[_name(0, "b1")][-1:]
+    (hidden,) = shapes[tensor_name(0, "b1")][-1:]
     if values.get("mlp_hidden") != hidden:
         raise CheckpointError(f"{path}: mlp_hidden is {values.get('mlp_hidden')!r}, but the tensors have h = {hidden}")
     digest = values.get(DIGEST, "")
@@ -201,13 +183,6 @@ def gate_header(path: Path, config: LlamaConfig, *, base_fingerprint: str = "") 
     )
 
 
-def read_gate(
-    path: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device, *, base_fingerprint: str = ""
-) -> MemoryGate:
-    """Read a gate whole; CheckpointError and arguments as of `gate_header`, which is checked before any tensor."""
-    return gate_header(path, config, base_fingerprint=base_fingerprint).read(config, dtype, device)
-
-
 def read_layers(path: Path, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> tuple[GateLayer, ...]:
     """The tensors of each layer; CheckpointError for those of another base, missing ones and numbers not finite.
 
@@ -217,40 +192,9 @@ def read_layers(path: Path, config: LlamaConfig, dtype: torch.dtype, device: tor
     tensors = read_tensors(path)
     converted = {name: _converted(name, tensors[name], dtype, device, path) for name in names}
     return tuple(
-        GateLayer(**{part: converted[_name(layer, part)] for part in PARTS})
+        GateLayer(**{part: converted[tensor_name(layer, part)] for part in PARTS})
         for layer in range(config.num_hidden_layers)
     )
-
-
-def write_gate(folder: Path, gate: MemoryGate) -> None:
-    """Write gate.json and gate.safetensors, the tensors first; each file is whole or as it was before.
-
-    Between the two the folder holds new tensors under old rules, which the digest shows when they are read.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        _name(index, part): tensor.detach().cpu()
-        for index, layer in enumerate(gate.layers)
-        for part, tensor in layer.tensors().items()
-    }
-    write_tensors(folder / TENSOR_FILE, tensors, {"format": "pt"})
-    values = {"format": FORMAT, "version": VERSION, "gate_file": TENSOR_FILE, **gate.rules.to_json()}
-    values[DIGEST] = _digest(folder / TENSOR_FILE)
-    values |= {"mlp_hidden": gate.mlp_hidden, "mlp_activation": MLP_ACTIVATION}
-    if gate.base_fingerprint:
-        values["base_fingerprint"] = gate.base_fingerprint
-    draft = folder / f"{JSON_FILE}.partial"
-    draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    draft.replace(folder / JSON_FILE)
-
-
-def _digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _checked(values: Mapping[str, Any], path: Path) -> GateRules:
@@ -276,7 +220,7 @@ def _gate_file(values: Mapping[str, Any], path: Path) -> str:
 def _checked_shapes(path: Path, config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     """Shapes by name, from the header of a file with tensors; CheckpointError where they do not fit the base."""
     shapes = tensor_shapes_of(path)
-    known = {_name(layer, part) for layer in range(config.num_hidden_layers) for part in PARTS}
+    known = {tensor_name(layer, part) for layer in range(config.num_hidden_layers) for part in PARTS}
     strange = sorted(shapes.keys() - known)
     if strange:
         raise CheckpointError(
@@ -288,10 +232,10 @@ def _checked_shapes(path: Path, config: LlamaConfig) -> dict[str, tuple[int, ...
             f"{path}: {missing[0]} is missing: {len(shapes)} tensors, the base needs {len(known)} "
             f"({config.num_hidden_layers} layers of {len(PARTS)})"
         )
-    hidden = shapes[_name(0, "b1")][-1:]
+    hidden = shapes[tensor_name(0, "b1")][-1:]
     for layer in range(config.num_hidden_layers):
-        of_layer = {part: shapes[_name(layer, part)] for part in PARTS}
-        _check_shapes(of_layer, hidden, config, f"{path}: {_name(layer, '')}")
+        of_layer = {part: shapes[tensor_name(layer, part)] for part in PARTS}
+        _check_shapes(of_layer, hidden, config, f"{path}: {tensor_name(layer, '')}")
     if max(hidden) > MAX_HIDDEN:
         raise CheckpointError(f"{path}: an MLP of h = {max(hidden)} is wider than {MAX_HIDDEN}")
     return shapes
@@ -322,7 +266,8 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.devi
     return converted
 
 
-def _name(layer: int, part: str) -> str:
+def tensor_name(layer: int, part: str) -> str:
+    """As a tensor of a layer is named in the file."""
     return f"model.layers.{layer}.self_attn.memory_gate.{part}"
 
 

@@ -230,19 +230,6 @@ def read_published(path: Path) -> PublishedChat:
     return PublishedChat(family, text, vision, generation, Quantization.of(values, f"{path}: "))
 
 
-def read_with_heads(path: Path, reader: str) -> PublishedChat:
-    """As `read_published`, for a reader that only knows keys and values of heads, turned by plain cosines and sines;
-    CheckpointError for latents and for YaRN."""
-    published = read_published(path)
-    if published.text.latent is not None:
-        raise CheckpointError(
-            f"{path}: {reader} is for models with keys and values of heads; a {published.family} attends over latents"
-        )
-    if published.text.rope.turn_factor != 1:
-        raise CheckpointError(f"{path}: {reader} does not support rotary embeddings of type yarn")
-    return published
-
-
 def unfit_for_gates(published: PublishedChat) -> str:
     """The reason why a gate cannot serve such a model; empty where it can."""
     if published.vision is not None:

@@ -76,11 +76,6 @@ class Family:
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     formats: bool = False
 
-    @property
-    def every_mode(self) -> tuple[Mode, ...]:
-        """The modes of its policies, with those that are made of others."""
-        return (*self.modes, *([Mode.DEPTH] if Mode.PIPELINED in self.modes else []), Mode.AUTO)
-
 
 def refuse_crop(family: str, options: LoadOptions) -> None:
     """ConfigError for a centre crop, which policies of a family do not have."""

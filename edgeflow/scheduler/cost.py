@@ -50,10 +50,6 @@ class ChunkTimes:
             return self
         return ChunkTimes(max(self.step_ns * percent // 100, 1), max(self.row_ns * percent // 100, 1))
 
-    def rows_in(self, room_ns: int, most: int) -> int:
-        """The number of prompt rows that fit into `room_ns`, at least one and at most `most`."""
-        return max(1, min(most, (room_ns - self.step_ns) // max(self.row_ns, 1)))
-
 
 TimesOf = TypeVar("TimesOf", PassTimes, ChunkTimes)
 
@@ -187,7 +183,8 @@ class ChatTurns:
         room_ns = self._gaps.room_ns(now_ns, pass_at_ns) - max(self._free_ns - now_ns, 0) if idle else 0
         if room_ns < self._cost.times.step_ns and not self._gaps.must_run(now_ns):
             return 0
-        return self._cost.times.rows_in(room_ns, self._chunk)
+        times = self._cost.times
+        return max(1, min(self._chunk, (room_ns - times.step_ns) // max(times.row_ns, 1)))
 
     def expected_ns(self, prefill_rows: int, decode_rows: int) -> int:
         """The time of a pass of chat, by the cost model."""

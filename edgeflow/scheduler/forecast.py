@@ -227,7 +227,9 @@ class _Run:
         self._leave(self._scheduler.expire(self.now_ns))
         planned = self._scheduler.plan(self.now_ns)
         if planned is None and not self._device.running:
-            self.now_ns = max(self.now_ns + 1, self._wake_at_ns())
+            wake_ns = self._scheduler.wake_at_ns()
+            waits = [*(feed.next_ns for feed in self._feeds), *([] if wake_ns is None else [wake_ns])]
+            self.now_ns = max(self.now_ns + 1, min(waits))
             return False
         if planned is not None:
             prepare_ns = sum(self._feeds[each.sequence.session].robot.prepare_ns for each in planned.prefills)
@@ -255,10 +257,6 @@ class _Run:
                 self.tallies[session].done.append(_Action(self.now_ns, self.now_ns - stamp_ns, passes))
             else:
                 self.tallies[session].overtaken_ns.append(self.now_ns)
-
-    def _wake_at_ns(self) -> int:
-        waits, wake_ns = [feed.next_ns for feed in self._feeds], self._scheduler.wake_at_ns()
-        return min(waits if wake_ns is None else [*waits, wake_ns])
 
 
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> tuple[Forecast, ...]:

@@ -7,8 +7,6 @@ depth K is the pipeline of ActionFlow section 3.1 (rounds = 1); the depths betwe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow_client.types import Mode
 
@@ -30,19 +28,6 @@ def paces_of(program: StageProgram) -> dict[str, Pace]:
     if program.drafts:
         paces[Mode.SPECULATIVE.value] = auto_pace(program)
     return paces
-
-
-def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pace]:
-    """The paces of these modes by name: of depth all between serial and pipelined, of auto all that it may choose."""
-    every, found = paces_of(program), dict[str, Pace]()
-    for mode in modes:
-        if mode is Mode.AUTO:
-            found |= every
-        elif mode is Mode.DEPTH:
-            found |= {name: pace for name, pace in every.items() if 1 < pace.depth < program.passes}
-        else:
-            found[mode.value] = served_pace(pace_of(mode, program.passes), program)
-    return found
 
 
 def auto_pace(program: StageProgram) -> Pace:

@@ -179,7 +179,8 @@ class Scheduler:
         """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served."""
         chosen: list[SessionQueue] = []
         rows = 0
-        for queue in sorted(self._sessions.values(), key=_urgency):
+        queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))
+        for queue in queues:
             wanted = queue.runnable_rows(now_ns)
             if wanted and (not chosen or rows + wanted <= self.limits.row_budget):
                 chosen.append(queue)
@@ -190,7 +191,3 @@ class Scheduler:
         for departure in left:
             self.counts.left[departure.why] += 1
         return left
-
-
-def _urgency(queue: SessionQueue) -> tuple[int, int, int]:
-    return queue.deadline_ns, queue.last_pass, queue.session

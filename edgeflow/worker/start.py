@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
@@ -45,7 +45,9 @@ def run() -> NoReturn:
 
 
 def _work(arguments: argparse.Namespace) -> int:
-    known = pass_times_of(arguments.pass_times)
+    names = [each.name for each in fields(PassTimes)]
+    given = arguments.pass_times
+    known = PassTimes(**dict(zip(names, given, strict=True))) if given else None
     if arguments.standby:
         try:
             known = stand_by(arguments.fd, _load)
@@ -56,12 +58,6 @@ def _work(arguments: argparse.Namespace) -> int:
     return main(arguments.fd, arguments.config, known, arguments.handover)
 
 
-def pass_times_of(values: Sequence[int] | None) -> PassTimes | None:
-    """The option --pass-times: every field of PassTimes, in order."""
-    names = [each.name for each in fields(PassTimes)]
-    return PassTimes(**dict(zip(names, values, strict=True))) if values else None
-
-
 def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
     """Load, report, wait; return the pass times that come with `Begin`.
 
@@ -69,7 +65,9 @@ def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
     """
 
     def load_idly() -> None:
-        _be_idle()
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # this thread runs only when no other needs the processor
+                os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         load()
 
     loading = threading.Thread(target=load_idly, name="load")
@@ -87,10 +85,3 @@ def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
 
 def _load() -> None:
     import edgeflow.worker.main  # noqa: F401
-
-
-def _be_idle() -> None:
-    """Let this thread run only when no other needs the processor."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))

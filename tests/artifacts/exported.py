@@ -10,7 +10,8 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from edgeflow.artifacts.manifest import Manifest, StageName, write_manifest
+from edgeflow.artifacts.manifest import Manifest, StageName
+from edgeflow.lab.export.folder import write_manifest
 from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 

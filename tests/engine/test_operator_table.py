@@ -24,8 +24,9 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, STAGES
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
-from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp, write_overlay
+from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
+from edgeflow.lab.tuning.operators import write_overlay
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.scheduler import Scheduler
@@ -165,7 +166,7 @@ def noting(calls: set[tuple[str, str, str]], model: str) -> OperatorTable:
         entries.append(
             Entry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
         )
-    return OperatorTable(implementations, [*table._entries, *entries])
+    return OperatorTable(implementations, [*table.entries, *entries])
 
 
 def _noted(serves, calls, name):

@@ -27,11 +27,12 @@ from triton.runtime.jit import JITFunction
 
 from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import Sees, causal, tree_of_drafts, window
+from edgeflow.kernels.kv.sees import Sees, causal
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.sees import tree_of_drafts, window
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from edgeflow.kernels.kv import sees
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees
+from edgeflow.lab.trials import sees as trials
 
 Places = list[set[int]]
 """Of each row of a span."""
@@ -86,7 +87,8 @@ def of_kind(draw, kind: str, span: Span) -> tuple[Sees, Places]:
         "tree_of_drafts": st.tuples(st.tuples(*(st.integers(-1, row - 1) for row in range(span.length)))),
     }
     given = draw(arguments[kind])
-    return getattr(sees, kind)(span, *given), globals()[kind](span, *given)
+    make = getattr(sees if hasattr(sees, kind) else trials, kind)
+    return make(span, *given), globals()[kind](span, *given)
 
 
 @st.composite

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from edgeflow.kernels.kv.formats import DenseLayer
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import window
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -27,6 +26,7 @@ from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import tolerance
+from edgeflow.lab.trials.sees import window
 from edgeflow_client.errors import ConfigError
 from tests.kernels.deviation import deviation
 from tests.kernels.flashinfer_double import flashinfer

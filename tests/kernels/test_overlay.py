@@ -16,10 +16,9 @@ from edgeflow.kernels.table.overlay import (
     current_stamp,
     load_entries,
     read_overlay,
-    schema,
     tune_options,
-    write_overlay,
 )
+from edgeflow.lab.tuning.operators import write_overlay
 from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -132,10 +131,3 @@ def test_the_papers_row_is_matched_by_its_call_and_the_next_best_serves(tmp_path
     ]
     for other in [*others, replace(call, hw_profile="cuda_sm87")]:
         assert table.choose(other, Hardware("cuda", 80), torch.bfloat16).passed_over == ()
-
-
-def test_the_schema_names_the_dimensions():
-    entry = json.loads(schema())["$defs"]["OverlayEntry"]["properties"]
-    named = {"model_name", "hw_profile", "op_kind", "layer_role", "op_name", "stage", "weight", "kv", "shape_sig"}
-    assert named < set(entry)
-    assert {"impl_id", "impl_params"} < set(entry)

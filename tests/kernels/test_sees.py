@@ -17,6 +17,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.trials import sees as trials
 from tests.engine.other_device import OTHER, other_device
 from tests.kernels.seen import seen_spans
 
@@ -104,7 +105,7 @@ def test_attention_is_over_the_places_that_rows_see(kv_format, impl_id, seen, he
 def test_causal_rows_keep_their_path_beside_others():
     """A decode row that is causal stays in the batch of near slots, and gives the same bits."""
     spans = [Span(0, 9, 1), Span(1, 7, 1), Span(3, 2, 4)]
-    parts = [sees.causal(spans[0]), sees.causal(spans[1]), sees.window(spans[2], 2)]
+    parts = [sees.causal(spans[0]), sees.causal(spans[1]), trials.window(spans[2], 2)]
     generator = torch.Generator().manual_seed(1)
     kv = KVSlots(layers=1, slots=4, capacity=16, kv_heads=2, head_dim=WIDTH, dtype=torch.float32, device=CPU)
     kv.data.copy_(torch.randn(kv.data.shape, generator=generator))
@@ -118,7 +119,7 @@ def test_causal_rows_keep_their_path_beside_others():
 def test_slots_in_place_reads_what_rows_see_from_any_device():
     """Rows that see the same, rows under a mask, and places that are not in a line."""
     spans = [Span(0, 9, 4), Span(1, 2, 12)]
-    parts = [sees.before(spans[0], 9), sees.window(spans[1], 3, sinks=1)]
+    parts = [sees.before(spans[0], 9), trials.window(spans[1], 3, sinks=1)]
     generator = torch.Generator().manual_seed(3)
     kept = torch.randn(1, 2, 2, 16, 2, WIDTH, generator=generator)
     q = torch.randn(16, 4, WIDTH, generator=generator)
@@ -137,7 +138,7 @@ def test_slots_in_place_reads_what_rows_see_from_any_device():
 def test_index_tensors_are_aligned_at_any_number_of_rows():
     for rows in (1, 2, 3, 31, 32):
         span = Span(0, 5, rows)
-        joined = Sees.joined([sees.causal(span), sees.tree_of_drafts(span, range(-1, rows - 1))], CPU)
+        joined = Sees.joined([sees.causal(span), trials.tree_of_drafts(span, range(-1, rows - 1))], CPU)
         for each in (joined.ranges, joined.tree, joined.first):
             assert each.storage_offset() * each.element_size() % 16 == 0 and len(each) == 2 * rows
 
@@ -145,7 +146,7 @@ def test_index_tensors_are_aligned_at_any_number_of_rows():
 def test_a_window_in_one_kind_of_layer():
     spans = [Span(0, 0, 6), Span(1, 9, 1)]
     plain = PackedLayout.of(spans, CPU)
-    layout = plain.seen_by_kind({"local": [sees.window(span, 3) for span in spans], "global": None})
+    layout = plain.seen_by_kind({"local": [trials.window(span, 3) for span in spans], "global": None})
     assert layout.of_kind("") is layout and layout.of_kind("global").sees is None
     assert layout.of_kind("local").seen().sum(1).tolist() == [1, 2, 3, 3, 3, 3, 3]
     assert layout.of_sampled_rows().of_kind("local").seen().sum(1).tolist() == [3, 3]
@@ -155,9 +156,9 @@ def test_a_window_in_one_kind_of_layer():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: sees.tree_of_drafts(Span(0, 4, 2), (-1, 1)), "row 1 of a tree follows row 1"),
-        (lambda: sees.tree_of_drafts(Span(0, 4, 2), (-1,)), "a tree of 1 rows in a span of 2"),
-        (lambda: sees.tree_of_drafts(Span(0, 4, 64), range(-1, 63)), "at most 63"),
+        (lambda: trials.tree_of_drafts(Span(0, 4, 2), (-1, 1)), "row 1 of a tree follows row 1"),
+        (lambda: trials.tree_of_drafts(Span(0, 4, 2), (-1,)), "a tree of 1 rows in a span of 2"),
+        (lambda: trials.tree_of_drafts(Span(0, 4, 64), range(-1, 63)), "at most 63"),
         (lambda: sees.bidirectional_prefix(Span(0, 4, 6), 10), "must enter as a whole, not 4 .. 10"),
         (lambda: sees.bidirectional_prefix(Span(0, 0, 6), 10), "must enter as a whole, not 0 .. 6"),
         (lambda: PackedLayout.of([Span(0, 4, 2)], CPU, sees=[sees.before(Span(0, 4, 2), 7)]), "up to place 7"),

@@ -17,11 +17,12 @@ from edgeflow.kernels.kv.formats import LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.dimensions import only_role, stage_of
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.models.published import decoder_config, read_published, read_with_heads
+from edgeflow.models.published import decoder_config, read_published
 from edgeflow.models.quantization import Quantization
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow_client.errors import CheckpointError

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.models import memory_gate
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import (
@@ -22,8 +23,6 @@ from edgeflow.models.memory_gate import (
     MemoryGate,
     base_fingerprint,
     gate_header,
-    read_gate,
-    write_gate,
 )
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.oracles import ORACLES
@@ -36,7 +35,7 @@ NAME = "model.layers.1.self_attn.memory_gate."
 
 
 def read(path: Path, config: LlamaConfig = CONFIG, **options: Any) -> MemoryGate:
-    return read_gate(path, config, torch.float32, CPU, **options)
+    return gate_header(path, config, **options).read(config, torch.float32, CPU)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def test_a_gate_is_read_as_it_was_written(tmp_path: Path, per_head: bool, shared
         for mine, own in zip(found.layers, gate.layers, strict=True):
             assert all(tensor.equal(own.tensors()[name]) for name, tensor in mine.tensors().items())
     assert sorted(each.name for each in (tmp_path / "new").iterdir()) == ["gate.json", "gate.safetensors"]
-    half = read_gate(tmp_path / "new", CONFIG, torch.bfloat16, CPU)
+    half = gate_header(tmp_path / "new", CONFIG).read(CONFIG, torch.bfloat16, CPU)
     assert {tensor.dtype for tensor in half.layers[0].tensors().values()} == {torch.bfloat16}
 
 
@@ -178,7 +177,7 @@ def test_a_number_that_a_dtype_cannot_hold_is_refused(folder: Path):
     (folder / "gate.json").write_text(json.dumps({**stated, "gate_sha256": ""}))
     assert read(folder).layers[1].b1[0, 0] == 1e5
     with pytest.raises(CheckpointError, match=r"b1 holds a number that is not finite in torch\.float16"):
-        read_gate(folder, CONFIG, torch.float16, CPU)
+        gate_header(folder, CONFIG).read(CONFIG, torch.float16, CPU)
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.chat import load_chat_model
-from edgeflow.models.published import read_published, read_with_heads, unfit_for_gates
+from edgeflow.models.published import read_published, unfit_for_gates
 from edgeflow_client.errors import CheckpointError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.models.test_families import CPU, LENGTH, TOLERANCE, ours

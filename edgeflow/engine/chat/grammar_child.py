@@ -142,17 +142,14 @@ def _ahead(matcher: LLMatcher, mask: bytes, drafts: Iterable[int]) -> list[bytes
     """The masks after drafts, up to the first draft that the mask before it forbids, or that breaks a limit."""
     masks: list[bytes] = []
     for draft in drafts:
-        if not _permits(mask, draft) or not matcher.consume_token(draft):
+        permitted = draft < 8 * len(mask) and mask[draft >> 3] >> (draft & 7) & 1
+        if not permitted or not matcher.consume_token(draft):
             break
         mask = bytes(matcher.compute_bitmask())
         if matcher.is_error() or not any(mask):
             break
         masks.append(mask)
     return masks
-
-
-def _permits(mask: bytes, token: int) -> bool:
-    return token < 8 * len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def _mask(matcher: LLMatcher) -> bytes:

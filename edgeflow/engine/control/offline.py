@@ -114,20 +114,6 @@ class OfflineRun:
             for decoded in self.collect(launched):
                 results[decoded.sampled.frame.session].append(decoded)
 
-    def decode_arrivals(self, arrivals: Sequence[tuple[int, Any]]) -> list[Decoded]:
-        """Decode frames of session 0, each offered after so many further passes, once the one before has started."""
-        results: list[Decoded] = []
-        for seq, (passes, frame) in enumerate(arrivals, start=1):
-            while passes > 0 or self.waiting(0):
-                launched = self.step()
-                passes -= 1
-                if launched is not None:
-                    results += self.collect(launched)
-            self.offer(0, seq, frame)
-        while (launched := self.step()) is not None:
-            results += self.collect(launched)
-        return results
-
     def collect(self, launched: Ticket[FrameRef]) -> list[Decoded]:
         """Wait for a pass and commit what it gave; the frames it finished."""
         outcomes = self.engine.collect(launched)

@@ -43,7 +43,7 @@ class Grid:
         low, high = numbers.amin(dim, keepdim=True).float(), numbers.amax(dim, keepdim=True).float()
         step = torch.maximum((high - low) / LARGEST, torch.maximum(low.abs(), high.abs()) / WIDEST)
         step = (step * ROUNDED_UP).to(torch.bfloat16)
-        offset = _nearest(low / _divisor(step)).nan_to_num(0.0).to(torch.int16)
+        offset = (low / _divisor(step) + 0.5).floor().nan_to_num(0.0).to(torch.int16)
         return cls(step.view(torch.int16), offset)
 
     def codes(self, numbers: Tensor) -> Tensor:
@@ -99,10 +99,6 @@ class Int4Layer:
         )
         grids = Grid(*self.value_grids[:, slots, place][..., None])
         return keys, grids.numbers(unpacked(self.values[slots, place]))
-
-
-def _nearest(numbers: Tensor) -> Tensor:
-    return (numbers + 0.5).floor()
 
 
 def _divisor(step: Tensor) -> Tensor:

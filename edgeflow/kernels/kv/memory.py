@@ -9,8 +9,7 @@ queries and the division is float32; the gate computes in the dtype of the model
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
 
 import torch
 import torch.nn.functional as F
@@ -30,23 +29,24 @@ def elu_plus_one(x: Tensor) -> Tensor:
 ACTIVATIONS: Mapping[str, Activation] = {"elu_plus_one": elu_plus_one, "relu": F.relu}
 
 
-class Gate(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GateLayer:
     """The memory gate of one layer: an MLP of hidden width h, and how much of what it gives is mixed in.
 
-    w1 [1 or H, h, D], b1 [1 or H, h], w2 [1 or H, D, h], b2 [1 or H, D], g [1 or H, D]: a leading 1 is shared by the
-    heads of the layer.
+    w1 [1 or H, h, D]; b1 [1 or H, h]; w2 [1 or H, D, h]; b2 [1 or H, D]; g [1 or H, D].
+
+    A leading 1 stands for all heads; rows of w1 and w2 are outputs.
     """
 
-    @property
-    def w1(self) -> Tensor: ...
-    @property
-    def b1(self) -> Tensor: ...
-    @property
-    def w2(self) -> Tensor: ...
-    @property
-    def b2(self) -> Tensor: ...
-    @property
-    def g(self) -> Tensor: ...
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+    g: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By their names."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,7 +60,7 @@ class MemoryLayer:
     values: Tensor
     matrices: Tensor
     norms: Tensor
-    gate: Gate
+    gate: GateLayer
     rules: MemoryRules
 
     def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
@@ -75,7 +75,7 @@ class MemoryKV:
     """
 
     memory: MemoryRules
-    gates: Sequence[Gate]
+    gates: Sequence[GateLayer]
     positions: int
     name: str = DENSE.name
 
@@ -179,7 +179,7 @@ def _read_span(q: Tensor, attended: Tensor, layer: MemoryLayer, slot: Tensor) ->
     return torch.lerp(attended, _mlp(rows, layer.gate), share.expand_as(attended))
 
 
-def _mlp(rows: Tensor, gate: Gate) -> Tensor:
+def _mlp(rows: Tensor, gate: GateLayer) -> Tensor:
     """The MLP of each head over what it read: [n, H, D] → [n, H, D]"""
     if len(gate.w1) == 1:
         inner = torch.relu(torch.addmm(gate.b1[0], rows.flatten(0, 1), gate.w1[0].T))

@@ -48,8 +48,10 @@ class Sees:
         pieces = [ranges.flatten()]
         if any(part.tree is not None for part in parts):
             for name in ("tree", "first"):
-                own = [_or_zeros(getattr(part, name), len(part.ranges)) for part in parts]
-                pieces += [*own, torch.zeros(rows % 2, dtype=torch.long)]
+                for part in parts:
+                    own = getattr(part, name)
+                    pieces.append(torch.zeros(len(part.ranges), dtype=torch.long) if own is None else own)
+                pieces.append(torch.zeros(rows % 2, dtype=torch.long))
         numbers = torch.cat(pieces)
         numbers = (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
         bits = numbers[4 * rows :].view(2, -1)[:, :rows] if len(pieces) > 1 else (None, None)
@@ -82,12 +84,12 @@ class Sees:
 
 def causal(span: SpanOfRows) -> Sees:
     """Every row sees all up to itself."""
-    return _ranges(span, stop=_places(span) + 1)
+    return ranges(span, stop=places(span) + 1)
 
 
 def before(span: SpanOfRows, stop: int) -> Sees:
     """Every row sees places 0 .. stop alone, as in a layer that reads a prefix."""
-    return _ranges(span, stop=stop)
+    return ranges(span, stop=stop)
 
 
 def bidirectional_prefix(span: SpanOfRows, prefix: int) -> Sees:
@@ -95,53 +97,19 @@ def bidirectional_prefix(span: SpanOfRows, prefix: int) -> Sees:
     end = span.start + span.length
     if 0 < span.start < prefix or (span.start == 0 and end < prefix):
         raise ValueError(f"a bidirectional prefix of {prefix} rows must enter as a whole, not {span.start} .. {end}")
-    return _ranges(span, stop=(_places(span) + 1).clamp(min=prefix))
+    return ranges(span, stop=(places(span) + 1).clamp(min=prefix))
 
 
-def window(span: SpanOfRows, width: int, sinks: int = 0) -> Sees:
-    """Every row sees the last `width` places up to itself, and the first `sinks` places of its slot."""
-    stop = _places(span) + 1
-    start = (stop - width).clamp(min=0)
-    return _ranges(span, stop=start.clamp(max=sinks), second=(start, stop))
-
-
-def bidirectional_suffix(span: SpanOfRows, prefix: int) -> Sees:
-    """Every row sees places 0 .. prefix and all rows of its span."""
-    return _ranges(span, stop=prefix, second=(span.start, span.start + span.length))
-
-
-def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Sees:
-    """Every row sees what lies before its span, its ancestors and itself.
-
-    parents: for each row the row of the span that it follows, an earlier one, or -1. ValueError for others, and for
-    more than 63 rows.
-    """
-    if len(parents) != span.length or span.length > TREE_ROWS:
-        raise ValueError(
-            f"a tree of {len(parents)} rows in a span of {span.length}: at most {TREE_ROWS}, of equal number"
-        )
-    bits: list[int] = []
-    for row, parent in enumerate(parents):
-        if not -1 <= parent < row:
-            raise ValueError(f"row {row} of a tree follows row {parent}: it must be an earlier row, or -1")
-        bits.append(1 << row | (bits[parent] if parent >= 0 else 0))
-    first = torch.full((span.length,), span.start)
-    return Sees(_ranges(span, stop=span.start).ranges, torch.tensor(bits), first)
-
-
-def _places(span: SpanOfRows) -> Tensor:
+def places(span: SpanOfRows) -> Tensor:
+    """[n] int64: the place of each row."""
     return torch.arange(span.start, span.start + span.length)
 
 
-def _ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int, Tensor | int] = (0, 0)) -> Sees:
-    """The range 0 .. stop, and a second one."""
+def ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int, Tensor | int] = (0, 0)) -> Sees:
+    """Every row sees the range 0 .. stop, and a second one; each a number, or one for each row [n]."""
     ranges = torch.zeros(span.length, 2, 2, dtype=torch.long)
     ranges[:, 0, 1], ranges[:, 1, 0], ranges[:, 1, 1] = stop, *second
     return Sees(ranges)
-
-
-def _or_zeros(values: Tensor | None, rows: int) -> Tensor:
-    return torch.zeros(rows, dtype=torch.long) if values is None else values
 
 
 class DraftTrees:

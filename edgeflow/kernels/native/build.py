@@ -52,7 +52,12 @@ def build(folder: Path = BUILT) -> Path:
     runtime = openmp_runtime()
     with tempfile.TemporaryDirectory(dir=folder) as work:
         objects = [
-            _compiled(compiler, "products.cpp", Path(work) / f"{name}.o", (*flags, *_defined(name)))
+            _compiled(
+                compiler,
+                "products.cpp",
+                Path(work) / f"{name}.o",
+                (*flags, f'-DLANES="lanes_{name}.h"', f"-DPRODUCTS={name}"),
+            )
             for name, flags in instruction_sets().items()
         ]
         entry = _compiled(compiler, "entry.cpp", Path(work) / "entry.o", ("-fopenmp",) if runtime else ())
@@ -91,10 +96,6 @@ def openmp_runtime() -> Path | None:
     mapped = (line.split(maxsplit=MAPPED_FIELDS) for line in MAPPED.read_text().splitlines())
     files = {Path(fields[MAPPED_FIELDS]) for fields in mapped if len(fields) > MAPPED_FIELDS}
     return next((file for file in sorted(files) if file.name.startswith(RUNTIMES)), None)
-
-
-def _defined(name: str) -> tuple[str, ...]:
-    return f'-DLANES="lanes_{name}.h"', f"-DPRODUCTS={name}"
 
 
 def _compiled(compiler: str, source: str, out: Path, flags: Sequence[str]) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -18,15 +18,6 @@ from edgeflow_client.errors import ConfigError
 
 ROW_CLASSES = tuple(1 << power for power in range(14))
 """1, 2, 4, … 8192 rows; more are served as the last."""
-
-
-@runtime_checkable
-class Retunable(Protocol):
-    """An implementation whose parameters do not change how it keeps its weight."""
-
-    def retuned(self, **params: int) -> Linear:
-        """Another one with these parameters over the same memory."""
-        ...
 
 
 @runtime_checkable
@@ -107,7 +98,8 @@ def _made(choice: Choice, weight: Weight, bias: Tensor | None, made: dict[str, L
     name = f"{impl_id} {choice.params}"
     if name not in made:
         first = made.get(impl_id)
-        linear = first.retuned(**choice.params) if isinstance(first, Retunable) else choice.load()(weight, bias)
+        retuned: Callable[..., Linear] | None = getattr(first, "retuned", None)
+        linear = retuned(**choice.params) if retuned is not None else choice.load()(weight, bias)
         if isinstance(linear, Compiled) and weight.device.type != "cpu":
             linear.compile(weight.dtype)
         made[name] = linear

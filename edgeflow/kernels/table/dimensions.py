@@ -91,15 +91,10 @@ REST = "..."
 _LETTERS = {name: letter for letter, names in SIZES.items() for name in (letter, *names)}
 
 
-def size_class(count: int) -> int:
-    """The power of two that a number of rows counts as: 1, 2, 4, …, at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
-
-
 def signature(**sizes: int) -> str:
-    """Sizes by their letters as text: m=512|e=4096"""
-    classed = {letter: size_class(size) if letter in CLASSED else size for letter, size in sizes.items()}
-    return "|".join(f"{letter}={size}" for letter, size in classed.items())
+    """Sizes by their letters as text: m=512|e=4096; a number of rows as the least power of two that holds it."""
+    classed = {letter: 1 << max(size - 1, 0).bit_length() for letter, size in sizes.items() if letter in CLASSED}
+    return "|".join(f"{letter}={size}" for letter, size in {**sizes, **classed}.items())
 
 
 def read_signature(text: str) -> str:

@@ -107,10 +107,10 @@ class OperatorTable:
         conversions: frozenset[str] = frozenset(),
     ) -> None:
         self._implementations = tuple(implementations)
-        self._entries = tuple(entries)
+        self.entries = tuple(entries)
         self._conversions = conversions
         self._chosen: dict[tuple[OperatorKey, Hardware, torch.dtype], Choice] = {}
-        for entry in self._entries:
+        for entry in self.entries:
             self._check(entry)
 
     @property
@@ -141,7 +141,7 @@ class OperatorTable:
 
     def overlaid(self, *entries: Entry) -> OperatorTable:
         """A table with further entries, which win over equally specific ones."""
-        return self._with((*self._entries, *entries))
+        return self._with((*self.entries, *entries))
 
     def converting(self, to: str) -> OperatorTable:
         """A table in which what serves weights of a format serves float ones too, which are converted to it."""
@@ -154,17 +154,17 @@ class OperatorTable:
             for each in serving
             for device in each.devices
         ]
-        return self._with((*self._entries, *entries), self._conversions | {to})
+        return self._with((*self.entries, *entries), self._conversions | {to})
 
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which each operator named has one entry: that implementation, everywhere."""
-        others = [entry for entry in self._entries if entry.key.op_name not in impl_ids]
+        others = [entry for entry in self.entries if entry.key.op_name not in impl_ids]
         forced = [Entry(OperatorKey(op_name=name), impl_id, origin=FORCED) for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
 
     def forces(self, op_name: str, impl_id: str) -> bool:
         """True where the one entry of an operator is this implementation, everywhere."""
-        return [entry for entry in self._entries if entry.key.op_name == op_name] == [
+        return [entry for entry in self.entries if entry.key.op_name == op_name] == [
             Entry(OperatorKey(op_name=op_name), impl_id, origin=FORCED)
         ]
 
@@ -201,7 +201,7 @@ class OperatorTable:
 
     def stages(self, context: OperatorKey) -> tuple[tuple[str, ...], ...]:
         """The stages of a pass in groups; entries of this operator tell only the groups apart."""
-        meant = [entry for entry in self._entries if entry.key.weight in ("", context.weight)]
+        meant = [entry for entry in self.entries if entry.key.weight in ("", context.weight)]
         entries = [entry for entry in meant if entry.key.op_name in ("", context.op_name)]
         serving = [each for entry in entries for each in self.named(context.op_name, entry.impl_id)]
         named = {entry.key.stage for entry in entries} | {each.stage for each in serving}
@@ -236,13 +236,8 @@ class OperatorTable:
         )
         return any(not self.choose(key, hardware, dtype).implementation.replayable for key in keys)
 
-    def unmatched(self, contexts: Iterable[OperatorKey], hardware: Hardware) -> list[Entry]:
-        """Entries that serve none of these contexts, whatever may run there."""
-        wanted = [known(context, hardware) for context in contexts]
-        return [entry for entry in self._entries if not any(_meant(entry, context) for context in wanted)]
-
     def _best_first(self, context: OperatorKey) -> list[Entry]:
-        matching = [entry for entry in self._entries if _meant(entry, context)]
+        matching = [entry for entry in self.entries if is_for(entry, context)]
         known = self.candidates(context.op_name, context.kv)
         matching = [entry for entry in matching if entry.impl_id in known]
         return sorted(matching, key=lambda entry: entry.key.specificity)[::-1]  # the last of equals first
@@ -256,7 +251,7 @@ class OperatorTable:
             closed = replace(key, **known)
             return closed != key and closed.matches(_named_as(entry, context))
 
-        return any(open_to(entry) for entry in self._entries)
+        return any(open_to(entry) for entry in self.entries)
 
     def _check(self, entry: Entry) -> None:
         meant = [each for each in self.named(entry.key.op_name, entry.impl_id) if each.takes(entry.key.kv)]
@@ -282,7 +277,7 @@ def known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
     )
 
 
-def _meant(entry: Entry, context: OperatorKey) -> bool:
+def is_for(entry: Entry, context: OperatorKey) -> bool:
     return entry.key.op_name in ("", context.op_name) and entry.key.matches(_named_as(entry, context))
 
 

@@ -8,7 +8,6 @@ without a stamp, written by hand, serves everywhere. Names may be spelled as in 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 import shlex
 import subprocess
@@ -23,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from edgeflow import __version__
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.model_shape import LatentRows, ModelShape, Product
+from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Entry, OperatorKey
 from edgeflow.kernels.weights import FLOAT
 from edgeflow_client.errors import ConfigError
@@ -77,34 +76,12 @@ class OverlayEntry(_Strict):
         return OperatorKey(**{field.name: getattr(self, field.name) for field in fields(OperatorKey)})
 
 
-class Shape(_Strict):
-    """The model that was tuned: a `ModelShape`."""
-
-    family: str
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    rows: int
-    stages: int
-    group: int = 0
-    step_rows: int = 0
-    products: tuple[Product, ...] = ()
-    latent: LatentRows | None = None
-
-    @property
-    def model(self) -> ModelShape:
-        return ModelShape(**{name: getattr(self, name) for name in Shape.model_fields})
-
-
 class Overlay(_Strict):
-    """The file."""
+    """The file. model: that was tuned."""
 
     format: Literal[1] = 1
     stamp: Stamp | None = None
-    model: Shape | None = None
+    model: ModelShape | None = None
     entries: list[OverlayEntry] = []
 
 
@@ -118,13 +95,6 @@ def read_overlay(path: Path) -> Overlay:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ConfigError(f"operator overlay {path}: {where}: {first['msg']}") from None
-
-
-def write_overlay(path: Path, overlay: Overlay) -> None:
-    """Write a file whole or not at all."""
-    draft = path.with_name(path.name + ".draft")
-    draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
-    draft.replace(path)
 
 
 def load_entries(
@@ -179,11 +149,6 @@ def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "floa
         flashinfer=_version("flashinfer-python"),
         edgeflow=__version__,
     )
-
-
-def schema() -> str:
-    """JSON schema of an overlay file."""
-    return json.dumps(Overlay.model_json_schema(), indent=2)
 
 
 def _device_name(device: torch.device) -> str:

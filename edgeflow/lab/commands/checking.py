@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.commands.options import Json, OptionalMode, OptionalPath
-from edgeflow.console import reporting
 from edgeflow.contract import KVName
+from edgeflow.lab.progress import reporting
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 

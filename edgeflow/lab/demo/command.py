@@ -12,12 +12,12 @@ from typing import Final
 from rich.console import Console
 from rich.live import Live
 
-from edgeflow.console import reporting
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan, run_robot
 from edgeflow.lab.demo.measure import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
+from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
 from edgeflow.policies.family import Family
 from edgeflow.policies.registry import family_of

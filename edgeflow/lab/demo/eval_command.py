@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.console import reporting
 from edgeflow.lab.demo.evaluation import Condition, ConditionResult, EvaluationPlan, evaluate
+from edgeflow.lab.progress import reporting
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from edgeflow.console import Report
 from edgeflow.lab.export.graphs.graph_files import Traced
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.quantised.frames import RANDOM, calibration_frames
@@ -14,6 +13,7 @@ from edgeflow.lab.export.quantised.masks import calibrate_mask
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs, record_stage_inputs
 from edgeflow.lab.export.quantised.stage_runs import stage_key
 from edgeflow.lab.export.request import ExportRequest
+from edgeflow.lab.progress import Report
 
 MASK = "finite-mask"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import reporting
 from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES
 from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
+from edgeflow.lab.progress import reporting
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 MB = 1e6

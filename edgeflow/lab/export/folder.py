@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from edgeflow.artifacts.manifest import MANIFEST
+from edgeflow.artifacts.manifest import FORMAT, MANIFEST, VERSION, Manifest
 from edgeflow.lab.outputs import make_folder, writing
 from edgeflow_client.errors import ConfigError
 
@@ -86,3 +88,9 @@ def _texts(folder: Path) -> Iterator[Path]:
         statistics = file.suffix == STATISTICS and f'"{file.name}"' in pipelines
         if file.is_file() and (text or statistics) and file.stat().st_size <= MOST_BYTES:
             yield file
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write artifact.json."""
+    values = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    (folder / MANIFEST).write_text(json.dumps(values, indent=1) + "\n")

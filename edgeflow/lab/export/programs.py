@@ -13,7 +13,8 @@ from edgeflow.lab.export.policies.flow import export_flow
 from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.models.published import read_published
 from edgeflow.models.quantization import read_quantization
-from edgeflow.policies.flow.config import ANY_RATE, has_processors, read_settings
+from edgeflow.policies.flow.config import read_settings
+from edgeflow.policies.lerobot import PREPROCESSOR
 from edgeflow.policies.pi import config as pi
 from edgeflow.policies.pi import network as pi_network
 from edgeflow.policies.registry import FAMILIES, detected
@@ -21,12 +22,13 @@ from edgeflow.policies.smolvla import config as smolvla
 from edgeflow.policies.smolvla import network as smolvla_network
 from edgeflow_client.errors import CheckpointError
 
+ANY_RATE = {"control_rate_hz": 1.0}  # the rate of the actions does not matter to a graph
 Export = Callable[[Path, ExportShapes], ModelProgram]
 
 
 def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
     config, processors, settings = pi.load_config(directory, kind), None, None
-    if has_processors(directory):
+    if (directory / PREPROCESSOR).is_file():  # recordings of a network have no pipelines
         processors = pi.read_processors(directory, config)
         settings = read_settings(kind, directory, ANY_RATE, config.flow)
     return export_flow(directory, pi_network.architecture_of(config), shapes, processors, settings)
@@ -34,7 +36,7 @@ def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram
 
 def _export_smolvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
     config, processors, settings = smolvla.load_config(directory), None, None
-    if has_processors(directory):
+    if (directory / PREPROCESSOR).is_file():  # recordings of a network have no pipelines
         processors = smolvla.read_processors(directory, config)
         settings = read_settings("smolvla", directory, ANY_RATE, config.flow)
     return export_flow(directory, smolvla_network.architecture_of(config), shapes, processors, settings)

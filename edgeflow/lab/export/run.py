@@ -12,11 +12,10 @@ import onnxruntime
 import onnxscript
 import torch
 
-from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName, write_manifest
-from edgeflow.console import Report
+from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName
 from edgeflow.lab.export.calibration import MASK, Calibration, calibrated
 from edgeflow.lab.export.checking import check_error, check_operators, error_of
-from edgeflow.lab.export.folder import check_out, copy_texts, replacing
+from edgeflow.lab.export.folder import check_out, copy_texts, replacing, write_manifest
 from edgeflow.lab.export.graphs.graph_files import (
     SharedWeights,
     Traced,
@@ -31,6 +30,7 @@ from edgeflow.lab.export.programs import program_of
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.stage_runs import stage_key
 from edgeflow.lab.export.request import Exported, ExportOutcome, ExportRequest, Precision
+from edgeflow.lab.progress import Report
 from edgeflow.models.checkpoint import fingerprint
 
 LIBRARIES: tuple[Any, ...] = (torch, onnx, onnxscript, onnxruntime)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgeflow.console import Report
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.lab.kv260.macro import GemmWords, MacroShape, Words, join, pack, split, unpack
 from edgeflow.lab.kv260.plan import (
@@ -27,11 +26,11 @@ from edgeflow.lab.kv260.plan import (
     laid_out,
     planned,
 )
+from edgeflow.lab.progress import Report
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights, tensor_shapes
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError
-
-HASHED_AT_ONCE = 1 << 20  # bytes
+from edgeflow_client.files import sha256_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +205,6 @@ def _check_binary(path: Path, nbytes: int, sha256: object) -> None:
     found = path.stat().st_size
     if found != nbytes:
         raise CheckpointError(f"{path}: expected {nbytes} bytes, found {found}: copy the macro file again")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while data := file.read(HASHED_AT_ONCE):
-            digest.update(data)
-    if digest.hexdigest() != sha256:
-        raise CheckpointError(f"{path}: expected SHA-256 {sha256}, found {digest.hexdigest()}")
+    digest = sha256_of(path)
+    if digest != sha256:
+        raise CheckpointError(f"{path}: expected SHA-256 {sha256}, found {digest}")

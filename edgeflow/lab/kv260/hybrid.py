@@ -16,9 +16,9 @@ from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.lab.kv260.file import open_macro
 from edgeflow.lab.kv260.linear import ACCELERATED, hybrid_table
 from edgeflow.lab.kv260.macro_weights import macro_weights, stem_of
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.llama import LlamaDecoder
-from edgeflow.models.published import read_with_heads
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError

@@ -9,8 +9,8 @@ from edgeflow.kernels.awq import GROUPS
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.network import PUBLISHED
 from edgeflow.lab.kv260.sizes import check_fits
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.published import read_with_heads
 from edgeflow_client.errors import ConfigError
 
 

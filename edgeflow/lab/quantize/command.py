@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import Report, reporting
+from edgeflow.lab.progress import Report, reporting
 from edgeflow.lab.quantize.outcome import Outcome
 from edgeflow.lab.quantize.policies.sources import is_policy
 from edgeflow.lab.quantize.policy_run import Loss, quantize_policy

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.console import Report
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.files.quantised import quantised_block
 from edgeflow.lab.quantize.search.block import LINEARS, Block
 from edgeflow.lab.quantize.search.choices import BlockChoice

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgeflow.console import Report
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import mean_error, passed_through
 from edgeflow.lab.quantize.policies.served import ActionRows
 from edgeflow.lab.quantize.search.choices import BlockChoice

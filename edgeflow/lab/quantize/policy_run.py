@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from edgeflow.console import Report
 from edgeflow.contract import Observation
 from edgeflow.lab.outputs import write_json
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import passed_through
 from edgeflow.lab.quantize.files.quantised import check_outside
 from edgeflow.lab.quantize.files.source import Source

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.console import Report
 from edgeflow.lab.demo.chat.evaluate import evaluate_chat
 from edgeflow.lab.kv260.file import write_macro
 from edgeflow.lab.outputs import write_json
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.calibration.blocks import BUILT_IN_TEXT, Calibration, of_text
 from edgeflow.lab.quantize.calibration.samples import dialog_calibration, written_calibration
 from edgeflow.lab.quantize.fidelity import measure

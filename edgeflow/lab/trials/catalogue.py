@@ -10,18 +10,11 @@ from collections.abc import Callable, Sequence
 
 from edgeflow.kernels.kv.formats import FP8, INT8, ScaledKV
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import (
-    Sees,
-    before,
-    bidirectional_prefix,
-    bidirectional_suffix,
-    causal,
-    tree_of_drafts,
-    window,
-)
+from edgeflow.kernels.kv.sees import Sees, before, bidirectional_prefix, causal
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases, memory_cases
 from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.sees import bidirectional_suffix, tree_of_drafts, window
 
 _HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
 

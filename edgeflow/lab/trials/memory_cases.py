@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.memory import MemoryLayer
+from edgeflow.kernels.kv.memory import GateLayer, MemoryLayer
 from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
 from edgeflow.models.memory_gate import GateLayer
 

@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import reporting
 from edgeflow.engine.placement import absent_line, check_head, choose_device, operator_table
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.overlay import tune_options
+from edgeflow.lab.progress import reporting
 from edgeflow.lab.tuning.operators import refusals, regress, serving, shown_table, tune, unmatched
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console

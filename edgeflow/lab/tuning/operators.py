@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,25 @@ from edgeflow.kernels.table.bind_linear import check_one_copy, choices_by_rows
 from edgeflow.kernels.table.dimensions import STAGES, kv_formats, only_role
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table, known
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table, is_for, known
 from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
-    Shape,
     Stamp,
     current_stamp,
     load_entries,
     read_overlay,
     refuse_stale,
     table_entries,
-    write_overlay,
 )
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.lab.progress import Report
 from edgeflow.lab.trials.cases import Case
 from edgeflow.lab.trials.model_cases import model_cases, staged_cases
 from edgeflow.lab.trials.tune import Tuned, Tuner, Verdict
 from edgeflow.lab.tuning.subject import dtype_named
 from edgeflow_client.errors import ConfigError
 
-Report = Callable[[str, int, int], None]
 TOWERS_OWN = ("varlen_attention", "add_layer_norm")
 DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "stage", "weight", "kv", "shape_sig")
 
@@ -66,7 +64,9 @@ def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: 
 def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overlay: Path) -> list[str]:
     """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out, and
     of policies that denoise chunks all but those of products."""
-    idle = [entry for entry in table.unmatched(_calls(shape), hardware) if entry.origin == overlay.name]
+    calls = [known(call, hardware) for call in _calls(shape)]
+    own = [entry for entry in table.entries if entry.origin == overlay.name]
+    idle = [entry for entry in own if not any(is_for(entry, call) for call in calls)]
     named = [(entry.key.op_name, entry.key.text, entry.impl_id) for entry in idle]
     return [
         f"{op_name or 'any operator'} ({text or 'everywhere'}) → {impl_id}"
@@ -125,8 +125,7 @@ def tune(
     The problems of a quantised weight are one: a single implementation serves all of them.
     """
     stamp = current_stamp(device, dtype, weights)
-    sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
-    overlay = _begun(out, stamp, sizes)
+    overlay = _begun(out, stamp, shape)
     tuner = _tuner(shape, device, dtype, samples, weights)
     problems = model_cases(shape)
     done = 0
@@ -140,6 +139,13 @@ def tune(
             write_overlay(out, overlay)
         done += len(together)
     return overlay
+
+
+def write_overlay(path: Path, overlay: Overlay) -> None:
+    """Write a file whole or not at all."""
+    draft = path.with_name(path.name + ".draft")
+    draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
+    draft.replace(path)
 
 
 def _of_one_weight(problems: Sequence[Case]) -> list[list[Case]]:
@@ -194,7 +200,7 @@ def regress(path: Path, device: torch.device, dtype: str, samples: int, report: 
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
     weights, number = overlay.stamp.weights, dtype_named(dtype or overlay.stamp.dtype)
     refuse_stale(path, overlay.stamp, current_stamp(device, number, weights))
-    shape = overlay.model.model
+    shape = overlay.model
     tuner = _tuner(shape, device, number, samples, weights)
     problems = [(tuner.key(case), case) for case in model_cases(shape)]
     for index, entry in enumerate(overlay.entries):
@@ -239,7 +245,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
     )
 
 
-def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
+def _begun(out: Path, stamp: Stamp, sizes: ModelShape) -> Overlay:
     """The entries of an earlier run for this machine and model; ConfigError names what differs in any other."""
     if not out.exists():
         return Overlay(stamp=stamp, model=sizes)
@@ -257,15 +263,15 @@ def _begun(out: Path, stamp: Stamp, sizes: Shape) -> Overlay:
     return overlay
 
 
-def _validity(stamp: Stamp, sizes: Shape) -> dict[str, str]:
+def _validity(stamp: Stamp, sizes: ModelShape) -> dict[str, str]:
     """The machine, the versions and the model that results are valid for, by name, for a person. The head, which is one
     of the products, has a separate name."""
-    products = sizes.model.every_product
+    products = sizes.every_product
     head = ", ".join(each.format for each in products if each.role == "head")
     others = ", ".join(
         f"{each.role} [{each.outputs}, {each.inputs}] {each.format}" for each in products if each.role != "head"
     )
-    return {**stamp.model_dump(), **sizes.model_dump(), "products": others, "head": head}
+    return {**stamp.model_dump(), **asdict(sizes), "products": others, "head": head}
 
 
 def _entries(together: Sequence[Tuned]) -> list[OverlayEntry]:

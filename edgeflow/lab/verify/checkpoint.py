@@ -88,9 +88,10 @@ def verify_checkpoint(
                 return verify_exported_chat(directory, artifact, progress)
             return _verify_chat(directory, progress, kv, weights, place)
         known = family_of(directory, family, recorded=True)
+        every_mode = (*known.modes, *([Mode.DEPTH] if Mode.PIPELINED in known.modes else []), Mode.AUTO)
         for mode in modes:
-            if mode not in known.every_mode:
-                names = ", ".join(each.value for each in known.every_mode)
+            if mode not in every_mode:
+                names = ", ".join(each.value for each in every_mode)
                 raise ConfigError(f"mode: policies of the family {known.name} are not run {mode.value}; use {names}")
         if kv != "model" and not known.formats:
             raise ConfigError(

@@ -17,7 +17,7 @@ from torch import Tensor
 from edgeflow.lab.verify.bundle import CASES_FILE, Entry, RecordedCase, read_cases
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Results, compare, mismatches
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, read_gate, read_layers
+from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, gate_header, read_layers
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 BASE = "base"
@@ -58,7 +58,7 @@ def read_gate_bundle(directory: Path, config: LlamaConfig, device: torch.device)
 
     config: of the base.
     """
-    reader = _Reader(directory, config, device, read_gate(directory, config, torch.float32, device))
+    reader = _Reader(directory, config, device, gate_header(directory, config).read(config, torch.float32, device))
     return reader.gate, [reader.case(each) for each in read_cases(directory)]
 
 

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.models.memory_gate import GateLayer, GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 
 Pairs = tuple[Tensor, Tensor]
 """Keys and values, each [KH, n, D]."""

@@ -57,8 +57,6 @@ MISSING = {
     "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
     'such as "policy": {"control_rate_hz": 30}'
 }
-ANY_RATE = {"control_rate_hz": 1.0}
-"""For readers to which the rate of the actions does not matter."""
 TOKENIZER = "tokenizer_processor"
 BEFORE = (RENAME, BATCH, RELATIVE, NORMALISE, TOKENIZER, DEVICE)
 AFTER = (UNNORMALISE, ABSOLUTE, DEVICE)
@@ -321,11 +319,6 @@ class FlowCheckpoint(Generic[Config]):
     config: Config
     processors: FlowProcessors
     settings: FlowSettings
-
-
-def has_processors(directory: Path) -> bool:
-    """True for a checkpoint with its pipelines; recordings of a network have none."""
-    return (directory / PREPROCESSOR).is_file()
 
 
 def check_weights(directory: Path) -> None:

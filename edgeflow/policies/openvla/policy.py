@@ -58,10 +58,10 @@ class OpenVLAFrames:
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
         self.prompt_ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
         self.preprocess = EitherPreprocessor(config.image, place)
-        self._actions = ActionDecoder(config)
+        self.action_decoder = ActionDecoder(config)
         self.unnorm_keys = tuple(config.statistics)
         self.K = config.action_width
-        self.first_guess = self._actions.neutral_ids[:-1]
+        self.first_guess = self.action_decoder.neutral_ids[:-1]
         schemas = [self.action_schema(key) for key in self.unnorm_keys]  # a wrong one fails now, not at a robot's open
         self.near = tuple(
             all(index < len(each.relative) and each.relative[index] for each in schemas) for index in range(self.K)
@@ -76,19 +76,15 @@ class OpenVLAFrames:
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         """The stages of an answer: as many tokens as the actions of a dataset have numbers."""
-        return StageProgram.tokens(len(self._actions.statistics(unnorm_key).q01))
-
-    def normalized_actions(self, token_ids: Sequence[int]) -> NDArray[np.float64]:
-        """[K], in -1 .. 1"""
-        return self._actions.normalized(token_ids)
+        return StageProgram.tokens(len(self.action_decoder.statistics(unnorm_key).q01))
 
     def decode_actions(self, token_ids: Sequence[int], unnorm_key: str | None = None) -> NDArray[np.float64]:
         """[K], in the units of the schema"""
-        return self._actions.unnormalized(self._actions.normalized(token_ids), unnorm_key)
+        return self.action_decoder.unnormalized(self.action_decoder.normalized(token_ids), unnorm_key)
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """Names, units and limits of the K numbers of an action."""
-        return self._actions.schema(unnorm_key)
+        return self.action_decoder.schema(unnorm_key)
 
 
 class OpenVLAPolicy(OpenVLAFrames):

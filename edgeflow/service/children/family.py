@@ -105,7 +105,9 @@ class Family:
         if self._ticks % STATE_TICKS == 0:
             self.say_state()
         if self._ticks % RETRY_TICKS == 0:
-            self._pay()
+            for (name, what), send in list(self._owed.items()):
+                if self._keepers[name].lives:
+                    self._owe(self._keepers[name], what, send)
         text = self._snapshots.step()
         if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
             _send_sealed(gateway, Snapshot(), text)
@@ -202,11 +204,6 @@ class Family:
             self._owed.pop((keeper.name, what), None)
         else:
             self._owed[keeper.name, what] = send
-
-    def _pay(self) -> None:
-        for (name, what), send in list(self._owed.items()):
-            if self._keepers[name].lives:
-                self._owe(self._keepers[name], what, send)
 
 
 class _Snapshots:

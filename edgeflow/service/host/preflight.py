@@ -42,28 +42,21 @@ def check_configured(config: ServiceConfig) -> None:
     if config.profile not in PROFILES:
         files["profile"] = config.profile
     for key, file in files.items():
-        if file:
-            _check_readable(key, Path(file))
+        try:
+            if file:
+                open_regular(Path(file)).close()
+        except OSError as error:
+            known = f"; use {', '.join(PROFILES)} or a JSON file" if key == "profile" else ""
+            raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
     tls = config.tls
     secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}
     for key, file in {"tls.cert": tls.cert, "tls.client_ca": tls.client_ca, **secrets}.items():
         if file:
             read_file(key, file, private=key in secrets)
-    if config.device == "cuda" and not _may_have_cuda():
+    # Whether a driver of a GPU has left its file; the worker asks the libraries, which take seconds to load.
+    may_have_cuda = sys.platform != "linux" or any((DEV / name).exists() for name in GPU_DEVICES)
+    if config.device == "cuda" and not may_have_cuda:
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
-
-
-def _check_readable(key: str, file: Path) -> None:
-    try:
-        open_regular(file).close()
-    except OSError as error:
-        known = f"; use {', '.join(PROFILES)} or a JSON file" if key == "profile" else ""
-        raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
-
-
-def _may_have_cuda() -> bool:
-    """False where no driver of a GPU has left its file. The worker asks the libraries, which take seconds to load."""
-    return sys.platform != "linux" or any((DEV / name).exists() for name in GPU_DEVICES)
 
 
 def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:

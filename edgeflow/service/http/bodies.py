@@ -94,7 +94,10 @@ class _Scan:
         for bracket in brackets:
             self._depth += 1 if bracket in b"[{" else -1
             if not 0 <= self._depth <= MAX_DEPTH:
-                raise _too_deep() if self._depth > 0 else _unparsable("must be JSON in UTF-8")
+                if self._depth < 0:
+                    raise _unparsable("must be JSON in UTF-8")
+                text = f"must not be nested deeper than {MAX_DEPTH}"
+                raise InvalidArgument(text, field="body", reason=Reason.BODY_DEPTH)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -154,10 +157,6 @@ def _header(data: bytes, at: int) -> tuple[int, int]:
 
 def _too_many(most: int) -> InvalidArgument:
     return InvalidArgument(f"must not hold more than {most} values", field="body", reason=Reason.BODY_VALUES)
-
-
-def _too_deep() -> InvalidArgument:
-    return InvalidArgument(f"must not be nested deeper than {MAX_DEPTH}", field="body", reason=Reason.BODY_DEPTH)
 
 
 def _unparsable(why: str) -> InvalidArgument:

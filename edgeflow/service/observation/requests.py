@@ -100,11 +100,6 @@ def need_text(need: CameraNeed) -> str:
     return f"{need.name!r} {size}"
 
 
-def camera_text(camera: CameraSpec) -> str:
-    """A camera that a robot sends: its name and size."""
-    return f"{camera.name!r} {camera.width}x{camera.height}"
-
-
 def state_text(state: StateSpec) -> str:
     """A state vector: its name and size, and its elements with their units where they are stated."""
     names = state.elements or ("",) * state.size
@@ -245,8 +240,8 @@ class _Cameras:
         return "" if spare is None else _hint_text("cameras", {**self._configured, need.name: spare}, spare)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
-        sides = joined(map(need_text, self._needs)), joined(map(camera_text, self._sent))
-        return InvalidArgument(_sides_text(text, *sides, hint), field=CAMERAS, reason=reason)
+        needed, sent = map(need_text, self._needs), (f"{each.name!r} {each.width}x{each.height}" for each in self._sent)
+        return InvalidArgument(_sides_text(text, joined(needed), joined(sent), hint), field=CAMERAS, reason=reason)
 
 
 class _State:

@@ -9,11 +9,11 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
+from edgeflow.ipc.bounded import is_stopped
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.host.resources import settle
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
@@ -141,7 +141,7 @@ class WorkerProcess:
         """The stacks of its threads, now or when it crashed: functions, files and lines."""
         if not self._open:
             return self._last_stacks
-        if _is_stopped(self.pid):
+        if is_stopped(self.pid):
             return ["the process is stopped by a signal: no stacks"]
         self._process.send_signal(STACKS_SIGNAL)
         return await self._read_stacks()
@@ -160,14 +160,6 @@ class WorkerProcess:
                 break
             output, patience_s = output + more, STACKS_QUIET_S
         return output.decode(errors="replace").splitlines()[:STACKS_LINES]
-
-
-def _is_stopped(pid: int) -> bool:
-    """True if the process is stopped by a signal (where /proc says so)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
-        return False
 
 
 def cold_arguments(known: PassTimes | None) -> list[str]:

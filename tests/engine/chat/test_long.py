@@ -16,10 +16,11 @@ from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
+from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.models import memory_gate
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint, write_gate
+from edgeflow.models.memory_gate import GateRules, MemoryGate, base_fingerprint
 from edgeflow.models.published import read_published
 from edgeflow.scheduler.plan import Before, Pass, Segment
 from edgeflow_client.errors import CheckpointError, ConfigError

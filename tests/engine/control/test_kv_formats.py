@@ -23,6 +23,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.comparison import mismatches_but_ties
+from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.registry import FAMILIES
 from edgeflow.scheduler.scheduler import Scheduler
@@ -123,7 +124,7 @@ def test_any_arrival_pattern(
     """Frames that leave early hand their slots to others."""
     frames = alike(policy, len(gaps), 2, each)
     run = OfflineRun(make_engine(policy, kv_format), Scheduler(limits_for(policy.K, shift=shift)), [mode])
-    found = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
+    found = decode_arrivals(run, list(zip(gaps, frames, strict=True)))
     assert_alike(found, serial(policy, frames, kv_format), kv_format)
 
 

@@ -15,6 +15,7 @@ from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
+from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
@@ -104,7 +105,7 @@ def test_any_arrival_pattern(policy, serial: SerialTwin, gaps: list[int], depth:
     """Frames arrive after a number of idle passes each; the pipeline fills, stalls and drains on the way."""
     frames = make_frames(policy, len(gaps), seed)
     run = OfflineRun(make_engine(policy, 1), Scheduler(limits_for(policy.K, shift=shift)), [Mode.DEPTH], depth)
-    results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
+    results = decode_arrivals(run, list(zip(gaps, frames, strict=True)))
     assert_equal(results, serial(policy, frames))
 
 

@@ -17,6 +17,7 @@ from edgeflow.engine.control.warmup import EIGHT_BITS, deviations, nudged
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
 from edgeflow.scheduler.scheduler import Scheduler
@@ -111,7 +112,7 @@ def test_any_arrival_pattern(
     frames = alike(policy, len(gaps), seed, each)
     engine = make_engine(policy, keeps_guesses=keeps_guesses)
     run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
-    assert_exact(run.decode_arrivals(list(zip(gaps, frames, strict=True))), answers(serial(policy, frames)))
+    assert_exact(decode_arrivals(run, list(zip(gaps, frames, strict=True))), answers(serial(policy, frames)))
 
 
 @pytest.mark.parametrize("shift", Shift)
@@ -131,7 +132,7 @@ def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
     frames = alike(policy, 6, seed=8, each=6)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
-    found = run.decode_arrivals([(policy.K, frame) for frame in frames])
+    found = decode_arrivals(run, [(policy.K, frame) for frame in frames])
     assert len(found) == len(frames)
     first = scheduler.counts.passes - (len(frames) - 1)
     assert 1 < first <= policy.K, "only the first frame needs more than its prefill pass"
@@ -201,7 +202,7 @@ def test_a_frame_that_is_not_finite_leaves_within_its_passes_and_spoils_no_other
     poisoned = PreparedFrame(torch.full_like(frames[4].pixel_values, torch.nan), frames[4].prompt_ids)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
-    found = run.decode_arrivals([(policy.K, frame) for frame in [*frames[:4], poisoned, *frames[5:]]])
+    found = decode_arrivals(run, [(policy.K, frame) for frame in [*frames[:4], poisoned, *frames[5:]]])
     assert [each.sampled.frame.seq for each in found] == list(range(1, 10))
     assert not found[4].sampled.finite
     assert_exact([each for each in found if each.sampled.frame.seq != 5], right)
@@ -213,7 +214,7 @@ def test_no_row_that_is_not_finite_confirms_a_draft(policy):
     poisoned = PreparedFrame(torch.full_like(frame.pixel_values, torch.nan), frame.prompt_ids)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
-    found = run.decode_arrivals([(policy.K, poisoned)] * 2)
+    found = decode_arrivals(run, [(policy.K, poisoned)] * 2)
     assert [each.sampled.finite for each in found] == [False, False]
     assert scheduler.counts.passes == 2 * policy.K
 

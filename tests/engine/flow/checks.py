@@ -11,6 +11,7 @@ import torch
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
+from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
@@ -66,7 +67,7 @@ def check_arrivals(
     frames = continuing(random_frames(policy.shape, len(gaps), seed), seed)
     limits = limits_for(policy.sizes.steps + 1, shift=shift)
     run = OfflineRun(engine, Scheduler(limits), [Mode.DEPTH], depth)
-    results = run.decode_arrivals(list(zip(gaps, frames, strict=True)))
+    results = decode_arrivals(run, list(zip(gaps, frames, strict=True)))
     assert_right(run, results, frames, Twin(policy.shape, policy.weights))
 
 

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgeflow.artifacts.files import file_digest, loaded_bytes
+from edgeflow.artifacts.files import loaded_bytes
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
 from edgeflow.lab.export.checking import ALLOWED, CLOSE, check_error
 from edgeflow.lab.export.graphs.graph_files import WEIGHTS
@@ -20,6 +20,7 @@ from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.files import sha256_of
 from tests.policies.flow.tiny import write_checkpoint
 from tests.policies.flow.weights import Tiny
 from tests.tiny_checkpoint import write_checkpoint as write_openvla
@@ -120,7 +121,7 @@ def test_the_manifest_says_what_is_there(artifact, checkpoint: Path):
     assert manifest.fingerprint == fingerprint(checkpoint)
     assert is_artifact(folder) and not is_artifact(checkpoint)
     for graph in manifest.graphs:
-        assert graph.digest == file_digest(folder / graph.file)
+        assert graph.digest == sha256_of(folder / graph.file)
         session = onnxruntime.InferenceSession(folder / graph.file, providers=["CPUExecutionProvider"])
         assert [each.name for each in session.get_inputs()] == [each.name for each in graph.inputs]
         assert [tuple(each.shape) for each in session.get_outputs()] == [each.shape for each in graph.outputs]

@@ -18,7 +18,7 @@ from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.run import KEPT_BYTES, kept_bytes
 from edgeflow.lab.training.gate.trainer import GateTrainer
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import GateRules, base_fingerprint, read_gate
+from edgeflow.models.memory_gate import GateRules, base_fingerprint, gate_header
 from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
@@ -72,7 +72,8 @@ def test_a_gate_is_trained_and_the_base_is_not(model: Path, data: Path, tmp_path
     after = PlainBase.read(model, torch.float32, CPU)
     assert all(mine.equal(own) for mine, own in zip(after.tensors(), before.tensors(), strict=True))
     config = read_published(model).text
-    gate = read_gate(tmp_path / "gate", config, torch.float32, CPU, base_fingerprint=base_fingerprint(model))
+    header = gate_header(tmp_path / "gate", config, base_fingerprint=base_fingerprint(model))
+    gate = header.read(config, torch.float32, CPU)
     assert gate.rules == GateRules(sink=2, window=4, segment=16) and gate.mlp_hidden == 4 * config.head_dim
     stored = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
     assert (outcome["gate"], outcome["weights"]) == (gate.parameters, stored)
@@ -115,7 +116,8 @@ def test_a_run_that_is_done_goes_no_further_unless_begun_anew(model: Path, data:
 def test_a_gate_beside_its_base_leaves_the_fingerprint(model: Path, data: Path, tmp_path: Path):
     both = shutil.copytree(model, tmp_path / "both")
     run(both, data, both, "--steps", "1")
-    read_gate(both, read_published(both).text, torch.float32, CPU, base_fingerprint=base_fingerprint(both))
+    config = read_published(both).text
+    gate_header(both, config, base_fingerprint=base_fingerprint(both)).read(config, torch.float32, CPU)
 
 
 def test_a_gate_that_cannot_be_written_is_told_and_its_training_is_kept(model: Path, data: Path, tmp_path: Path):

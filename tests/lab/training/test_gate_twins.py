@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.whole import Whole, run_whole
+from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate, read_gate, write_gate
+from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate, gate_header
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.other_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate
@@ -255,7 +256,7 @@ def test_the_twins_run_on_the_device_of_the_base(tmp_path: Path):
     for device, context in ((CPU, nullcontext()), (OTHER, other_device())):
         with context:
             base = PlainBase.read(tmp_path, torch.float32, device)
-            gate = read_gate(tmp_path, base.config, torch.float32, device)
+            gate = gate_header(tmp_path, base.config).read(base.config, torch.float32, device)
             twin = StreamingTwin(base, gate)
             twin.prefill(ids)
             rows = run_whole(base, gate, torch.tensor([ids], device=device), 3).gated

@@ -22,14 +22,12 @@ from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
-    Shape,
     current_stamp,
     read_overlay,
-    write_overlay,
 )
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.lab.trials.tune import Tuner
-from edgeflow.lab.tuning.operators import DIMENSIONS
+from edgeflow.lab.tuning.operators import DIMENSIONS, write_overlay
 from edgeflow.lab.tuning.subject import dtype_for, model_shape
 from edgeflow.models.chat import load_chat_model
 from edgeflow.policies.registry import family_of
@@ -176,8 +174,7 @@ def write_begun(out: Path, directory: Path, one_row: str, more_rows: str, all_ot
         entries += [OverlayEntry(**named, impl_id=impl_id)] if impl_id else []
         if all_others and key.weight not in ("", "float"):
             entries.append(OverlayEntry(**{**named, "shape_sig": key.shape_sig.partition("|")[2]}, impl_id=all_others))
-    sizes = Shape(**{name: getattr(shape, name) for name in Shape.model_fields})
-    write_overlay(out, Overlay(stamp=current_stamp(CPU, dtype), model=sizes, entries=entries))
+    write_overlay(out, Overlay(stamp=current_stamp(CPU, dtype), model=shape, entries=entries))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +201,7 @@ def test_what_is_tuned_for_a_quantised_model_serves_it(earlier: tuple[str, ...],
     changes = {"chat.model": str(chat), "chat.head": "int8", "chat.capacity": 64, "chat.operators": str(out)}
     assert load_chat(load_config(None, changes), lambda *_: None) is not None
     overlay = read_overlay(out)
-    assert overlay.model is not None and overlay.model.model == model_shape(str(chat), ROWS, "int8")
+    assert overlay.model is not None and overlay.model == model_shape(str(chat), ROWS, "int8")
 
 
 def test_the_tuner_takes_the_dtype_in_which_the_service_computes(tmp_path: Path, monkeypatch):

@@ -23,7 +23,7 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.gate import run_at_once, verify_served, verify_twins
 from edgeflow.lab.verify.gate_bundle import BASE, GateCase, GateRun, check_cases, read_gate_bundle
 from edgeflow.models.chat import load_chat_model
-from edgeflow.models.memory_gate import read_gate
+from edgeflow.models.memory_gate import gate_header
 from edgeflow.models.published import read_published
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
@@ -77,7 +77,7 @@ def test_a_model_in_bfloat16_is_as_near_as_its_roundings_allow(name: str):
     """Every step of a case with folds, behind the recorded tokens: what is known decides, not how it came."""
     path, dtype = ORACLES / name, torch.bfloat16
     model, text = load_chat_model(path / BASE, dtype, CPU), read_published(path / BASE).text
-    gate = read_gate(path, text, dtype, CPU)
+    gate = gate_header(path, text).read(text, dtype, CPU)
     entries = json.loads((path / "cases.json").read_text())["cases"]
     (case,) = [case for case in entries if case["name"] == "residual_max"]
     wanted = load_file(path / "expected.safetensors")["residual_max.step_logits"]

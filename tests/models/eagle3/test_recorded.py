@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.models.chat import stem_of
+from edgeflow.models.chat import stems_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.growing import TreeSizes, grow
@@ -42,7 +42,7 @@ CASES = cases()
 def base() -> LlamaDecoder:
     path = oracle(BUNDLE) / "base"
     weights = Weights(path, torch.float32, CPU)
-    return LlamaDecoder(read_published(path).text, weights, stem=stem_of(weights))
+    return LlamaDecoder(read_published(path).text, weights, stem=stems_of(weights)[0])
 
 
 @pytest.fixture(scope="module")

@@ -235,7 +235,7 @@ def test_every_stage_equals_the_original(case: int):
     out = policy.decoder.forward(hidden, PackedLayout.of([Span(0, 0, len(hidden))], CPU), kv)
     assert (policy.decoder.logits(out[-1:], "prefill")[0] - expected["prefill_last_logits"]).abs().max() <= 1e-4
     tokens = recorded["action_token_ids"]
-    assert policy.normalized_actions(tokens).tolist() == recorded["normalized_actions"]
+    assert policy.action_decoder.normalized(tokens).tolist() == recorded["normalized_actions"]
     assert policy.decode_actions(tokens, recorded["unnorm_key"]).tolist() == recorded["actions"]
 
 

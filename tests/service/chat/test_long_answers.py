@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from edgeflow.lab.training.gate.plain_base import PlainBase
+from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
-from edgeflow.models.memory_gate import MemoryGate, base_fingerprint, read_gate, write_gate
+from edgeflow.models.memory_gate import MemoryGate, base_fingerprint, gate_header
 from edgeflow.models.published import read_published
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_long import gate_for
@@ -42,7 +43,8 @@ class Long:
 
     @classmethod
     def of(cls, policy_path: Path, path: Path, gate_path: Path) -> Long:
-        gate = read_gate(gate_path, read_published(path).text, torch.float32, CPU)
+        config = read_published(path).text
+        gate = gate_header(gate_path, config).read(config, torch.float32, CPU)
         return cls(load(policy_path, path), gate_path, gate, PlainBase.read(path, torch.float32, CPU))
 
     def ids(self, text: str) -> list[int]:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.console import reporting
 from edgeflow.contract import KVName
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.lab.demo.chat.evaluate import NEEDED, ChatReport, evaluate_chat
+from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 

@@ -19,11 +19,11 @@ import torch
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 
-from edgeflow.artifacts.files import file_digest
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.lab.export.graphs.rewrites import select_by_one_list
 from edgeflow.lab.export.graphs.stages import StageProgram
 from edgeflow_client.errors import CheckpointError
+from edgeflow_client.files import sha256_of
 
 OPSET, IR_VERSION = 21, 10
 WEIGHTS = "weights.data"
@@ -178,7 +178,7 @@ def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: Sha
     return Graph(
         stage=stage.stage,
         file=file,
-        digest=file_digest(folder / file),
+        digest=sha256_of(folder / file),
         inputs=tuple(_spec(each) for each in model.graph.inputs),
         outputs=tuple(_spec(each) for each in model.graph.outputs),
         rows=stage.rows,

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.console import Report
 from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.policy import LoadOptions, Placement, Policy, PreparedFrame
@@ -17,6 +16,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.export.graphs.flow import FlowExport
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.tokens import TokenExport
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.policies.frames import RecordedFrame, read_frames
 from edgeflow.lab.quantize.policies.served import settings_of
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY

@@ -22,10 +22,10 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgeflow.console import Report
 from edgeflow.lab.export.graphs.graph_files import with_shapes
 from edgeflow.lab.export.quantised.stage_runs import session_of
 from edgeflow.lab.export.request import ACTIVATIONS, WEIGHTS, Precision
+from edgeflow.lab.progress import Report
 from edgeflow_client.errors import ConfigError
 
 PRODUCTS = ("MatMul", "Gemm")

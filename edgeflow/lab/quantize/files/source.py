@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from edgeflow.kernels.awq import PER_WORD
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.lab.quantize.search.block import GATE, UP
 from edgeflow.lab.quantize.search.decoder import Decoder, linear_shapes
 from edgeflow.models.chat import STEMS
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.published import PublishedChat, read_with_heads
+from edgeflow.models.published import PublishedChat
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.console import Report
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
@@ -15,6 +14,7 @@ from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.policies.frames import FRAMES, RecordedFrame
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.worker.build import BuiltEngine, build_engine

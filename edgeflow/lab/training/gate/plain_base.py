@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.models.chat import stem_of
+from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.models.chat import stems_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.published import read_with_heads
 from edgeflow.models.vocabulary import shares_embedding
 
 Turns = tuple[Tensor, Tensor]
@@ -76,7 +76,7 @@ class PlainBase:
         """Read a checkpoint; projections that it holds in 4 bits become floats. CheckpointError as `Weights`."""
         config = read_with_heads(directory, "a memory gate").text
         weights = Weights(directory, dtype, device)
-        vocab, width, stem = config.vocab_size, config.hidden_size, stem_of(weights)
+        vocab, width, stem = config.vocab_size, config.hidden_size, stems_of(weights)[0]
         embedding = weights.take(f"{stem}embed_tokens.weight", vocab, width)
         tied = shares_embedding(weights, stem, tied=config.tie_word_embeddings)
         below = (weights.under(f"{stem}layers.{index}.") for index in range(config.num_hidden_layers))

@@ -14,15 +14,17 @@ from rich.progress import Progress
 
 from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.outputs import check_writable, make_folder, writing
+from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
 from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
+from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.training.learner import ANEW
 from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.models.memory_gate import GateRules, base_fingerprint, write_gate
-from edgeflow.models.published import read_with_heads, unfit_for_gates
+from edgeflow.models.memory_gate import GateRules, base_fingerprint
+from edgeflow.models.published import unfit_for_gates
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError

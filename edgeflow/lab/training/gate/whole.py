@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.plain_base import PlainBase, PlainLayer, Turns
-from edgeflow.models.memory_gate import GateLayer, GateRules, MemoryGate
+from edgeflow.models.memory_gate import GateRules, MemoryGate
 
 Pairs = tuple[Tensor, Tensor]
 """Keys and values."""

@@ -47,11 +47,11 @@ from edgeflow.lab.verify.comparison import (
     mismatches_but_ties,
     silent,
 )
+from edgeflow.lab.verify.offline import decode_arrivals, paces_by_mode
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, load_config
 from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
 from edgeflow.policies.openvla.policy import OpenVLAFrames, OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
-from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import ConfigError
@@ -285,7 +285,7 @@ def decode(
     frames = [case.frame for case in cases]
     if pace.speculation is not None:
         alone = [(policy.K, frame) for frame in frames]
-        decoded = run.decode_arrivals([(0, frame) for frame in frames * rounds] + alone)
+        decoded = decode_arrivals(run, [(0, frame) for frame in frames * rounds] + alone)
     else:
         (decoded,) = run.decode([frames * rounds])
     of_cases: list[list[Decoded]] = [[] for _ in cases]
@@ -305,7 +305,7 @@ def check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAFrames)
     off = max(mismatches(found, recorded.action_token_ids) for found in ids)
     yield CheckResult(case.name, "action tokens", off, 0)
     for quantity, wanted, values in (
-        ("normalized actions", recorded.normalized_actions, [policy.normalized_actions(found) for found in ids]),
+        ("normalized actions", recorded.normalized_actions, [policy.action_decoder.normalized(found) for found in ids]),
         ("actions", recorded.actions, [policy.decode_actions(found, key) for found in ids]),
     ):
         if wanted is not None:

@@ -64,7 +64,7 @@ def record(directory: Path, policy: OpenVLAPolicy, name: str, key: str) -> tuple
         "unnorm_key": key,
         "input_ids_after_29871": list(frame.prompt_ids),
         "action_token_ids": list(ids),
-        "normalized_actions": policy.normalized_actions(ids).tolist(),
+        "normalized_actions": policy.action_decoder.normalized(ids).tolist(),
         "actions": policy.decode_actions(ids, key).tolist(),
     }
     return entry, {f"{name}.{quantity}": tensor for quantity, tensor in tensors.items()}

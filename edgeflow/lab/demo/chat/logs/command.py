@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.console import reporting
 from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.lab.demo.chat.logs.held_out import Place
 from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
+from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console

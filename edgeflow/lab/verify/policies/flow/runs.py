@@ -15,8 +15,8 @@ from edgeflow.engine.control.denoising import FlowEngine, Steps
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
+from edgeflow.lab.verify.offline import paces_by_mode
 from edgeflow.policies.flow.config import FlowConfig
-from edgeflow.scheduler.pace import paces_by_mode
 from edgeflow.scheduler.plan import FrameRef, Segment
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode

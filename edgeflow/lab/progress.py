@@ -1,0 +1,27 @@
+"""Progress of long work, reported by calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from edgeflow.console import progress_bar
+
+Report = Callable[[str, int, int], None]
+
+
+@contextmanager
+def reporting(console: Console) -> Iterator[Report]:
+    """A progress bar driven by calls of `report(what, done, total)`; the time restarts where another part begins."""
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            shown = progress.tasks[0]
+            if total != shown.total or done < shown.completed:
+                progress.reset(task)  # else the time of a finished part stands still
+            progress.update(task, description=what, completed=done, total=total)
+
+        yield report
