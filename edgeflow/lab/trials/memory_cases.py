@@ -13,7 +13,6 @@ from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import GateLayer, MemoryLayer
 from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
-from edgeflow.models.memory_gate import GateLayer
 
 _FAR_BELOW: Final = -4.0
 """Queries at which exp(x) - 1 in 16 bits is -1, or nearly so."""
