@@ -19,8 +19,7 @@ from rich.console import Console
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
-from edgeflow.lab.demo.evaluate import Timing
-from edgeflow.lab.demo.measure import Condition, measure
+from edgeflow.lab.demo.evaluate import Condition, Timing, measure
 from edgeflow.lab.demo.training.actions import NAMES
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import (

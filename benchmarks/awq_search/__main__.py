@@ -50,7 +50,8 @@ def searched(decoder: Decoder, ids: torch.Tensor, settings: SearchSettings) -> l
 
 
 def figures(fidelity: Fidelity) -> dict[str, float]:
-    return {name: getattr(fidelity, name) for name in (*FIGURES, "agreement")}
+    values = fidelity.as_json()
+    return {name: values[name] for name in (*FIGURES, "agreement")}
 
 
 def seeds_of(model: str) -> dict[str, Any]:

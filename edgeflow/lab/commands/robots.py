@@ -52,7 +52,7 @@ def robot(
     """Run the simulated robot against a service."""
     from edgeflow.lab.demo.command import robot_command
     from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
-    from edgeflow.lab.demo.measure import FRESH_SEEDS
+    from edgeflow.lab.demo.evaluate import FRESH_SEEDS
     from edgeflow_client.connection.credentials import Credentials
 
     plan = RunPlan(

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan, run_robot
-from edgeflow.lab.demo.measure import FRESH_SEEDS
+from edgeflow.lab.demo.evaluate import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.progress import reporting

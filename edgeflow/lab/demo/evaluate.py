@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,11 +57,11 @@ def run_episode(
     sim: RobotSim, policy: Policy, period: float = 0.05, age_ticks: int = 0, anchored: bool = True
 ) -> Outcome:
     """Run the simulation's episode to its end under a policy."""
-    return run_together([sim], _one_by_one(policy), Timing(period, age_ticks, anchored))[0]
 
+    def one_by_one(images: Sequence[Image], texts: Sequence[str]) -> NDArray[np.floating]:
+        return np.stack([policy(image, text) for image, text in zip(images, texts, strict=True)])
 
-def _one_by_one(policy: Policy) -> BatchPolicy:
-    return lambda images, texts: np.stack([policy(image, text) for image, text in zip(images, texts, strict=True)])
+    return run_together([sim], one_by_one, Timing(period, age_ticks, anchored))[0]
 
 
 def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[Outcome]:
@@ -110,3 +111,74 @@ class SuccessRate:
 
 def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:
     return SuccessRate(sum(outcome is Outcome.SUCCESS for outcome in outcomes), len(outcomes))
+
+
+FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
+_TOGETHER: Final = 25  # simulations in lockstep
+_NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition. object_speed: m/s. dropped: index of an action dimension replaced by its neutral value."""
+
+    object_speed: float = 0.0
+    timing: Timing = field(default_factory=Timing)
+    dropped: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Success and its outcomes. seconds: mean length of the successful episodes in simulated time; NaN without any."""
+
+    rate: SuccessRate
+    outcomes: dict[str, int]
+    seconds: float
+
+
+def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed: int = FRESH_SEEDS) -> Result:
+    """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ..."""
+    asked = policy if condition.dropped is None else without(policy, condition.dropped)
+    return measure_runs(
+        lambda sims: run_together(sims, asked, condition.timing), condition.object_speed, episodes, first_seed
+    )
+
+
+def measure_runs(
+    run: Callable[[Sequence[RobotSim]], list[Outcome]],
+    object_speed: float,
+    episodes: int,
+    first_seed: int = FRESH_SEEDS,
+) -> Result:
+    """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ...; `run` runs one in each of some simulations."""
+    outcomes: list[Outcome] = []
+    seconds: list[float] = []
+    for sims in _groups(episodes, first_seed, object_speed):
+        ended = run(sims)
+        outcomes += ended
+        seconds += [sim.time for sim, end in zip(sims, ended, strict=True) if end is Outcome.SUCCESS]
+    mean = float(np.mean(seconds)) if seconds else float("nan")
+    return Result(success_rate(outcomes), dict(Counter(outcome.value for outcome in outcomes)), mean)
+
+
+def _groups(episodes: int, first_seed: int, object_speed: float) -> Iterator[list[RobotSim]]:
+    """Yield the same few simulations, reset to the next seeds each time."""
+    sims = [RobotSim(first_seed, object_speed) for _ in range(min(_TOGETHER, episodes))]
+    for start in range(0, episodes, len(sims)):
+        group = sims[: episodes - start]
+        for offset, sim in enumerate(group):
+            sim.reset(first_seed + start + offset)
+        yield group
+    for sim in sims:
+        sim.close()
+
+
+def without(policy: BatchPolicy, dimension: int) -> BatchPolicy:
+    """Wrap a policy so that one action dimension is always neutral."""
+
+    def ablated(images: Sequence[Image], instructions: Sequence[str]) -> NDArray[np.floating]:
+        actions = policy(images, instructions).copy()
+        actions[:, dimension] = _NEUTRAL[dimension]
+        return actions
+
+    return ablated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.files.quantised import quantised_block
+from edgeflow.lab.quantize.outcome import Figures
 from edgeflow.lab.quantize.search.block import LINEARS, Block
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
@@ -20,62 +21,40 @@ LINEAR_ROWS = 40
 
 
 @dataclass(slots=True, eq=False)
-class Fidelity:
+class Fidelity(Figures):
     """Sums over held-out tokens.
 
-    linear: the squared error of each linear's output in shares of its squared size, both without a bias, by published
-    name; inputs are those of the float model, and scales are undone. kl, in nats; nll: the negative log likelihood, in
-    nats; agreeing: tokens whose most likely successor is the float model's.
+    kl, in nats; nll: the negative log likelihood, in nats; agreeing: tokens whose most likely successor is the float
+    model's.
     """
 
-    linear: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     kl: float = 0.0
     nll: float = 0.0
     agreeing: int = 0
 
     @property
-    def linear_error(self) -> float:
-        """The mean over all linears."""
-        return mean_error(self.linear)
-
-    @property
     def kl_per_token(self) -> float:
         """Nats per token."""
         return self.kl / self.tokens
 
-    @property
-    def agreement(self) -> float:
-        """The share of tokens with the same most likely successor."""
-        return self.agreeing / self.tokens
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The measurements as texts: their name, their value."""
-        yield "error of linears, mean", f"{self.linear_error:.3%}"
+    def texts(self) -> Iterator[tuple[str, str]]:
         yield "KL per token, nats", f"{self.kl_per_token:.4f}"
-        yield "same most likely token", f"{self.agreement:.1%}"
+        yield "same most likely token", f"{self.agreeing / self.tokens:.1%}"
 
-    def as_json(self) -> dict[str, Any]:
-        """JSON values, with the error of each linear."""
+    def values(self) -> dict[str, Any]:
         return {
-            "linear_error": self.linear_error,
             "kl_per_token": self.kl_per_token,
             "nll_per_token": self.nll / self.tokens,
-            "agreement": self.agreement,
+            "agreement": self.agreeing / self.tokens,
             "tokens": self.tokens,
-            "linears": self.linear,
         }
-
-
-def mean_error(linear: Mapping[str, float]) -> float:
-    """The mean of the errors of linears, as in Fidelity."""
-    return sum(linear.values()) / len(linear)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
     """Rows behind the last block [B, L, E], of each batch: of the float model and of each variant; linear: the errors
-    of the linears of each variant, as in Fidelity."""
+    of the linears of each variant, as in Figures."""
 
     floats: list[Tensor]
     variants: dict[str, list[Tensor]]

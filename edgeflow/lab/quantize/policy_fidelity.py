@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgeflow.lab.progress import Report
-from edgeflow.lab.quantize.fidelity import mean_error, passed_through
+from edgeflow.lab.quantize.fidelity import passed_through
+from edgeflow.lab.quantize.outcome import Figures
 from edgeflow.lab.quantize.policies.served import ActionRows
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
@@ -20,48 +21,40 @@ NEAR = 1
 
 
 @dataclass(slots=True, eq=False)
-class TokenFidelity:
-    """Sums over the action tokens that the float policy chose, each behind those before it. linear: as in Fidelity.
+class TokenFidelity(Figures):
+    """Sums over the action tokens that the float policy chose, each behind those before it.
 
     kl: KL(float || quantised) over the action vocabulary, nats. agreeing: tokens that both choose; near: tokens within
     one bin of the float policy's.
     """
 
-    linear: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
     kl: float = 0.0
     agreeing: int = 0
     near: int = 0
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The measurements as texts: their name, their value."""
-        yield "error of linears, mean", f"{mean_error(self.linear):.3%}"
+    def texts(self) -> Iterator[tuple[str, str]]:
         yield "KL per action token, nats", f"{self.kl / self.tokens:.4f}"
         yield "same action token", f"{self.agreeing / self.tokens:.1%}"
         yield "within one bin", f"{self.near / self.tokens:.1%}"
 
-    def as_json(self) -> dict[str, Any]:
-        """JSON values, with the error of each linear."""
+    def values(self) -> dict[str, Any]:
         return {
-            "linear_error": mean_error(self.linear),
             "kl_per_token": self.kl / self.tokens,
             "agreement": self.agreeing / self.tokens,
             "within_one_bin": self.near / self.tokens,
             "tokens": self.tokens,
-            "linears": self.linear,
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkFidelity:
+@dataclass(slots=True, eq=False)
+class ChunkFidelity(Figures):
     """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise.
 
-    linear: as in Fidelity. chunk_error: the size of the difference over the size of the float chunks, in normalised
-    numbers, of all frames together, so that frames with large numbers count most; median_error: the median of the
-    frames' own.
+    chunk_error: the size of the difference over the size of the float chunks, in normalised numbers, of all frames
+    together, so that frames with large numbers count most; median_error: the median of the frames' own.
     """
 
-    linear: Mapping[str, float]
     chunk_error: float
     median_error: float
     frames: int
@@ -72,21 +65,12 @@ class ChunkFidelity:
         of_frames = (found - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
         return cls(linear, float((found - wanted).norm() / wanted.norm()), float(of_frames.median()), len(wanted))
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The measurements as texts: their name, their value."""
-        yield "error of linears, mean", f"{mean_error(self.linear):.3%}"
+    def texts(self) -> Iterator[tuple[str, str]]:
         yield "error of chunks, all frames", f"{self.chunk_error:.2%}"
         yield "error of chunks, median frame", f"{self.median_error:.2%}"
 
-    def as_json(self) -> dict[str, Any]:
-        """JSON values, with the error of each linear."""
-        return {
-            "linear_error": mean_error(self.linear),
-            "chunk_error": self.chunk_error,
-            "median_error": self.median_error,
-            "frames": self.frames,
-            "linears": dict(self.linear),
-        }
+    def values(self) -> dict[str, Any]:
+        return {"chunk_error": self.chunk_error, "median_error": self.median_error, "frames": self.frames}
 
 
 @torch.inference_mode()

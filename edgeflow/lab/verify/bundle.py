@@ -33,7 +33,7 @@ class Entry:
     def __init__(self, where: str, values: Any) -> None:
         if not isinstance(values, Mapping):
             raise CheckpointError(f"{where} must be an object")
-        self._where = where
+        self.where = where
         self._values = values
 
     def text(self, key: str) -> str:
@@ -42,7 +42,7 @@ class Entry:
     def optional_text(self, key: str) -> str | None:
         value = self._values.get(key)
         if value is not None and not (isinstance(value, str) and _is_unicode(value)):
-            raise CheckpointError(f"{self._where}.{key} must be text")
+            raise CheckpointError(f"{self.where}.{key} must be text")
         return value
 
     def whole_number(self, key: str) -> int:
@@ -51,19 +51,19 @@ class Entry:
     def optional_whole_number(self, key: str) -> int | None:
         value = self._values.get(key)
         if value is not None and not _is(value, int):
-            raise CheckpointError(f"{self._where}.{key} must be a whole number")
+            raise CheckpointError(f"{self.where}.{key} must be a whole number")
         return value
 
     def optional_number(self, key: str) -> float | None:
         value = self._values.get(key)
         if value is not None and not _is(value, (int, float)):
-            raise CheckpointError(f"{self._where}.{key} must be a number")
+            raise CheckpointError(f"{self.where}.{key} must be a number")
         return None if value is None else float(value)
 
     def optional_entry(self, key: str) -> Entry | None:
         """An object inside this one."""
         value = self._values.get(key)
-        return None if value is None else Entry(f"{self._where}.{key}", value)
+        return None if value is None else Entry(f"{self.where}.{key}", value)
 
     def values(self) -> dict[str, Any]:
         """All of it, unchecked."""
@@ -81,7 +81,7 @@ class Entry:
         """A list of pairs of numbers."""
         value = self._list(key, list, "pairs of numbers")
         if value is not None and not all(len(each) == 2 and all(_is(n, (int, float)) for n in each) for each in value):
-            raise CheckpointError(f"{self._where}.{key} must be a list of pairs of numbers")
+            raise CheckpointError(f"{self.where}.{key} must be a list of pairs of numbers")
         return value
 
     def ids(self, key: str) -> list[int]:
@@ -97,13 +97,13 @@ class Entry:
         """A list of lists of whole numbers."""
         value = self._needed(key, self._list(key, list, "lists of whole numbers"))
         if not all(_is(each, int) for row in value for each in row):
-            raise CheckpointError(f"{self._where}.{key} must be a list of lists of whole numbers")
+            raise CheckpointError(f"{self.where}.{key} must be a list of lists of whole numbers")
         return value
 
     def entries(self, key: str) -> list[Entry]:
         """A list of objects."""
         value = self._needed(key, self.optional_objects(key))
-        return [Entry(f"{self._where}.{key}[{index}]", each) for index, each in enumerate(value)]
+        return [Entry(f"{self.where}.{key}[{index}]", each) for index, each in enumerate(value)]
 
     def entry(self, key: str) -> Entry:
         """An object inside this one."""
@@ -111,13 +111,13 @@ class Entry:
 
     def _needed(self, key: str, value: Value | None) -> Value:
         if value is None:
-            raise CheckpointError(f"{self._where} lacks {key}")
+            raise CheckpointError(f"{self.where} lacks {key}")
         return value
 
     def _list(self, key: str, kind: type | tuple[type, ...], what: str = "numbers") -> list[Any] | None:
         value = self._values.get(key)
         if value is not None and not (isinstance(value, list) and all(_is(each, kind) for each in value)):
-            raise CheckpointError(f"{self._where}.{key} must be a list of {what}")
+            raise CheckpointError(f"{self.where}.{key} must be a list of {what}")
         return value
 
 

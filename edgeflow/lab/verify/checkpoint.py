@@ -24,11 +24,10 @@ from edgeflow.lab.verify.eagle_bundle import is_eagle_bundle
 from edgeflow.lab.verify.gate import verify_gate
 from edgeflow.lab.verify.gate_bundle import is_gate_bundle
 from edgeflow.lab.verify.policies.act import verify as verify_act
+from edgeflow.lab.verify.policies.flow.families import verify_pi, verify_smolvla
 from edgeflow.lab.verify.policies.openvla import verify as verify_weights
 from edgeflow.lab.verify.policies.openvla import verify_exported
 from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
-from edgeflow.lab.verify.policies.pi import verify as verify_pi
-from edgeflow.lab.verify.policies.smolvla import verify as verify_smolvla
 from edgeflow.models.published import FAMILIES, read_published
 from edgeflow.models.quantization import refuse_conversion
 from edgeflow.policies.registry import family_of

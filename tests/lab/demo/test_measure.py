@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.evaluate import Timing
-from edgeflow.lab.demo.measure import Condition, measure, without
+from edgeflow.lab.demo.evaluate import Condition, Timing, measure, without
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 

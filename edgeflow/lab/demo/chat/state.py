@@ -57,11 +57,12 @@ class RobotState:
 
     def report(self) -> str:
         """The report as one line for the prompt."""
+        things = (f"{each.name} {place_text(each.place)} d{each.distance:02d}" for each in self.things)
         items = {
             "arm": f"arm {place_text(self.pose)}",
             "gripper": f"gripper {self.gripper}",
             "holding": f"holding {self.holding or 'nothing'}",
-            "objects": "; ".join([f"objects {len(self.things)}", *map(_thing_item, self.things)]),
+            "objects": "; ".join([f"objects {len(self.things)}", *things]),
             "task": f"task {self.task or 'none'}",
             "mode": f"mode {self.mode}",
             "fps": f"fps {self.fps:02d}",
@@ -75,10 +76,6 @@ def place_text(place: Point) -> str:
     """A position as text, such as "x+12 y-03 z07"."""
     x, y, z = place
     return f"x{x:+03d} y{y:+03d} z{z:02d}"
-
-
-def _thing_item(thing: Thing) -> str:
-    return f"{thing.name} {place_text(thing.place)} d{thing.distance:02d}"
 
 
 def held_out_number(value: int) -> bool:
@@ -115,10 +112,9 @@ class StateSource:
             age_ms=self.number(10, 999),
             fault=rng.choice(FAULTS) if rng.random() < 0.5 else "",
         )
-        return self._silenced(state) if rng.random() < 0.15 else state
-
-    def _silenced(self, state: RobotState) -> RobotState:
-        return replace(state, silent=frozenset(self.rng.sample(OPTIONAL_ITEMS, self.rng.randint(1, 2))))
+        if rng.random() >= 0.15:
+            return state
+        return replace(state, silent=frozenset(rng.sample(OPTIONAL_ITEMS, rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
         """Draw objects of distinct colours; sometimes of only two shapes, so that colour has to tell them apart."""

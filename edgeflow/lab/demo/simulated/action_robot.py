@@ -5,27 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Send
+from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send
 from edgeflow.lab.demo.simulated.camera import Camera
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow_client.pose import Pose
 
 
-class ActionRobot:
-    """Captures a frame every period and obeys the newest action that has arrived (lab/demo/simulated/service.Robot).
+class ActionRobot(Robot):
+    """Captures a frame every period and obeys the newest action that has arrived.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
     """
 
-    late = late_played = 0
-
     def __init__(
         self, body: Body, camera: Camera, answers: Answers, send: Send, *, period_ns: int, anchored: bool
     ) -> None:
-        self._body = body
-        self._camera = camera
-        self._answers = answers
-        self._send = send
+        super().__init__(body, camera, answers, send)
         self._period_ns = period_ns
         self._anchored = anchored
         self._poses: dict[int, tuple[int, Pose]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -10,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.lab.demo.simulated.camera import Camera
 from edgeflow.lab.demo.simulated.episodes import Acted
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
@@ -121,3 +123,36 @@ class Ticks:
         come = self.next_ns <= now_ns
         self._passed += come
         return come
+
+
+class Robot(ABC):
+    """A robot in simulated time."""
+
+    def __init__(self, body: Body, camera: Camera, answers: Answers, send: Send) -> None:
+        self._body = body
+        self._camera = camera
+        self._answers = answers
+        self._send = send
+
+    @property
+    def late(self) -> int:
+        """Chunks that did not fit what was played when they came."""
+        return 0
+
+    @property
+    def late_played(self) -> int:
+        """Late chunks that were played once that was over."""
+        return 0
+
+    @property
+    @abstractmethod
+    def next_event_ns(self) -> int:
+        """When it acts next without hearing anything."""
+
+    @abstractmethod
+    def act(self) -> None:
+        """Do what is due now."""
+
+    @abstractmethod
+    def receive(self, message: FrameResult) -> None:
+        """Take an answer, now."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
+from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
@@ -34,8 +34,8 @@ class _BodyClock:
         return START_NS + self.body.now_ns
 
 
-class ChunkRobot:
-    """Captures a frame every period and plays what the SDK hands out (lab/demo/simulated/service.Robot).
+class ChunkRobot(Robot):
+    """Captures a frame every period and plays what the SDK hands out.
 
     continues: answers continue the chunk being played (real-time chunking), where the policy can. foretold_ns: the
     greatest age of an answer, as the service foretells it.
@@ -54,10 +54,7 @@ class ChunkRobot:
         continues: bool,
         foretold_ns: int,
     ) -> None:
-        self._body = body
-        self._camera = camera
-        self._answers = answers
-        self._send = send
+        super().__init__(body, camera, answers, send)
         self._has_state = bool(state)
         self._period_ns = period_ns
         self._captured: dict[int, int] = {}

@@ -8,14 +8,13 @@ when it begins, as the camera saw it when it was captured: frames that newer one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.action_robot import ActionRobot
-from edgeflow.lab.demo.simulated.body import Answers, Body, Delay, Send
+from edgeflow.lab.demo.simulated.body import Answers, Body, Delay, Robot, Send
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera, Seen
 from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
@@ -135,29 +134,6 @@ class _Watched(Scheduler):
         for frame in frames:
             self._announce(frame.seq)
         return frames
-
-
-class Robot(Protocol):
-    """A robot in simulated time. late, late_played: chunks, as of EpisodeRun."""
-
-    @property
-    def late(self) -> int: ...
-
-    @property
-    def late_played(self) -> int: ...
-
-    @property
-    def next_event_ns(self) -> int:
-        """When it acts next without hearing anything."""
-        ...
-
-    def act(self) -> None:
-        """Do what is due now."""
-        ...
-
-    def receive(self, message: FrameResult) -> None:
-        """Take an answer, now."""
-        ...
 
 
 def _wake_ns(robot: Robot, worker: Worker) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
+from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import Camera
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow_client.actions import resolve_rows
@@ -18,19 +18,13 @@ PLAYED_ROWS: Final = 8
 """Rows of a chunk that are played before the next frame is captured, or all where there are fewer."""
 
 
-class SynchronousRobot:
-    """Captures a frame, rests until its chunk arrives, plays PLAYED_ROWS of it from the first one, and so on
-    (lab/demo/simulated/service.Robot)."""
-
-    late = late_played = 0
+class SynchronousRobot(Robot):
+    """Captures a frame, rests until its chunk arrives, plays PLAYED_ROWS of it from the first one, and so on."""
 
     def __init__(
         self, body: Body, camera: Camera, answers: Answers, send: Send, schema: ActionSchema, *, has_state: bool
     ) -> None:
-        self._body = body
-        self._camera = camera
-        self._answers = answers
-        self._send = send
+        super().__init__(body, camera, answers, send)
         self._schema = schema
         self._has_state = has_state
         self._step_ns = round(schema.step_ms * 1e6)

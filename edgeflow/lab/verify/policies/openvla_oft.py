@@ -26,9 +26,9 @@ from torch import Tensor
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases, read_image
 from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, compare, mismatches
-from edgeflow.models.checkpoint import Weights, read_tensors
+from edgeflow.models.checkpoint import Weights, tensor_shapes_of
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import Vision
@@ -99,18 +99,9 @@ class OFTBundle:
 def read_oft_bundle(directory: Path) -> OFTBundle:
     """Read all cases; CheckpointError names the case and the entry at fault."""
     values = read_json(directory / CASES_FILE)
-    entries = values.get("cases")
-    if not isinstance(entries, list) or not entries:
-        raise CheckpointError(f"{directory / CASES_FILE} lists no cases")
-    if not (directory / TENSORS_FILE).is_file():
-        raise CheckpointError(f"{directory} has no {TENSORS_FILE}: name the directory of a bundle")
-    tensors = read_tensors(directory / TENSORS_FILE)
-    cases = [_case(directory, index, each, values.get("unnorm_key"), tensors) for index, each in enumerate(entries)]
-    names = [case.name for case in cases]
-    if len(set(names)) < len(names):
-        raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
-    prefixes = tuple(f"{name}." for name in names)
-    strays = tuple(sorted(each for each in tensors if not each.startswith(prefixes)))
+    cases = [_case(directory, each, values.get("unnorm_key")) for each in read_cases(directory)]
+    prefixes = tuple(f"{case.name}." for case in cases)
+    strays = tuple(sorted(each for each in tensor_shapes_of(directory / TENSORS_FILE) if not each.startswith(prefixes)))
     return OFTBundle(_constants(values.get("constants")), cases, strays)
 
 
@@ -130,11 +121,10 @@ def _constants(values: Any) -> dict[str, Any]:
     return {**found, "bounds": _BOUNDS[bounds], "control_rate_hz": preset.get("control_rate_hz", _CUSTOMARY_RATE_HZ)}
 
 
-def _case(directory: Path, index: int, values: Any, key: Any, tensors: Mapping[str, Tensor]) -> OFTCase:
-    where = f"{CASES_FILE} cases[{index}]"
-    entry = Entry(where, values)
-    name, images = entry.text("name"), entry.texts("images")
-    flags = {flag: values.get(flag) for flag in ("proprio", "action_head")}
+def _case(directory: Path, recorded: RecordedCase, key: Any) -> OFTCase:
+    entry, where = recorded.entry, recorded.entry.where
+    values, images = entry.values(), entry.texts("images")
+    flags: dict[str, Any] = {flag: values.get(flag) for flag in ("proprio", "action_head")}
     for flag, value in flags.items():
         if not isinstance(value, bool):
             raise CheckpointError(f"{where}.{flag} must be true or false")
@@ -146,15 +136,14 @@ def _case(directory: Path, index: int, values: Any, key: Any, tensors: Mapping[s
     unnorm_key = values.get("unnorm_key", key)
     if not isinstance(unnorm_key, str):
         raise CheckpointError(f"{where}.unnorm_key must be text")
-    prefix = name + "."
     return OFTCase(
-        name=name,
+        name=recorded.name,
         images=[read_image(directory / image) for image in images],
         instruction=entry.text("instruction"),
         unnorm_key=unnorm_key,
         **flags,
         values=values,
-        tensors={each.removeprefix(prefix): tensor for each, tensor in tensors.items() if each.startswith(prefix)},
+        tensors=recorded.tensors,
     )
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.world.scene import Scene
+from edgeflow.lab.demo.world.scene import POLICY_SIZE, Scene
 
 
 @pytest.fixture
 def blind(monkeypatch):
     """Frames are not drawn: the policy does not look at them."""
-    monkeypatch.setattr(
-        Scene, "picture", lambda _scene, _moment, _camera, width, height: np.zeros((height, width, 3), np.uint8)
-    )
+    monkeypatch.setattr(Scene, "picture", lambda _scene, _moment: np.zeros((POLICY_SIZE, POLICY_SIZE, 3), np.uint8))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,9 +27,6 @@ class Count:
 
     right: int = 0
     asked: int = 0
-
-    def with_one(self, right: bool) -> Count:
-        return Count(self.right + right, self.asked + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +57,13 @@ class LogReport:
         found: dict[tuple[str, Place], Count] = defaultdict(Count)
         for each in self.graded:
             cell = each.question.asked.kind, each.question.place
-            found[cell] = found[cell].with_one(each.right)
+            found[cell] = Count(found[cell].right + each.right, found[cell].asked + 1)
         return dict(found)
 
     def summary(self, *, asked: bool) -> Count:
         """Exact answers to questions that depend on many lines; asked: False for those about one line instead."""
-        return _sum(each for each in self.graded if KINDS[each.question.asked.kind].summary == asked)
-
-
-def _sum(graded: Iterable[GradedLog]) -> Count:
-    rights = [each.right for each in graded]
-    return Count(sum(rights), len(rights))
+        rights = [each.right for each in self.graded if KINDS[each.question.asked.kind].summary == asked]
+        return Count(sum(rights), len(rights))
 
 
 def evaluate_logs(

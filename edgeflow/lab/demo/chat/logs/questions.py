@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import Turn
@@ -51,32 +52,7 @@ class Asked:
         return Turn(self.text, self.answer, self.kind)
 
 
-def _fault(entry: Entry) -> str:
-    return entry.fault
-
-
-def _held(entry: Entry) -> str:
-    return entry.held
-
-
-def _side(entry: Entry) -> str:
-    return entry.side
-
-
-def _told_fault(fault: str) -> str:
-    return f"The fault was {fault}."
-
-
-def _told_held(held: str) -> str:
-    return f"The object was {held}."
-
-
-def _told_side(side: str) -> str:
-    return f"The side was {side}."
-
-
-def _quoted(key: str, beside: str) -> str:
-    return f"It says {key} {beside}."
+_fault, _held, _side = (attrgetter(name) for name in ("fault", "held", "side"))
 
 
 def _ever(column: Column, values: Sequence[str]) -> Find:
@@ -96,18 +72,18 @@ def _ever(column: Column, values: Sequence[str]) -> Find:
     return find
 
 
-def _most(column: Column, quiet: str, told: Callable[[str], str]) -> Find:
+def _most(column: Column, quiet: str, told: str) -> Find:
     """The value with the most lines, `quiet` apart; None where it has lines elsewhere, or no clear lead."""
 
     def find(log: RobotLog, region: range, _: random.Random) -> Evidence | None:
         counts = Counter(column(entry) for entry in log.entries if column(entry) != quiet)
         if not counts:
-            return Evidence("", told(quiet), ()) if len(region) == len(log.entries) else None
+            return Evidence("", told.format(quiet), ()) if len(region) == len(log.entries) else None
         (value, count), *rest = counts.most_common(2)
         if rest and rest[0][1] * 4 > count * 3:
             return None
         lines = _lines(log, column, value)
-        return Evidence("", told(value), lines) if all(line in region for line in lines) else None
+        return Evidence("", told.format(value), lines) if all(line in region for line in lines) else None
 
     return find
 
@@ -124,7 +100,7 @@ def _beside(key: Column, values: Sequence[str], column: Column, quiet: str = "")
         beside = column(log.entries[places[value][0]])
         if beside == quiet and rng.random() < _SELDOM:
             return None
-        return Evidence(value, _quoted(value, beside), places[value])
+        return Evidence(value, f"It says {value} {beside}.", places[value])
 
     return find
 
@@ -138,16 +114,18 @@ KINDS: Final[dict[str, Kind]] = {
     "ever held": Kind(("Was it holding the {}?", "Do you see it holding the {}?"), _ever(_held, HELD), summary=True),
     "most fault": Kind(
         ("Which fault was there most often?", "What was the fault most often?"),
-        _most(_fault, NO_FAULT, _told_fault),
+        _most(_fault, NO_FAULT, "The fault was {}."),
         summary=True,
     ),
     "most held": Kind(
         ("What was it holding most often?", "Which object was it holding most often?"),
-        _most(_held, NOTHING, _told_held),
+        _most(_held, NOTHING, "The object was {}."),
         summary=True,
     ),
     "most side": Kind(
-        ("On which side was it most often?", "Where was it most often?"), _most(_side, "", _told_side), summary=True
+        ("On which side was it most often?", "Where was it most often?"),
+        _most(_side, "", "The side was {}."),
+        summary=True,
     ),
     "held at fault": Kind(
         ("What does the log say at the fault {}?", "What was it holding at the fault {}?"),

@@ -1,41 +1,52 @@
-"""Checks of π0 and π0.5 against recorded outputs (flow/verify.py), with their prompts and statistics."""
+"""Checks of π0, π0.5 and SmolVLA against recorded outputs (verify.py), with their prompts and statistics.
+
+Bundles without processor files have normalised states and normalised chunks alone.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.lab.verify.comparison import Results, Verification
 from edgeflow.lab.verify.policies.flow.recorded import STATE as STATE_GIVEN
-from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, Tolerances, retokenised
+from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, Tolerances, Values, retokenised
 from edgeflow.lab.verify.policies.flow.runs import CHUNK
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.policies.flow.policy import FlowArchitecture
-from edgeflow.policies.lerobot import STATE
-from edgeflow.policies.pi.config import PiConfig, load_config, read_processors
-from edgeflow.policies.pi.network import PiNetwork, architecture_of, bins
+from edgeflow.policies.lerobot import STATE, local_folder
+from edgeflow.policies.pi.config import PiConfig, read_processors
+from edgeflow.policies.pi.config import load_config as load_pi
+from edgeflow.policies.pi.network import PiNetwork, bins
+from edgeflow.policies.pi.network import architecture_of as architecture_of_pi
+from edgeflow.policies.smolvla.config import load_config as load_smolvla
+from edgeflow.policies.smolvla.network import SmolVLANetwork
+from edgeflow.policies.smolvla.network import architecture_of as architecture_of_smolvla
+from edgeflow.text.tokenizer import TOKENIZER_FILE
 
-TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
+PI_TOLERANCES = Tolerances(results=1e-5, relative=1e-5)
 RESTORED = "out.action_chunk_unnormalized"
+SMOLVLA_TOLERANCES = Tolerances(results=1e-4)
 
 
-def verify(kind: str, directory: Path, asked: Verification) -> Results:
+def verify_pi(kind: str, directory: Path, asked: Verification) -> Results:
     """Every comparison of a bundle."""
-    config = load_config(directory, kind)
-    architecture = architecture_of(config)
+    config = load_pi(directory, kind)
+    architecture = architecture_of_pi(config)
     return verify_architecture(
         directory,
         architecture,
         asked,
-        tolerances=TOLERANCES,
-        more=lambda network: _Inputs(directory, config, architecture, network).values,
+        tolerances=PI_TOLERANCES,
+        more=lambda network: _PiInputs(directory, config, architecture, network).values,
     )
 
 
-class _Inputs:
+class _PiInputs:
     """Normalisation, prompts, and the condition of the norms of π0.5."""
 
     def __init__(
@@ -64,3 +75,23 @@ class _Inputs:
             values["mid.adarms_cond"] = condition[:, None].expand(-1, len(states), -1)
             values["in.state_bins"] = torch.tensor([bins(state) for state in states])
         return values
+
+
+def verify_smolvla(directory: Path, asked: Verification) -> Results:
+    """Every comparison of a bundle."""
+    config = load_smolvla(directory)
+    architecture, folder = architecture_of_smolvla(config), local_folder(directory, config.model)
+
+    def tokens(network: SmolVLANetwork) -> Values:
+        """The tokens of texts, where the bundle has the tokenizer."""
+        if folder is None or not (folder / TOKENIZER_FILE).is_file():
+            return lambda _recording, _sizes: {}
+        texts = architecture.texts_for(network, folder, config.flow.prompt)
+
+        def values(recording: Recording, _: FlowSizes) -> dict[str, Tensor]:
+            states = np.empty((len(recording.frames), 0), np.float32)
+            return {TOKENS: retokenised(recording, texts, states)}
+
+        return values
+
+    return verify_architecture(directory, architecture, asked, tolerances=SMOLVLA_TOLERANCES, more=tokens)
