@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.lab.gpu.subjects.edgefm import A800_BANDWIDTH, DECODE_STEPS, PREFILL_ROWS, TIMES_MS, scaled_ms
 from edgeflow.lab.gpu.subjects.floors import (
+    A800_BANDWIDTH,
+    DECODE_STEPS,
+    PREFILL_ROWS,
+    TIMES_MS,
     Ceilings,
     Work,
     attention_work,
@@ -25,6 +28,7 @@ from edgeflow.lab.gpu.subjects.floors import (
     linear_work,
     pipelined_floor_s,
     pipelined_spans,
+    scaled_ms,
     serial_floor_s,
     text_work,
     vision_work,
@@ -107,16 +111,12 @@ def fp8_floor_s(size: PolicySize, device: Device) -> float | None:
 
 
 def _devices() -> str:
-    rows = [
-        [each.name, f"{each.bandwidth:g}", f"{each.bf16:g}", _or_dash(each.fp8, "g"), _knee(each), each.source]
-        for each in DEVICES
-    ]
+    rows = []
+    for each in DEVICES:
+        knee = f"{each.bf16 * 1e3 / each.bandwidth:.0f}"  # FLOPs per byte below which a pass is memory-bound
+        rates = f"{each.bandwidth:g}", f"{each.bf16:g}", _or_dash(each.fp8, "g")
+        rows.append([each.name, *rates, knee, each.source])
     return _table(["device", "GB/s", "bf16 TFLOP/s", "fp8 TFLOP/s", "FLOP/byte", "from"], rows)
-
-
-def _knee(device: Device) -> str:
-    """The FLOPs per byte below which a pass is memory-bound."""
-    return f"{device.bf16 * 1e3 / device.bandwidth:.0f}"
 
 
 def _policy_work() -> str:

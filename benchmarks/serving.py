@@ -1,31 +1,23 @@
-"""A service in its own process for a benchmark: started, waited for, observed from outside, stopped."""
+"""A service in its own process for a benchmark: observed from outside."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import children, repeated, resident, wait_for
-
-START_S = 300.0
-STOP_S = 10.0
-RESERVE = '"worker_standby"'  # the log event after which memory is complete
+from benchmarks.chaos.proc import children, repeated, resident
+from benchmarks.chaos.service import ServiceUnderTest
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
     """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children.
 
-    log: file with its standard output and error.
+    log: file with its standard error.
     """
 
     address: str
@@ -49,29 +41,10 @@ class Serving:
 
 @contextlib.contextmanager
 def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
-    """Run `edgeflow serve` with this configuration on free ports, and wait for its reserve worker too."""
-    with tempfile.TemporaryDirectory() as folder:
-        ready, file, log = (Path(folder) / name for name in ("ready.json", "config.json", "log"))
-        ports = {"grpc": {"port": 0}, "http": {"port": 0}, "health": {"port": 0}}
-        file.write_text(json.dumps({**config, **ports}))
-        command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(file), "--ready-file", str(ready)]
-        with log.open("w") as stream:
-            process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream)
-        try:
-            stands = wait_for(
-                lambda: process.poll() is not None or (ready.exists() and RESERVE in log.read_text()), START_S, 0.05
-            )
-            if stands is None or process.poll() is not None:
-                raise SystemExit(f"the service did not start:\n{log.read_text()[-2000:]}")
-            bound = json.loads(ready.read_text())
-            yield Serving(f"127.0.0.1:{bound['grpc']}", f"http://127.0.0.1:{bound['http']}", process.pid, log)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    """Run `edgeflow serve` with this configuration on free ports, and wait for its reserve worker too: only then is its
+    memory complete."""
+    with ServiceUnderTest(dict(config)) as service:
+        yield Serving(service.address, f"http://127.0.0.1:{service.port('http')}", service.pid, service.log)
 
 
 @contextlib.contextmanager

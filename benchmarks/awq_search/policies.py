@@ -19,8 +19,7 @@ from edgeflow.lab.quantize.files.state import SearchState
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
 from edgeflow.lab.quantize.policies.frames import Frames, chosen, write_frames
-from edgeflow.lab.quantize.policies.rows import action_rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.lab.quantize.policy_fidelity import measure_tokens
 from edgeflow.lab.quantize.policy_run import Loss, calibration_rows, quantize_policy

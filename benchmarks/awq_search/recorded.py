@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from edgeflow.lab.quantize.files.grouping import grouping
+from edgeflow.lab.quantize.files.source import grouping
 from edgeflow.lab.quantize.search.block_search import ScaleGroup, Search, SearchSettings, run_batches, scale_groups
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.decoder import Decoder

@@ -20,7 +20,7 @@ from edgeflow.service.sessions.observers import ObservedFrame, SessionObserver
 
 
 class Accepted(SessionObserver):
-    """The numbers of accepted frames, by session."""
+    """The numbers of frames in order with valid contents, by session."""
 
     def __init__(self) -> None:
         self.frames: dict[int, list[int]] = defaultdict(list)

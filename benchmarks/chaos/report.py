@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -47,12 +48,6 @@ class Report:
             bar = "" if row.bar is None else f"≤ {row.bar:g} {row.unit}"
             table.add_row(row.what, f"{row.value:.4g} {row.unit}", bar, verdict)
         table_console().print(table)
-        if self._path is not None:
-            self._write(self._path, rows, samples)
+        figures = [{**asdict(row), "met": row.met} for row in rows]
+        keep(self._path, {**self._head, "figures": figures, "samples": samples})
         return 0 if all(row.met for row in rows) else 1
-
-    def _write(self, path: Path, rows: Sequence[Row], samples: dict[str, object]) -> None:
-        figures = [
-            {"what": row.what, "value": row.value, "unit": row.unit, "bar": row.bar, "met": row.met} for row in rows
-        ]
-        keep(path, {**self._head, "figures": figures, "samples": samples})

@@ -19,14 +19,15 @@ from typing import Any
 
 from benchmarks.chaos.proc import alive, children, command, is_idle, name, started_at, wait_for
 from benchmarks.chaos.robots import OVERCOMMIT
-from edgeflow.config.service import schema_json
 from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
-START_S = 120.0
+START_S = 300.0
 EXIT_S = 30.0
 METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is everybody's
+MANY_CRASHES = {"timing": {"crash_limit": 1000}}
+"""Part of a configuration: workers may be lost as often as scenarios kill them."""
 IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
@@ -65,7 +66,7 @@ class ServiceUnderTest:
         around = self._around
         output = subprocess.DEVNULL if around.output is None else around.output
         environment = {**os.environ, **around.environment}
-        with (self._path / "log").open("w") as log:
+        with self.log.open("w") as log:
             errors = log if around.errors is None else around.errors
             self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=output, stderr=errors, env=environment)
         try:
@@ -137,7 +138,7 @@ class ServiceUnderTest:
     def events(self, name: str, since: float = 0.0, **values: str) -> list[dict[str, Any]]:
         """Log lines with this event name and these values, from `since` on (wall clock)."""
         found = []
-        for line in (self._path / "log").read_text().splitlines():
+        for line in self.log.read_text().splitlines():
             if line.startswith("{") and line.endswith("}"):
                 event = json.loads(line)
                 fits = event.get("event") == name and all(event.get(key) == value for key, value in values.items())
@@ -145,9 +146,14 @@ class ServiceUnderTest:
                     found.append(event)
         return found
 
+    @property
+    def log(self) -> Path:
+        """The file of the service's log."""
+        return self._path / "log"
+
     def log_end(self) -> str:
         """The last lines of the service's log."""
-        return (self._path / "log").read_text()[-2000:]
+        return self.log.read_text()[-2000:]
 
     def wait_event(self, name: str, since: float, timeout_s: float, **values: str) -> float:
         """Wall time of the first such event; TimeoutError."""
@@ -218,15 +224,6 @@ def _age(pid: int) -> float:
         return started_at(pid)
     except OSError:
         return math.inf
-
-
-def crash_budget(config: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration with a crash limit that many kills do not reach."""
-    timing = json.loads(schema_json())["$defs"]["TimingConfig"]["properties"]
-    if "crash_limit" in timing:
-        limit = timing["crash_limit"].get("maximum", 100_000)
-        config = {**config, "timing": {**config.get("timing", {}), "crash_limit": limit}}
-    return config
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ from benchmarks.chaos.proc import alive
 from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
 from benchmarks.chaos.rules import Row
-from benchmarks.chaos.service import ServiceUnderTest, crash_budget
+from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest
 from benchmarks.chaos.stalled_robots import STALLED, Plan, Watched, stalled_robots, watching_robots
 
 SHORTEST_S, LONGEST_S = 0.5, 20.0
@@ -122,7 +122,7 @@ def _real(count: int, generator: random.Random, ended: Callable[[int], object]) 
     with ExitStack() as stack:
         if not stalls:
             return {}
-        service = stack.enter_context(ServiceUnderTest(crash_budget({"max_sessions": 8, **OVERCOMMIT})))
+        service = stack.enter_context(ServiceUnderTest({"max_sessions": 8, **OVERCOMMIT, **MANY_CRASHES}))
         port = service.port("grpc")
         network, faults = stalls - stalls // 2, stalls // 2
         lengths = [durations(network, generator) for _ in range(REAL_ROBOTS)]

@@ -22,7 +22,7 @@ from benchmarks.chaos.report import Report, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile, spread
 from benchmarks.chaos.sdk_robot import Fleet
-from benchmarks.chaos.service import ServiceUnderTest, crash_budget
+from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest
 
 ROBOTS, HZ = 4, 10.0
 POLL_S = 0.02  # robots that ask more often take processor time from the worker that starts
@@ -54,7 +54,7 @@ def main() -> int:
         with ServiceUnderTest(CONFIG) as service:
             cold_s.append(service.cold_start_s())
     killed, again, stopped = Measured(), Measured(), Measured()
-    with ServiceUnderTest(crash_budget(CONFIG)) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
+    with ServiceUnderTest(CONFIG | MANY_CRASHES) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
         plan = [killed] * arguments.trials + [again] * arguments.again + [stopped] * arguments.stops
         with progress() as bar:
             for into in bar.track(plan, description="workers killed or stopped"):

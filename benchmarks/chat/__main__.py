@@ -14,30 +14,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from rich.table import Table
 
-from benchmarks.chat.figures import (
-    Bar,
-    Round,
-    SystemRow,
-    bytes_a_token,
-    copy_bytes_per_s,
-    jitter,
-    main_bars,
-    parameters,
-    peer_ratios,
-    rounds_of,
-    system_rows,
-)
+from benchmarks.chat import figures
+from benchmarks.chat.figures import Bar, Round
 from benchmarks.chat.systems import PEERS, SHAPE, Answer, Ours, Peer, transformers_eager, write_checkpoint, write_gguf
-from benchmarks.command import keep, machine_facts, options
-from edgeflow_client.loadtest.terminal import table_console
 
 JITTER_TOKENS, JITTER_RUNS = 256, 3
 PREFIX_SHARE = 480 / 512
@@ -46,44 +31,27 @@ PEER_NAMES = {"OpenVINO, 8 bits": "openvino_peer", "llama.cpp, Q8_0": "llama_cpp
 
 def main() -> None:
     """Measure and print; exit code 1 when a bar is missed."""
-    arguments = _arguments()
+    arguments = figures.parsed(figures.chat_options(__doc__, 5, "openvino-genai, gguf and safetensors"))
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         systems = _systems(Path(folder), arguments, stack)
-        rounds = list(rounds_of(systems, arguments.rounds, arguments.prompt, arguments.tokens))
+        rounds = list(figures.rounds_of(systems, arguments.rounds, arguments.prompt, arguments.tokens))
         best = min((name for name in systems if name.startswith("edgeflow")), key=lambda name: _token_ms(rounds, name))
         ours = systems[best]
         assert isinstance(ours, Ours)
-        bars = main_bars(rounds) + peer_ratios(rounds, [name for name in systems if name in PEER_NAMES])
+        bars = figures.main_bars(rounds) + figures.peer_ratios(rounds, [name for name in systems if name in PEER_NAMES])
         bars += _alone(ours, best, _token_ms(rounds, best), arguments)
         quick = min(
             (name for name in systems if name.startswith("edgeflow")),
             key=lambda name: median(each[name].at[0] for each in rounds),
         )
         spent = _prefill_shares(systems[quick], arguments.prompt)
-    rows = system_rows(rounds)
-    _print(rows, bars, arguments)
+    rows = figures.system_rows(rounds)
+    head = ("system", "first token ms", "ms a token", "tokens/s", "decode ratio", "same tokens")
+    figures.show(head, ((*row.cells, f"{row.ratio:.2f}", f"{row.same:.0%}") for row in rows), bars, arguments)
     print(f"first token of {quick}: " + ", ".join(f"{what} {share:.0%}" for what, share in spent.items()))
-    asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
-    told = [asdict(bar) | {"met": bar.met} for bar in bars]
-    report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told, "first_token": spent}
-    keep(arguments.json, report)
-    raise SystemExit(any(bar.met is False for bar in bars))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = options(__doc__)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--openvino", type=Path, help="an interpreter that has openvino-genai, gguf and safetensors")
-    parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
-    arguments = parser.parse_args()
-    if arguments.llama_cpp and not arguments.openvino:
-        parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
-    return arguments
+    figures.finish(arguments, rows, bars, first_token=spent)
 
 
 def _systems(folder: Path, arguments: argparse.Namespace, stack: contextlib.ExitStack) -> dict[str, Answer]:
@@ -131,11 +99,13 @@ def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace
         ratios.append(with_prefix.at[0] / without.at[0])
     runs = [ours(prompt(), JITTER_TOKENS) for _ in range(JITTER_RUNS)]
     item = 1 if "int8" in name else 2 if "bfloat16" in name else 4
-    read = bytes_a_token(parameters() * item, ours.kv.data.element_size(), arguments.prompt + arguments.tokens // 2)
-    copied = copy_bytes_per_s()
+    read = figures.bytes_a_token(
+        figures.parameters() * item, ours.kv.data.element_size(), arguments.prompt + arguments.tokens // 2
+    )
+    copied = figures.copy_bytes_per_s()
     return [
         Bar(f"first token with {shared} of {arguments.prompt} in a fixed prefix / without", median(ratios), most=0.15),
-        Bar(f"time between tokens, p99 / p50 of {JITTER_RUNS} x {JITTER_TOKENS}", jitter(runs), most=1.5),
+        Bar(f"time between tokens, p99 / p50 of {JITTER_RUNS} x {JITTER_TOKENS}", figures.jitter(runs), most=1.5),
         Bar(f"MB a token must read ({name})", read / 1e6),
         Bar(f"ms a token that a copy's bandwidth allows; measured: {token_ms:.1f}", 1e3 * read / copied),
         Bar("of the bandwidth that a copy reaches", read / (token_ms * 1e-3) / copied),
@@ -158,21 +128,7 @@ def _prefill_shares(system: Answer, prompt: int) -> dict[str, float]:
 
 
 def _token_ms(rounds: list[Round], name: str) -> float:
-    return next(row.token_ms for row in system_rows(rounds) if row.system == name)
-
-
-def _print(rows: list[SystemRow], bars: list[Bar], arguments: argparse.Namespace) -> None:
-    title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
-    table = Table("system", "first token ms", "ms a token", "tokens/s", "decode ratio", "same tokens", title=title)
-    for row in rows:
-        times = (f"{row.first_token_ms:.0f}", f"{row.token_ms:.1f}", f"{row.tokens_per_s:.1f}", f"{row.ratio:.2f}")
-        table.add_row(row.system, *times, f"{row.same:.0%}")
-    found = Table("figure", "value", "bar", "")
-    for bar in bars:
-        found.add_row(*bar.row)
-    console = table_console()
-    console.print(table)
-    console.print(found)
+    return next(row.token_ms for row in figures.system_rows(rounds) if row.system == name)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
 from rich.progress import track
+from rich.table import Table
 
 from benchmarks.chat.systems import SHAPE, Answer, Timed
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.kernels.timing import median_us
+from edgeflow_client.loadtest.terminal import table_console
 
 Round = Mapping[str, Timed]
 COPIES = 9
@@ -21,15 +27,26 @@ HALVES = "edgeflow bfloat16"
 """Our system whose weights are in bfloat16."""
 
 
-@dataclass(frozen=True, slots=True)
-class SystemRow:
-    """Medians over rounds, milliseconds. ratio: decode time of transformers' better dtype in that of this system, round
-    by round. same: tokens that equal those of transformers in float32."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """A system's medians over rounds."""
 
     system: str
     first_token_ms: float
     token_ms: float
     tokens_per_s: float
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The first columns of a table."""
+        return self.system, f"{self.first_token_ms:.0f}", f"{self.token_ms:.1f}", f"{self.tokens_per_s:.1f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemRow(Times):
+    """ratio: decode time of transformers' better dtype in that of this system, round by round. same: tokens that equal
+    those of transformers in float32."""
+
     ratio: float
     same: float
 
@@ -59,6 +76,50 @@ class Bar:
         return self.name, f"{self.value:.3g}", limit, ("met" if self.met else "MISSED") if limit else ""
 
 
+def chat_options(description: str | None, rounds: int, openvino: str) -> argparse.ArgumentParser:
+    """A parser with the options of a comparison. rounds: by default. openvino: packages that its interpreter needs."""
+    parser = options(description)
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--openvino", type=Path, help=f"an interpreter that has {openvino}")
+    parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options as they were given, checked."""
+    arguments = parser.parse_args()
+    if arguments.llama_cpp and not arguments.openvino:
+        parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
+    return arguments
+
+
+def show(
+    head: Sequence[str], rows: Iterable[Sequence[str]], bars: Sequence[Bar], arguments: argparse.Namespace
+) -> None:
+    """Print the table of the systems, and that of the figures."""
+    title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
+    table, figures = Table(*head, title=title), Table("figure", "value", "bar", "")
+    for cells in rows:
+        table.add_row(*cells)
+    for bar in bars:
+        figures.add_row(*bar.row)
+    console = table_console()
+    console.print(table)
+    console.print(figures)
+
+
+def finish(arguments: argparse.Namespace, rows: Sequence[Any], bars: Sequence[Bar], **more: object) -> None:
+    """Write the result file, and end with exit code 1 when a bar is missed."""
+    asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
+    told = [asdict(bar) | {"met": bar.met} for bar in bars]  # null where a bar was not measured
+    report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told, **more}
+    keep(arguments.json, report)
+    raise SystemExit(any(bar.met is False for bar in bars))
+
+
 def rounds_of(systems: Mapping[str, Answer], count: int, prompt: int, tokens: int) -> Iterator[Round]:
     """Rounds in which every system answers the same random prompt; the first is not counted. prompt, tokens: lengths"""
     generator = np.random.default_rng(0)
@@ -78,15 +139,19 @@ def token_s(timed: Timed) -> float:
     return median(gaps(timed))
 
 
+def times_of(rounds: Sequence[Round], name: str) -> dict[str, Any]:
+    """The fields of `Times` for a system."""
+    first_s, each_s = median(each[name].at[0] for each in rounds), median(token_s(each[name]) for each in rounds)
+    return {"system": name, "first_token_ms": first_s * 1e3, "token_ms": each_s * 1e3, "tokens_per_s": 1 / each_s}
+
+
 def system_rows(rounds: Sequence[Round]) -> list[SystemRow]:
     """One a system."""
     rows = []
     for name in rounds[0]:
-        times = [token_s(each[name]) for each in rounds]
-        first_s = median(each[name].at[0] for each in rounds)
         ratio = median(_fastest(each, "transformers") / token_s(each[name]) for each in rounds)
         same = np.mean([np.equal(each[name].tokens, each["transformers float32"].tokens) for each in rounds])
-        rows.append(SystemRow(name, first_s * 1e3, median(times) * 1e3, 1 / median(times), ratio, float(same)))
+        rows.append(SystemRow(**times_of(rounds, name), ratio=ratio, same=float(same)))
     return rows
 
 

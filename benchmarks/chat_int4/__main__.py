@@ -17,18 +17,16 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
-from rich.table import Table
 
-from benchmarks.chat.figures import Bar, Round, copy_bytes_per_s, parameters, peer_bars, rounds_of, token_s
+from benchmarks.chat import figures
+from benchmarks.chat.figures import Bar, Round, Times
 from benchmarks.chat.systems import PEERS, SHAPE, Peer
 from benchmarks.chat_int4.checkpoints import write_all
-from benchmarks.command import keep, machine_facts, options
-from edgeflow_client.loadtest.terminal import table_console
 
 OURS = Path(__file__).parent / "ours.py"
 INT4, INT8, HALVES = "edgeflow, 4 bits", "edgeflow, 8 bits", "edgeflow, bfloat16"
@@ -52,7 +50,7 @@ class Bits:
     @property
     def token_bytes(self) -> float:
         """Bytes of the weights that a token reads."""
-        return ((parameters() - HEAD) * self.projections + HEAD * self.head) / 8
+        return ((figures.parameters() - HEAD) * self.projections + HEAD * self.head) / 8
 
 
 BITS = {
@@ -66,35 +64,21 @@ BITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemRow:
-    """Medians over rounds. peak_bytes: the most memory of its process."""
+class Int4Row(Times):
+    """peak_mb: the most memory of its process."""
 
-    system: str
-    first_token_ms: float
-    token_ms: float
-    tokens_per_s: float
     token_mb: float
     gb_per_s: float
     peak_mb: float
 
 
-def system_rows(rounds: Sequence[Round], bits: Mapping[str, Bits], peaks: Mapping[str, int]) -> list[SystemRow]:
+def system_rows(rounds: Sequence[Round], bits: Mapping[str, Bits], peaks: Mapping[str, int]) -> list[Int4Row]:
     """One row per system."""
     rows = []
     for name in rounds[0]:
-        each_token_s = median(token_s(each[name]) for each in rounds)
-        read = bits[name].token_bytes
-        rows.append(
-            SystemRow(
-                system=name,
-                first_token_ms=1e3 * median(each[name].at[0] for each in rounds),
-                token_ms=1e3 * each_token_s,
-                tokens_per_s=1 / each_token_s,
-                token_mb=read / 1e6,
-                gb_per_s=read / each_token_s / 1e9,
-                peak_mb=peaks[name] / 1e6,
-            )
-        )
+        times, token_mb = figures.times_of(rounds, name), bits[name].token_bytes / 1e6
+        rate = token_mb / times["token_ms"]
+        rows.append(Int4Row(**times, token_mb=token_mb, gb_per_s=rate, peak_mb=peaks[name] / 1e6))
     return rows
 
 
@@ -103,51 +87,37 @@ def bars(rounds: Sequence[Round], int4: str, int8: str, halves: str, peers: Sequ
 
     Without peers their figures are there, as not measured.
     """
-    gain = median(token_s(each[int8]) / token_s(each[int4]) for each in rounds)
+    gain = median(figures.token_s(each[int8]) / figures.token_s(each[int4]) for each in rounds)
     first = median(each[int4].at[0] / each[halves].at[0] for each in rounds)
     found = [
         Bar("decode: our 8 bits' time / our 4 bits'", gain, least=LEAST_GAIN),
         Bar("first token: our 4 bits' time / our bfloat16's", first, most=MOST_FIRST_TOKEN),
     ]
-    return found + peer_bars("4 bits", rounds, [token_s(each[int4]) for each in rounds], peers)
+    return found + figures.peer_bars("4 bits", rounds, [figures.token_s(each[int4]) for each in rounds], peers)
 
 
 def main() -> None:
     """Measure and print; exit code 1 when a target is missed. The bars of peers that are not given are not measured."""
-    arguments = _arguments()
+    parser = figures.chat_options(__doc__, 7, "openvino-genai, nncf, gguf and safetensors")
+    parser.add_argument("--checkpoints", type=Path, help="keep the checkpoints here, and use those that are there")
+    arguments = figures.parsed(parser)
     torch.set_num_threads(arguments.threads)
     with contextlib.ExitStack() as stack:
         folder = arguments.checkpoints or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         systems = _systems(folder, arguments)
         for system in systems.values():
             stack.callback(system.close)
-        rounds = list(rounds_of(systems, arguments.rounds, arguments.prompt, arguments.tokens))
+        rounds = list(figures.rounds_of(systems, arguments.rounds, arguments.prompt, arguments.tokens))
         peaks = {name: system.peak_bytes() for name, system in systems.items()}
     rows = system_rows(rounds, BITS, peaks)
     found = bars(rounds, INT4, INT8, HALVES, [name for name in systems if name in (LLAMA, OPENVINO)])
-    copied = copy_bytes_per_s()
+    copied = figures.copy_bytes_per_s()
     found.append(Bar("GB/s that a copy reads and writes", copied / 1e9))
     found += [Bar(f"ms a token that this allows, {name}", 1e3 * BITS[name].token_bytes / copied) for name in systems]
-    _print(rows, found, arguments)
-    asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
-    told = [asdict(bar) | {"met": bar.met} for bar in found]  # null where a bar was not measured
-    keep(arguments.json, {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told})
-    raise SystemExit(any(bar.met is False for bar in found))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = options(__doc__)
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--checkpoints", type=Path, help="keep the checkpoints here, and use those that are there")
-    parser.add_argument("--openvino", type=Path, help="an interpreter with openvino-genai, nncf, gguf and safetensors")
-    parser.add_argument("--llama-cpp", type=Path, help="an interpreter that has llama-cpp-python; needs --openvino too")
-    arguments = parser.parse_args()
-    if arguments.llama_cpp and not arguments.openvino:
-        parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
-    return arguments
+    head = ("system", "first token ms", "ms per token", "tokens/s", "MB per token", "GB/s", "peak MB")
+    cells = ((*row.cells, f"{row.token_mb:.0f}", f"{row.gb_per_s:.1f}", f"{row.peak_mb:.0f}") for row in rows)
+    figures.show(head, cells, found, arguments)
+    figures.finish(arguments, rows, found)
 
 
 def _systems(folder: Path, arguments: argparse.Namespace) -> dict[str, Peer]:
@@ -163,21 +133,6 @@ def _systems(folder: Path, arguments: argparse.Namespace) -> dict[str, Peer]:
     if arguments.llama_cpp and made.q4_0:
         systems[LLAMA] = Peer(arguments.llama_cpp, PEERS / "llama_cpp_peer.py", made.q4_0, threads)
     return systems
-
-
-def _print(rows: list[SystemRow], found: list[Bar], arguments: argparse.Namespace) -> None:
-    title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
-    columns = ("system", "first token ms", "ms per token", "tokens/s", "MB per token", "GB/s", "peak MB")
-    table = Table(*columns, title=title)
-    for row in rows:
-        times = f"{row.first_token_ms:.0f}", f"{row.token_ms:.1f}", f"{row.tokens_per_s:.1f}"
-        table.add_row(row.system, *times, f"{row.token_mb:.0f}", f"{row.gb_per_s:.1f}", f"{row.peak_mb:.0f}")
-    figures = Table("figure", "value", "bar", "")
-    for bar in found:
-        figures.add_row(*bar.row)
-    console = table_console()
-    console.print(table)
-    console.print(figures)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,8 @@ def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
         start = time.monotonic()
         log = _run(target, [*options, str(grown), str(CORPUS / target)])
         took = max(round(time.monotonic() - start), 1)
-        fresh = sorted((path for path in grown.iterdir() if not path.name.startswith(SEED)), key=_size)
+        fresh = [path for path in grown.iterdir() if not path.name.startswith(SEED)]
+        fresh.sort(key=lambda path: path.stat().st_size)
         for path in fresh[:KEPT] if keep else ():
             shutil.copyfile(path, CORPUS / target / path.name)
     found = {path.name for path in (CORPUS / target).iterdir()} - before
@@ -94,10 +95,6 @@ def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     counts = (load, took, runs, runs // took, int(edges), int(features), len(fresh))
     return Figures(target, now, platform.python_version(), *counts, tuple(findings))
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def _run(target: str, options: list[str]) -> str:

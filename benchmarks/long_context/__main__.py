@@ -32,7 +32,7 @@ from benchmarks.long_context.cells import (
 )
 from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain, picture
 from benchmarks.long_context.snapkv import SnapKV
-from benchmarks.long_context.systems import ANSWER, Served, System, position_bytes
+from benchmarks.long_context.systems import ANSWER, Served, position_bytes
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
@@ -55,7 +55,7 @@ class Subject:
 
     model: ChatModel
     rules: GateRules
-    systems: dict[str, System]
+    systems: dict[str, Served | SnapKV]
     layout: Layout
     cells: list[Cell]
 
@@ -122,7 +122,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, System]:
+def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, Served | SnapKV]:
     rules, longest = gate.rules, max(band.longest for band in bands) + ANSWER
     trained = Served(model, longest, gate=gate)
     places = trained.slot_bytes // position_bytes(model)

@@ -40,11 +40,7 @@ class SnapKV:
     def __init__(self, model: ChatModel, base: PlainBase, places: int, sink: int, window: int, slot_bytes: int) -> None:
         self._model, self._base = model, base
         self._places, self._sink, self._window = places - ANSWER, sink, window
-        self._slot_bytes = slot_bytes
-
-    @property
-    def slot_bytes(self) -> int:
-        return self._slot_bytes
+        self.slot_bytes = slot_bytes
 
     @torch.inference_mode()
     def answer(self, ids: Sequence[int]) -> Reply:

@@ -18,7 +18,6 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from matplotlib.figure import Figure
 from rich.progress import track
 from rich.table import Table
 
@@ -32,6 +31,7 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, rando
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate import GateRules, MemoryGate
+from edgeflow_client.loadtest.pictures import figure_of, save
 from edgeflow_client.loadtest.terminal import table_console
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def main() -> None:
     report = {**machine_facts(), "threads": arguments.threads, "options": _told(arguments)}
     keep(arguments.json, {**report, "measured": [asdict(each) for each in found]})
     if arguments.png is not None:
-        _picture(found).savefig(arguments.png, dpi=120)
+        _picture(arguments.png, found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -193,8 +193,8 @@ def _show(found: Sequence[Measured]) -> None:
     table_console().print(table)
 
 
-def _picture(found: Sequence[Measured]) -> Figure:
-    figure = Figure(figsize=(11, 4), layout="constrained")
+def _picture(path: Path, found: Sequence[Measured]) -> None:
+    figure = figure_of(11, 4)
     axes = figure.subplots(1, 3)
     names = {"first_token_s": "first token, s", "token_ms": "per token, ms", "slot_mib": "slot, MiB"}
     for axis, (name, title) in zip(axes, names.items(), strict=True):
@@ -203,7 +203,7 @@ def _picture(found: Sequence[Measured]) -> Figure:
             axis.plot([each.length for each in own], [getattr(each, name) for each in own], "o-", label=system)
         axis.set(title=title, xlabel="tokens of the prompt", ylim=(0, None))
     axes[0].legend()
-    return figure
+    save(figure, path)
 
 
 if __name__ == "__main__":

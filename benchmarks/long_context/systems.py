@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -29,15 +28,6 @@ class Reply:
     token_s: float
 
 
-class System(Protocol):
-    """A way to answer questions about long prompts. slot_bytes: what it keeps of a prompt while it answers."""
-
-    @property
-    def slot_bytes(self) -> int: ...
-
-    def answer(self, ids: Sequence[int]) -> Reply: ...
-
-
 class Served:
     """A model in one slot of the engine that serves it.
 
@@ -58,6 +48,7 @@ class Served:
 
     @property
     def slot_bytes(self) -> int:
+        """Bytes that it keeps of a prompt while it answers."""
         return self._engine.kv.nbytes
 
     def answer(self, ids: Sequence[int]) -> Reply:

@@ -93,7 +93,8 @@ def main() -> None:
     systems = _systems(path, policy, len(ids))
     rounds = _measure(systems, frames, arguments.rounds)
     rows = _rows(systems, rounds)
-    times = _pass_times(policy, frames)
+    engine = PolicyEngine(policy, policy.K, policy.image_tokens + len(ids) + policy.K)
+    times = calibrate(engine, instruction=INSTRUCTION)
     gains, bound = gains_of(rounds), bound_of(times)
     _print(rows, arguments, policy.image_tokens + len(ids), bound)
     for gain in gains:
@@ -207,12 +208,6 @@ def gains_of(rounds: list[dict[str, tuple]]) -> list[Gain]:
 def bound_of(times: PassTimes) -> float:
     """The ratio to serial that the pass times allow: (prefill + (K-1) decode) / packed."""
     return (times.prefill_ns + (times.stages - 1) * times.decode_ns) / times.packed_ns
-
-
-def _pass_times(policy: OpenVLAPolicy, frames: list[PreparedFrame]) -> PassTimes:
-    """Median times of a prefill, a decode-only pass and a full packed pass, which bound the ratio."""
-    capacity = policy.image_tokens + len(frames[0].prompt_ids) + policy.K
-    return calibrate(PolicyEngine(policy, policy.K, capacity), instruction=INSTRUCTION)
 
 
 def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, bound: float) -> None:

@@ -31,6 +31,7 @@ from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow_client.loadtest.pictures import figure_of, save
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode
 
@@ -222,14 +223,10 @@ def _print(cells: list[Cell], arguments: argparse.Namespace) -> None:
 
 
 def _plot(cells: list[Cell], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     lengths = sorted({cell.prefill_rows for cell in cells})
-    figure, axes = pyplot.subplots(1, len(lengths), figsize=(4 * len(lengths), 3.2), sharey=True, layout="constrained")
-    for axis, rows in zip(np.atleast_1d(axes), lengths, strict=True):
+    figure = figure_of(4 * len(lengths), 3.2)
+    axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    for axis, rows in zip(axes, lengths, strict=True):
         here = [cell for cell in cells if cell.prefill_rows == rows]
         places = np.arange(len(here))
         axis.bar(places - 0.2, [cell.serial_fps for cell in here], 0.4, label="serial")
@@ -237,9 +234,9 @@ def _plot(cells: list[Cell], path: Path) -> None:
         axis.bar_label(bars, [f"{cell.ratio:.1f}x" for cell in here], fontsize=8)
         axis.set_xticks(places, [f"K={cell.action_tokens}" for cell in here])
         axis.set_title(f"prefill of {rows} rows", fontsize=10)
-    np.atleast_1d(axes)[0].set_ylabel("actions per second")
-    np.atleast_1d(axes)[0].legend()
-    figure.savefig(path, dpi=120)
+    axes[0].set_ylabel("actions per second")
+    axes[0].legend()
+    save(figure, path)
 
 
 if __name__ == "__main__":

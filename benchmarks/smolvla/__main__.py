@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -42,12 +42,6 @@ Chunk = Mapping[str, Any]
 
 
 OURS, THEIRS = "edgeflow", "LeRobot"
-
-
-class Side(Protocol):
-    """A policy that is timed."""
-
-    def chunk(self, cameras: int) -> Chunk: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +99,7 @@ def main() -> int:
 def _rounds(arguments: argparse.Namespace, model: Path, inputs: Path, dtype: str) -> dict[str, dict[int, Chunk]]:
     """Medians of the rounds by side and number of cameras; LeRobot's only with an environment."""
     with ExitStack() as stack:
-        sides: dict[str, Side] = {OURS: EdgeflowChunks(model, inputs, dtype)}
+        sides: dict[str, EdgeflowChunks | LeRobot] = {OURS: EdgeflowChunks(model, inputs, dtype)}
         if arguments.lerobot_python is None:
             print("LeRobot: skipped: give the interpreter of an environment that has it with --lerobot-python")
         else:

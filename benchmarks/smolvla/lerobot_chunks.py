@@ -16,12 +16,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from lerobot_policy import load_policy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot.policies.smolvla import smolvlm_with_expert
+from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+
+IMAGE_TOKENS = SimpleNamespace(fake_image_token_id=0, global_image_token_id=0)
 
 
 class Clock:
@@ -71,6 +79,21 @@ def main(folder: Path, inputs: Path, dtype: str, threads: int) -> None:
         taken, used = (time.perf_counter() - started) * 1e3, (time.process_time() - used) * 1e3
         save_file({"chunk": chunk.float().contiguous()}, inputs.with_name(f"lerobot-{dtype}-{cameras}.safetensors"))
         print(json.dumps({"cpu_ms": used, **_parts(clock, taken)}), file=answers)
+
+
+def load_policy(folder: Path) -> SmolVLAPolicy:
+    """The policy in evaluation mode, in the types of its parameters as LeRobot leaves them.
+
+    `vlm_model_name` is made absolute, since LeRobot reads it beside the working directory. The policy asks the model's
+    image processor for two token ids, which it uses only with `add_image_special_tokens`; a folder without image
+    processor files gets a stand-in for it.
+    """
+    config = PreTrainedConfig.from_pretrained(folder)
+    config.vlm_model_name = str((folder / config.vlm_model_name).resolve())
+    config.device = "cpu"
+    stand_in = SimpleNamespace(from_pretrained=lambda _: SimpleNamespace(tokenizer=IMAGE_TOKENS))
+    smolvlm_with_expert.AutoProcessor = stand_in
+    return SmolVLAPolicy.from_pretrained(folder, config=config).eval()
 
 
 def _batch(tensors: Mapping[str, Tensor], cameras: int) -> dict[str, Tensor]:

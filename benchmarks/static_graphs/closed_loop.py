@@ -21,8 +21,7 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.export.graphs.shapes import ExportShapes
-from edgeflow.lab.export.quantised.precision import Precision
-from edgeflow.lab.export.request import ExportRequest
+from edgeflow.lab.export.request import ExportRequest, Precision
 from edgeflow.lab.export.run import export
 from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY

@@ -15,11 +15,10 @@ from edgeflow.lab.export.quantised.errors import FlowErrors, flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised, FlowLoop, candidates_of
 from edgeflow.lab.export.quantised.frames import FRAMES, demo_frames, loaded, prepared, spread
 from edgeflow.lab.export.quantised.masks import calibrate_mask
-from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
-from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
-from edgeflow.lab.export.quantised.stage_runs import Run, StageKey, stage_key
+from edgeflow.lab.export.quantised.stage_runs import GraphRun, Run, StageKey, stage_key
+from edgeflow.lab.export.request import Precision
 from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 

@@ -1,11 +1,14 @@
-"""The measurements of `benchmarks.static_graphs.latency`: shapes, sides and rounds."""
+"""The measurements of `benchmarks.static_graphs.latency`: shapes, sides and rounds.
+
+A shape is a prefix of so many rows and a step of so many, in the sizes of SmolVLA-450M.
+"""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,40 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.static_graphs.cells import MODELS, Model, shaped, work_of
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork
 from edgeflow.lab.export.graphs.stages import StageProgram
-from edgeflow.lab.gpu.subjects.floors import Ceilings
-from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
+from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, Work
+from edgeflow.lab.gpu.subjects.flow_floors import language_work, step_work, vision_work
+from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, PUBLISHED, TINY, FlowShape
 from edgeflow_client.loadtest.terminal import table_console
 
+PREFIXES, SUFFIXES = (512, 1024, 2048), (32, 64)
+TINY_PREFIXES, TINY_SUFFIXES = (16, 24), (4, 6)
 DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
 SYSTEMS = {ONNX: torch.float32, **DTYPES}
 CLOSE = 1e-3
 """Most that keys and velocities of float32 may differ, over the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A network's sizes with the shapes that it is measured in. tick: rows of prefix and suffix of a pipelined tick,
+    which is a prefill and a step of every frame in flight."""
+
+    shape: FlowShape
+    prefixes: tuple[int, ...]
+    suffixes: tuple[int, ...]
+    tick: tuple[int, int]
+
+
+MODELS: Mapping[str, Model] = {
+    "smolvla-450m": Model(PUBLISHED[0], PREFIXES, SUFFIXES, (512, 32)),
+    "tiny": Model(TINY[0], TINY_PREFIXES, TINY_SUFFIXES, (TINY_PREFIXES[0], TINY_SUFFIXES[0])),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +192,23 @@ def inputs_of(shape: FlowShape, width: int) -> tuple[Tensor, Tensor, Tensor]:
     hidden = torch.randn(shape.prefix, width, generator=draws)
     x = torch.randn(1, sizes.horizon, sizes.dims, generator=draws)
     return hidden, x, torch.rand(CAMERAS, 3, flow.side, flow.side, generator=draws) * 2 - 1
+
+
+def shaped(shape: FlowShape, prefix: int, suffix: int) -> FlowShape:
+    """The shape whose prefix and steps have exactly so many rows: three cameras, the state, and text for the rest."""
+    flow = replace(shape.config.flow, chunk=suffix, horizon=suffix)
+    text = prefix - CAMERAS * shape.image_rows - shape.sizes.closing
+    if text < 1:
+        raise ValueError(f"prefix: {prefix} rows; images and state take {prefix - text} and a text at least one")
+    return replace(shape, config=replace(shape.config, flow=flow), text=text)
+
+
+def work_of(shape: FlowShape, number_bytes: int, frames: int = 1) -> dict[str, Work]:
+    """FLOPs and bytes of each stage, and of a tick of so many frames: a prefill, and a step of each."""
+    prefill = language_work(shape)
+    works = {"towers": vision_work(shape), "prefill": prefill, "step": step_work(shape)}
+    works["tick"] = prefill + step_work(shape, frames)
+    return {name: Work(work.flops, work.bytes * number_bytes / NUMBER_BYTES) for name, work in works.items()}
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

@@ -17,9 +17,9 @@ from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.quantised.errors import FlowErrors
-from edgeflow.lab.export.quantised.precision import Precision
-from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs
+from edgeflow.lab.export.quantised.stage_runs import GraphRun
+from edgeflow.lab.export.request import Precision
 
 PRECISIONS = (Precision.INT16, Precision.W8A16, Precision.W8A8)
 LEAST_GAIN = 2.0

@@ -22,9 +22,9 @@ from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES, DemoFlow, Models, quantised
 from edgeflow.lab.export.quantised.errors import flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised
-from edgeflow.lab.export.quantised.precision import Precision
-from edgeflow.lab.export.quantised.sessions import GraphRun
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs
+from edgeflow.lab.export.quantised.stage_runs import GraphRun
+from edgeflow.lab.export.request import Precision
 
 MASK = "finite-mask"
 TIMED, ROUNDS = 16, 3

@@ -38,10 +38,10 @@ COMMANDS = (
         "checking",
         "Compare a checkpoint's outputs with recordings of the original implementation, in float32.",
     ),
-    LabCommand("quantize", "quantizing", "Quantise a chat model or a policy to 4 bits by the AWQ search, on the CPU."),
+    LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits by the AWQ search, on the CPU."),
     LabCommand(
         "export",
-        "exporting",
+        "converting",
         "Export a model as static ONNX graphs: towers, prefill and one step, with explicit KV inputs and outputs.",
         "onnx",
     ),
@@ -77,7 +77,7 @@ COMMANDS = (
     ),
     LabCommand(
         "cosim",
-        "cosimulating",
+        "converting",
         "Estimate a model on the KV260 accelerator: time of each operation beside the paper's, tokens per second.",
     ),
 )

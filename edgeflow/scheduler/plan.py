@@ -76,9 +76,9 @@ class Segment(Generic[Ref]):
     start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
     enter; `start` is then the furthest it may be. certain: it is exact, since no pass of several rows is uncommitted.
     stage: 0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
-    are drafts, also behind a prompt. Of other programs (types.StageProgram) it is the pass, from 1.
+    are drafts, also behind a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
     samples: rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end.
-    drafts: how many of them are drafts. group, advances: as of the stage (types.Stage); rows that do not advance the
+    drafts: how many of them are drafts. group, advances: as of the stage (contract.Stage); rows that do not advance the
     slot are written over by the sequence's next ones.
     guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
     before, gated, folded: of a slot with memory (scheduler/folding.py).

@@ -1,6 +1,6 @@
 """The frames of one session: at most one waiting, at most K in flight, and those that land; and their ring of K slots.
 
-Each pass of a frame is the next of the session's program, which has K (types.StageProgram). A frame lands once the
+Each pass of a frame is the next of the session's program, which has K (contract.StageProgram). A frame lands once the
 passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
 drafts: when all of its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1`
 decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.

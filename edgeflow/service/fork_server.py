@@ -23,8 +23,18 @@ from typing import Any, NoReturn
 
 from edgeflow.ipc.leash import bind_to_parent, follow_parent
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
-from edgeflow.service.children.launch import CHAT, GATEWAY, ChildStart
-from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
+from edgeflow.service.children.start import (
+    CHAT,
+    FORK_CODING,
+    GATEWAY,
+    ChildStart,
+    Ended,
+    Fork,
+    Forked,
+    ForkMessage,
+    Kill,
+    NotForked,
+)
 from edgeflow.service.host.process import new_loop
 from edgeflow.service.host.spawn import how_it_ended
 

@@ -18,7 +18,7 @@ from tests.policies.flow.weights import Tiny
 @lru_cache
 def _written() -> Path:
     from edgeflow.lab.export.graphs.shapes import ExportShapes
-    from edgeflow.lab.export.policies.families import EXPORT
+    from edgeflow.lab.export.programs import EXPORT
     from edgeflow.models.checkpoint import fingerprint
     from edgeflow.policies.registry import family_of
 

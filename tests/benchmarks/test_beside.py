@@ -14,7 +14,7 @@ from contextlib import closing
 import pytest
 from PIL import Image
 
-from benchmarks.chaos import bodies, bodies_attack, cheat, cheats, children, service
+from benchmarks.chaos import bodies, bodies_attack, cheat, children, service
 from benchmarks.chaos.beside import (
     QUIET,
     Bars,
@@ -178,21 +178,21 @@ def test_a_sender_counts_answers_and_missing_ones():
 
 
 def test_messages_of_cheats():
-    over = list(itertools.islice(cheats.frames(cheats.SMALL, b"picture", 1.0, 1000.0), 4))
+    over = list(itertools.islice(cheat.frames(cheat.SMALL, b"picture", 1.0, 1000.0), 4))
     assert over[0].open.control_period_ms == 1000
     assert [each.frame.seq for each in over[1:]] == [1, 2, 3]
-    messages = list(itertools.islice(cheats.everything(b"picture", seed=1), 300))
+    messages = list(itertools.islice(cheat.everything(b"picture", seed=1), 300))
     kinds = [each.WhichOneof("kind") for each in messages]
     assert kinds.count("reset") > 200
     assert kinds.count("open") > 20
     instructions = [each.frame.instruction for each in messages if each.WhichOneof("kind") == "frame"]
     assert len(set(instructions)) == len(instructions) > 1
-    again = list(itertools.islice(cheats.everything(b"picture", seed=1), 300))
+    again = list(itertools.islice(cheat.everything(b"picture", seed=1), 300))
     assert [each.frame.instruction for each in again if each.WhichOneof("kind") == "frame"] == instructions
 
 
 def test_the_big_picture_is_legal_and_progressive():
-    data = cheats.big_picture(seed=0)
+    data = cheat.big_picture(seed=0)
     with Image.open(io.BytesIO(data)) as image:
         assert image.size == (2000, 2000)
         assert image.info["progressive"]

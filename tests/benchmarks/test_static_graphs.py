@@ -9,20 +9,21 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.static_graphs.cells import (
+from benchmarks.static_graphs.measuring import MODELS, PREFIXES, SUFFIXES, inputs_of, shaped, work_of
+from benchmarks.static_graphs.operators import MODELS as EMBEDDED
+from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_table, table
+from benchmarks.static_graphs.report import (
+    ENGINE16,
+    ENGINE32,
     JOURNEY,
     JOURNEY_PREFILL,
     JOURNEY_STEP,
-    MODELS,
-    PREFIXES,
-    SUFFIXES,
-    shaped,
-    work_of,
+    ONNX,
+    Row,
+    as_json,
+    picture,
+    tables,
 )
-from benchmarks.static_graphs.measuring import inputs_of
-from benchmarks.static_graphs.operators import MODELS as EMBEDDED
-from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_table, table
-from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, picture, tables
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName

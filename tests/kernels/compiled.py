@@ -30,7 +30,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, causal
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
-from edgeflow.lab.trials import cases, int4_cases
+from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow.lab.trials.sees import tree_of_drafts, window
 
@@ -85,7 +85,7 @@ def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[C
         yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), kv_format)
     if arch == 80:
         return
-    yield int4_cases.packed_attention(SPANS, Heads(14, 2, 128))
+    yield kv_cases.attention_int4(SPANS, Heads(14, 2, 128))
     yield from seen_cases([window(span, 32, 4) for span in SPANS], int8=every or arch == 87)
 
 

@@ -19,7 +19,8 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials.cases import Case
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow.lab.trials.compare import tolerance
+from tests.kernels.deviation import deviation
 
 CPU = torch.device("cpu")
 SPARSE = {"packed_attention"}

@@ -14,7 +14,7 @@ from edgeflow.kernels.kv.shift_kv import chain_reference
 from edgeflow.kernels.packed_attention import reference
 from edgeflow.kernels.triton.packed_attention import packed_attention_int4
 from edgeflow.kernels.triton.shift_kv import shift_kv_chain
-from edgeflow.lab.trials import int4_cases
+from edgeflow.lab.trials import kv_cases
 from edgeflow.lab.trials.cases import Heads
 from tests.kernels.test_int4_kv import Passes, store
 
@@ -39,7 +39,7 @@ def follow_one_another() -> None:
 
 def replay() -> None:
     """Slots and positions are data of the device: the host makes its plan once, from the shape."""
-    case = int4_cases.packed_attention(RECORDED, HEADS)
+    case = kv_cases.attention_int4(RECORDED, HEADS)
     layout, kv = case.problem(CPU, torch.float32).arguments
     recorded = replace(layout, places=None)
     attend = packed_attention_int4(recorded, kv)

@@ -25,9 +25,10 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow.lab.trials.compare import tolerance
 from edgeflow.lab.trials.sees import window
 from edgeflow_client.errors import ConfigError
+from tests.kernels.deviation import deviation
 from tests.kernels.flashinfer_double import flashinfer
 from tests.kernels.flashinfer_signatures import USED, read, recorded
 

@@ -12,8 +12,9 @@ from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.weights import Fp8Weight, dequantised, fp8_rows
 from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow.lab.trials.compare import tolerance
 from edgeflow_client.errors import ConfigError
+from tests.kernels.deviation import deviation
 from tests.kernels.subprocesses import run
 
 CPU = torch.device("cpu")

@@ -9,7 +9,8 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.varlen_attention import LONG, Sequences, products, reference, sdpa
 from edgeflow.lab.trials.cases import Heads, varlen_attention
-from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow.lab.trials.compare import tolerance
+from tests.kernels.deviation import deviation
 
 CPU = torch.device("cpu")
 

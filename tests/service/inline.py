@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import ChildStart, LaunchedChild, Role
+from edgeflow.service.children.launch import LaunchedChild, Role
+from edgeflow.service.children.start import ChildStart
 from edgeflow.service.gateway.gateway import Gateway
 
 

@@ -13,13 +13,13 @@ from benchmarks.chaos.report import progress
 from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.rules import Row, percentile
 from benchmarks.chaos.sdk_robot import Fleet
-from benchmarks.chaos.service import ServiceUnderTest, Surroundings, crash_budget
+from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest, Surroundings
 
 HZ, POLL_S = 20.0, 0.01
 SLOWER = 1.2
 EXIT_S = 15.0
 STEADY_S = 0.5
-CONFIG = crash_budget({"max_sessions": 1, **OVERCOMMIT})
+CONFIG = {"max_sessions": 1, **OVERCOMMIT, **MANY_CRASHES}
 
 
 @dataclass(slots=True, kw_only=True)

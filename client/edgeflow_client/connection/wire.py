@@ -53,10 +53,10 @@ class SessionSettings:
     """Settings to open a session with; mode None = the service's default.
 
     max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
-    own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only, as in
-    types.Speculation. state: the vectors of every frame. chunks: the client plays chunks of several actions; otherwise
-    it gets the one row that is due. rtc: answers continue the chunk being played; None = where service and policy can,
-    True = refuse those that cannot.
+    own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only: bins by
+    which a token may differ from its draft, and the most passes of a frame. state: the vectors of every frame. chunks:
+    the client plays chunks of several actions; otherwise it gets the one row that is due. rtc: answers continue the
+    chunk being played; None = where service and policy can, True = refuse those that cannot.
     """
 
     cameras: tuple[CameraSpec, ...]

@@ -89,6 +89,8 @@ def read_limits(settings: Mapping[str, object]) -> dict[str, float]:
         except ValueError:
             kind = "time such as 80ms or 0.1s" if unit else "number"
             raise ConfigError(f"limits.{key}: {value!r} is not a {kind}") from None
+        if not 0 <= limits[name] < math.inf:
+            raise ConfigError(f"limits.{key}: {value!r} is not a finite number from 0 on")
     return limits
 
 
@@ -240,10 +242,8 @@ def _ms(nanoseconds: int | None) -> str:
 
 def _summary(summary: Summary) -> dict[str, Any]:
     frames = summary.frames
-    names = ("overtaken_share", "unsettled_share", "continued_share", "late_share")
-    shares = {name: getattr(frames, name) for name in names}
     derived = {"jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
-    return {**asdict(summary), "frames": {**asdict(frames), **shares}, **derived}
+    return {**asdict(summary), "frames": {**asdict(frames), **frames.shares}, **derived}
 
 
 def _steps(run: Measurement) -> list[StepResult]:

@@ -39,24 +39,10 @@ class Frames:
     late: int
 
     @property
-    def overtaken_share(self) -> float:
-        """Overtaken frames divided by those offered."""
-        return self.overtaken / self.offered if self.offered else math.nan
-
-    @property
-    def unsettled_share(self) -> float:
-        """Actions with unsettled tokens divided by all actions."""
-        return self.unsettled / self.acted if self.acted else math.nan
-
-    @property
-    def continued_share(self) -> float:
-        """Chunks that continue another divided by all actions."""
-        return self.continued / self.acted if self.acted else math.nan
-
-    @property
-    def late_share(self) -> float:
-        """Chunks that did not fit what was played when they came, divided by all actions."""
-        return self.late / self.acted if self.acted else math.nan
+    def shares(self) -> dict[str, float]:
+        """overtaken_share: of the offered frames. unsettled_share, continued_share, late_share: of those acted on."""
+        whole = {"overtaken": self.offered, "unsettled": self.acted, "continued": self.acted, "late": self.acted}
+        return {f"{name}_share": getattr(self, name) / of if of else math.nan for name, of in whole.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

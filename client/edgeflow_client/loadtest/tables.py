@@ -25,6 +25,7 @@ TIMES = {
     "pass": "pass_ms",
 }
 FRAMES = ("offered", "acted", "superseded", "rejected", "dropped", "unanswered")
+SHARES = ("frames overtaken", "actions with unsettled tokens", "chunks that continue another", "late chunks")
 ACTIONS = ("FPS", "age p50", "age p99", "jitter", "misses", "gaps")
 Cells = Callable[[Summary], list[str]]
 
@@ -149,15 +150,10 @@ def _sentences(results: Results) -> list[str]:
 
 
 def _passes_sentence(total: Summary) -> str:
-    frames, passes = total.frames, total.passes
+    passes = total.passes
     text = f"passes per action: mean {_number(passes.mean)}, p50 {_number(passes.p50)}, max {_number(passes.max)}"
-    shares = {
-        "frames overtaken": frames.overtaken_share,
-        "actions with unsettled tokens": frames.unsettled_share,
-        "chunks that continue another": frames.continued_share,
-        "late chunks": frames.late_share,
-    }
-    return "; ".join([text, *(f"{what}: {100 * share:.1f} %" for what, share in shares.items() if share > 0)])
+    shares = zip(SHARES, total.frames.shares.values(), strict=True)
+    return "; ".join([text, *(f"{what}: {100 * share:.1f} %" for what, share in shares if share > 0)])
 
 
 def _generator_sentence(results: Results) -> list[str]:

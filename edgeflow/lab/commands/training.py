@@ -156,8 +156,7 @@ def train_gate(
     stopped goes on. A file of draw-logs needs its --sink, --window and
     --segment. Llama, Qwen2, Qwen2.5, Qwen3.
     """
-    from edgeflow.lab.training.gate.command import train_gate_command
-    from edgeflow.lab.training.gate.run import GateRequest
+    from edgeflow.lab.training.gate.run import GateRequest, train_gate_command
     from edgeflow.models.memory_gate import GateRules
 
     if not 0 < lr <= 1:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from edgeflow.lab.demo.recording import RunRecorder, RunSummary, Series, Snapshot, TimeSeries
-from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS, state_of
+from edgeflow.lab.demo.world.robot import STATE_NAMES, STATE_UNITS, state_of
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome

@@ -8,25 +8,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES
-from edgeflow.lab.export.graphs.shapes import ExportShapes
-from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.request import ExportOutcome, ExportRequest
 from edgeflow.lab.export.run import export
 from edgeflow.lab.progress import reporting
-from edgeflow.model_paths import resolve_model
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 MB = 1e6
 
 
-def export_command(
-    model: str,
-    request: ExportRequest,
-    *,
-    as_json: bool,
-) -> None:
+def export_command(model: str, request: ExportRequest, *, as_json: bool) -> None:
     """Export a checkpoint and print what was written."""
     with reporting(Console(stderr=True)) as report:
         outcome = export(request, report)
@@ -34,31 +25,6 @@ def export_command(
         print(json.dumps(outcome.as_json(), indent=2))
     else:
         _show(model, request.out, outcome)
-
-
-def request_of(
-    model: str,
-    out: Path,
-    shapes: ExportShapes,
-    *,
-    precision: str,
-    prefill: str | None,
-    step: str | None,
-    rewrites: tuple[str, ...],
-    frames: Path | None,
-    first_step: bool,
-) -> ExportRequest:
-    """The request of the options. prefill, step: precisions of these stages, where they are others."""
-    chosen = {StageName.TOWERS: precision, StageName.PREFILL: prefill or precision, StageName.STEP: step or precision}
-    return ExportRequest(
-        folder=resolve_model(model, chat=True),
-        out=out,
-        shapes=shapes,
-        precisions={stage: Precision(name) for stage, name in chosen.items()},
-        rewrites=rewrites,
-        frames=frames,
-        first_step=first_step,
-    )
 
 
 def _show(model: str, out: Path, outcome: ExportOutcome) -> None:

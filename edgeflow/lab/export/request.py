@@ -1,16 +1,29 @@
-"""A request of `edgeflow export`, and its result."""
+"""A request of `edgeflow export` with the precision of each stage, and its result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from edgeflow.artifacts.manifest import Graph, Manifest, StageName
 from edgeflow.lab.export.graphs.shapes import ExportShapes
-from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow_client.errors import ConfigError
+
+
+class Precision(str, Enum):
+    """The precision of weights and activations. W8A16: 8-bit weights, 16-bit activations."""
+
+    FLOAT32 = "float32"
+    INT16 = "int16"
+    W8A16 = "w8a16"
+    W8A8 = "w8a8"
+
+
+WEIGHTS = {Precision.FLOAT32: 32, Precision.INT16: 16, Precision.W8A16: 8, Precision.W8A8: 8}
+ACTIVATIONS = {Precision.FLOAT32: 32, Precision.INT16: 16, Precision.W8A16: 16, Precision.W8A8: 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ import onnxscript
 import torch
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName
-from edgeflow.lab.export.allowed import check_operators
 from edgeflow.lab.export.calibration import MASK, Calibration, calibrated
-from edgeflow.lab.export.checking import check_error, error_of
+from edgeflow.lab.export.checking import check_error, check_operators, error_of
 from edgeflow.lab.export.folder import check_out, copy_texts, replacing, write_manifest
 from edgeflow.lab.export.graphs.graph_files import (
     SharedWeights,
@@ -28,10 +27,9 @@ from edgeflow.lab.export.graphs.graph_files import (
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 from edgeflow.lab.export.programs import program_of
-from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.stage_runs import stage_key
-from edgeflow.lab.export.request import Exported, ExportOutcome, ExportRequest
+from edgeflow.lab.export.request import Exported, ExportOutcome, ExportRequest, Precision
 from edgeflow.lab.progress import Report
 from edgeflow.models.checkpoint import fingerprint
 

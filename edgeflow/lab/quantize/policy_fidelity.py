@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import mean_error, passed_through
-from edgeflow.lab.quantize.policies.rows import ActionRows
+from edgeflow.lab.quantize.policies.served import ActionRows
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import Decoder
 

@@ -20,8 +20,7 @@ from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST, Figures, Outcome
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
 from edgeflow.lab.quantize.policies.frames import Frames, check_kept, chosen, read_frames, write_frames
-from edgeflow.lab.quantize.policies.rows import action_rows, prefix_rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.lab.quantize.policy_fidelity import ChunkFidelity, measure_tokens
 from edgeflow.lab.quantize.request import Request

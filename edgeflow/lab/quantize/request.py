@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeflow.lab.quantize.files.grouping import Grouping
+from edgeflow.lab.quantize.files.source import Grouping
 from edgeflow.lab.quantize.search.block_search import SearchSettings
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.models.checkpoint import fingerprint

@@ -12,11 +12,11 @@ from edgeflow.kernels.kv.formats import FP8, INT8, ScaledKV
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, before, bidirectional_prefix, causal
 from edgeflow.kernels.weights import FLOAT
-from edgeflow.lab.trials import cases, int4_cases, latent_cases, memory_cases
+from edgeflow.lab.trials import cases, kv_cases, memory_cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow.lab.trials.sees import bidirectional_suffix, tree_of_drafts, window
 
-Proofs = dict[str, Callable[[], list[Case]]]
+_HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
 
 
 def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
@@ -34,34 +34,10 @@ def _rms_norm() -> list[Case]:
     return [*plain, cases.rms_norm(0, 16), cases.rms_norm(2, 16, eps=0.5), cases.head_norm(5, Heads(4, 2, 80))]
 
 
-def _add_rms_norm() -> list[Case]:
-    return [cases.add_rms_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))]
-
-
 def _add_layer_norm() -> list[Case]:
     towers = [cases.add_layer_norm(3, 1024), cases.add_layer_norm(2, 1152)]
     small = [cases.add_layer_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (0, 8))]
     return [*towers, *small, cases.add_layer_norm(2, 16, eps=0.5)]
-
-
-def _swiglu() -> list[Case]:
-    return [cases.swiglu(rows, width) for rows, width in ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))]
-
-
-def _greedy() -> list[Case]:
-    shapes = [(1, 1, 0, 1), (7, 4095, 0, 0), (7, 4096, 0, 0), (7, 9000, 0, 0), (6, 9000, 31, 4127), (6, 300, 256, 300)]
-    return [cases.greedy(*shape) for shape in (*shapes, (0, 64, 0, 0))]
-
-
-def _shift_kv() -> list[Case]:
-    heads = Heads(2, 2, 16)
-    return [cases.shift_kv(65, length, heads) for length in (0, 1, 63, 64, 65)]
-
-
-def _shift_kv_chain() -> list[Case]:
-    heads = Heads(2, 2, 16)
-    lengths: list[list[int]] = [[], [5], [64, 65, 66], [70, 1, 0, 63]]
-    return [cases.shift_kv_chain(70, each, heads) for each in lengths]
 
 
 def _rope_spans() -> list[list[Span]]:
@@ -103,9 +79,8 @@ def _linear_int8() -> list[Case]:
 
 
 def _rope_scaled(kv_format: ScaledKV) -> list[Case]:
-    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
     return [
-        cases.rope_write_kv_scaled(spans, each, kv_format) for spans, each in zip(_rope_spans(), heads, strict=True)
+        cases.rope_write_kv_scaled(spans, each, kv_format) for spans, each in zip(_rope_spans(), _HEADS, strict=True)
     ]
 
 
@@ -166,10 +141,9 @@ def _packed_attention() -> list[Case]:
 
 
 def _packed_attention_scaled(kv_format: ScaledKV) -> list[Case]:
-    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
-    plain = [cases.packed_attention_scaled(spans, heads[i % 3], kv_format) for i, spans in enumerate(_edges())]
+    plain = [cases.packed_attention_scaled(spans, _HEADS[i % 3], kv_format) for i, spans in enumerate(_edges())]
     seen = [
-        cases.packed_attention_scaled(spans, heads[index % 3], kv_format, sees)
+        cases.packed_attention_scaled(spans, _HEADS[index % 3], kv_format, sees)
         for index, (spans, sees) in enumerate(_sights())
     ]
     return [*plain, *seen]
@@ -196,13 +170,13 @@ def _fold_memory() -> list[Case]:
 
 def _rope_latent() -> list[Case]:
     sizes = [(Heads(4, 1, 24), 8), (Heads(7, 1, 81), 16), (Heads(16, 1, 576), 64)]
-    return [latent_cases.rope_write_kv(spans, *each) for spans, each in zip(_rope_spans(), sizes, strict=True)]
+    return [kv_cases.rope_write_latent(spans, *each) for spans, each in zip(_rope_spans(), sizes, strict=True)]
 
 
 def _packed_attention_latent() -> list[Case]:
     heads = [Heads(4, 1, 24), Heads(7, 1, 81), Heads(16, 1, 576)]
-    plain = [latent_cases.packed_attention(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
-    seen = [latent_cases.packed_attention(spans, heads[i % 2], sees) for i, (spans, sees) in enumerate(_sights())]
+    plain = [kv_cases.attention_latent(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
+    seen = [kv_cases.attention_latent(spans, heads[i % 2], sees) for i, (spans, sees) in enumerate(_sights())]
     return [*plain, *seen]
 
 
@@ -215,14 +189,13 @@ def _rope_int4() -> list[Case]:
         [Span(2, 20, 90), Span(0, 5, 7), Span(1, 64, 32)],
     ]
     heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128), Heads(2, 2, 96)]
-    return [int4_cases.rope_write_kv(*each) for each in zip(spans, heads, strict=True)]
+    return [kv_cases.rope_write_int4(*each) for each in zip(spans, heads, strict=True)]
 
 
 def _packed_attention_int4() -> list[Case]:
-    heads = [Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128)]
     spans = [*_edges(), [Span(0, 30, 4), Span(2, 31, 1), Span(1, 32, 1), Span(3, 0, 33)], [Span(0, 10, 100)]]
-    plain = [int4_cases.packed_attention(each, heads[index % 3]) for index, each in enumerate(spans)]
-    return [*plain, int4_cases.packed_attention([Span(1, 30, 4)], Heads(40, 1, 16))]
+    plain = [kv_cases.attention_int4(each, _HEADS[index % 3]) for index, each in enumerate(spans)]
+    return [*plain, kv_cases.attention_int4([Span(1, 30, 4)], Heads(40, 1, 16))]
 
 
 def _drawn(seed: int) -> list[Span]:
@@ -239,15 +212,19 @@ def _varlen_attention() -> list[Case]:
     return [*plain, cases.varlen_attention([5, 9], heads[0], turned=True)]
 
 
-_PROOFS: Proofs = {
+_LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (6, 300, 256, 300), (0, 64))
+"""Rows, vocabulary, and a slice of it."""
+_PROOFS: dict[str, Callable[[], list[Case]]] = {
     "rms_norm": _rms_norm,
-    "add_rms_norm": _add_rms_norm,
+    "add_rms_norm": lambda: [cases.add_rms_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))],
     "add_layer_norm": _add_layer_norm,
-    "swiglu": _swiglu,
-    "greedy": _greedy,
+    "swiglu": lambda: [cases.swiglu(*size) for size in ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))],
+    "greedy": lambda: [cases.greedy(*shape) for shape in _LOGITS],
     "linear": _linear,
-    "shift_kv": _shift_kv,
-    "shift_kv_chain": _shift_kv_chain,
+    "shift_kv": lambda: [cases.shift_kv(65, length, Heads(2, 2, 16)) for length in (0, 1, 63, 64, 65)],
+    "shift_kv_chain": lambda: [
+        cases.shift_kv_chain(70, lengths, Heads(2, 2, 16)) for lengths in ([], [5], [64, 65, 66], [70, 1, 0, 63])
+    ],
     "rope_write_kv": lambda: [*_rope(), *_rope_scaled(INT8), *_rope_scaled(FP8), *_rope_int4(), *_rope_latent()],
     "packed_attention": lambda: [
         *_packed_attention(),

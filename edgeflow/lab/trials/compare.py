@@ -66,17 +66,6 @@ class Expected:
         return max(_between(mine, theirs, self.dtype) for mine, theirs in zip(found, self.outputs, strict=True))
 
 
-def deviation(
-    case: Case,
-    function: Callable[..., Any],
-    reference: Callable[..., Any],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> float:
-    """The deviation of one candidate of a case."""
-    return Expected.of(case, reference, device, dtype).deviation(function)
-
-
 def _between(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
     if found.shape != expected.shape:
         return math.inf

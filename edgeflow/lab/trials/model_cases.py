@@ -14,7 +14,7 @@ from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS, stage_of
 from edgeflow.kernels.table.model_shape import ModelShape, Product
-from edgeflow.lab.trials import cases, int4_cases, latent_cases
+from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow_client.errors import ConfigError
 
@@ -26,52 +26,28 @@ ATTENTION = ("attention", "rope", "kv_cache")
 Staged = tuple[str, Case]
 """(stage of the pass, case)"""
 
+
+def _qwen(hidden: int, inner: int, heads: int, kv_heads: int, vocabulary: int = 151936) -> ModelShape:
+    """A Qwen2.5 behind a prompt of 1,024 rows."""
+    return ModelShape(
+        family="qwen2",
+        hidden=hidden,
+        inner=inner,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        vocabulary=vocabulary,
+        rows=1024,
+        stages=1,
+    )
+
+
 PRESETS = {
     "openvla-7b": ModelShape(),
-    "qwen2.5-0.5b": ModelShape(
-        family="qwen2",
-        hidden=896,
-        inner=4864,
-        heads=14,
-        kv_heads=2,
-        head_dim=64,
-        vocabulary=151936,
-        rows=1024,
-        stages=1,
-    ),
-    "qwen2.5-1.5b": ModelShape(
-        family="qwen2",
-        hidden=1536,
-        inner=8960,
-        heads=12,
-        kv_heads=2,
-        head_dim=128,
-        vocabulary=151936,
-        rows=1024,
-        stages=1,
-    ),
-    "qwen2.5-3b": ModelShape(
-        family="qwen2",
-        hidden=2048,
-        inner=11008,
-        heads=16,
-        kv_heads=2,
-        head_dim=128,
-        vocabulary=151936,
-        rows=1024,
-        stages=1,
-    ),
-    "qwen2.5-7b": ModelShape(
-        family="qwen2",
-        hidden=3584,
-        inner=18944,
-        heads=28,
-        kv_heads=4,
-        head_dim=128,
-        vocabulary=152064,
-        rows=1024,
-        stages=1,
-    ),
+    "qwen2.5-0.5b": _qwen(896, 4864, 14, 2),
+    "qwen2.5-1.5b": _qwen(1536, 8960, 12, 2),
+    "qwen2.5-3b": _qwen(2048, 11008, 16, 2),
+    "qwen2.5-7b": _qwen(3584, 18944, 28, 4, 152064),
 }
 
 
@@ -134,11 +110,12 @@ def _priority(staged: Staged) -> int:
 def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
     """The calls of one pass, those of a layer once."""
     rows = sum(span.length for span in spans)
+    (attention, *narrow_attention), (write, *narrow_writes) = _attention(shape, spans), _writes(shape, spans)
     return [
-        _attention_case(shape, spans),
-        _write_case(shape, spans),
+        attention,
+        write,
         *linear_cases(shape, rows),
-        *_head_cases(shape, len(spans)),
+        *(_case(each, len(spans)) for each in shape.every_product if each.role == "head"),
         cases.rms_norm(rows, shape.hidden, role="input"),
         cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
         cases.add_rms_norm(rows, shape.hidden, role="input"),
@@ -147,42 +124,31 @@ def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
         cases.swiglu(rows, shape.inner),
         cases.greedy(len(spans), shape.vocabulary),
         *_shift_cases(shape, spans),
-        *_narrow_writes(shape, spans),
-        *_narrow_attention(shape, spans),
+        *narrow_writes,
+        *narrow_attention,
     ]
 
 
-def _narrow_writes(shape: ModelShape, spans: list[Span]) -> list[Case]:
-    """Writes into KV of fewer bits than the model's own."""
+def _writes(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """Writes into slots in the model's own format, then into those of fewer bits."""
+    heads = _heads(shape)
     if shape.latent is not None:
-        return []
-    scaled = [cases.rope_write_kv_scaled(spans, _heads(shape), each) for each in (INT8, FP8)]
-    return [*scaled, int4_cases.rope_write_kv(spans, _heads(shape))]
+        return [kv_cases.rope_write_latent(spans, heads, shape.latent.rotary)]
+    scaled = [cases.rope_write_kv_scaled(spans, heads, each) for each in (INT8, FP8)]
+    return [cases.rope_write_kv(spans, heads), *scaled, kv_cases.rope_write_int4(spans, heads)]
 
 
-def _narrow_attention(shape: ModelShape, spans: list[Span]) -> list[Case]:
-    """Attention over KV of fewer bits than the model's own."""
+def _attention(shape: ModelShape, spans: list[Span]) -> list[Case]:
+    """Attention over slots in the model's own format, then over those of fewer bits."""
+    heads = _heads(shape)
     if shape.latent is not None:
-        return []
-    scaled = [cases.packed_attention_scaled(spans, _heads(shape), each) for each in (INT8, FP8)]
-    return [*scaled, int4_cases.packed_attention(spans, _heads(shape))]
+        return [kv_cases.attention_latent(spans, heads)]
+    scaled = [cases.packed_attention_scaled(spans, heads, each) for each in (INT8, FP8)]
+    return [cases.packed_attention(spans, heads), *scaled, kv_cases.attention_int4(spans, heads)]
 
 
 def _heads(shape: ModelShape) -> Heads:
     return Heads(shape.heads, shape.kv_heads, shape.head_dim)
-
-
-def _attention_case(shape: ModelShape, spans: list[Span]) -> Case:
-    """Over slots in the model's own format."""
-    attention = cases.packed_attention if shape.latent is None else latent_cases.packed_attention
-    return attention(spans, _heads(shape))
-
-
-def _write_case(shape: ModelShape, spans: list[Span]) -> Case:
-    """Into slots in the model's own format."""
-    if shape.latent is None:
-        return cases.rope_write_kv(spans, _heads(shape))
-    return latent_cases.rope_write_kv(spans, _heads(shape), shape.latent.rotary)
 
 
 def _norm_cases(shape: ModelShape, rows: int) -> list[Case]:
@@ -201,13 +167,12 @@ def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[
         return []
     rows = len(spans)
     last = [Span(span.slot, span.start + span.length - 1, 1) for span in spans]
-    attention = [_attention_case(shape, last), *_narrow_attention(shape, last)]
     others = [
         *(case for case in linear_cases(shape, rows) if case.layer_role not in ("qkv", "query")),
         cases.add_rms_norm(rows, shape.hidden, role="post_attention"),
         cases.swiglu(rows, shape.inner),
     ]
-    return [*(("decode", case) for case in attention), *((stage, case) for case in others)]
+    return [*(("decode", case) for case in _attention(shape, last)), *((stage, case) for case in others)]
 
 
 def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
@@ -225,10 +190,6 @@ def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
 def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
     """The projections of a layer, for so many rows."""
     return [_case(each, rows) for each in shape.every_product if each.role != "head"]
-
-
-def _head_cases(shape: ModelShape, rows: int) -> list[Case]:
-    return [_case(each, rows) for each in shape.every_product if each.role == "head"]
 
 
 def _case(product: Product, rows: int) -> Case:

@@ -108,10 +108,6 @@ class Tuner:
         )
         return known(key, Hardware.of(self.device))
 
-    def tune(self, case: Case) -> Tuned:
-        """Search all candidates of a case."""
-        return self.tune_together([case])[0]
-
     @torch.inference_mode()
     def tune_together(self, cases: Sequence[Case]) -> list[Tuned]:
         """Search all candidates of cases that one implementation must serve, each with its own parameters.

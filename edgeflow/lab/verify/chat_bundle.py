@@ -9,7 +9,7 @@ largest logits. Bundles of quantised models have their tensors in `expected_logi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,15 @@ class ChatCase:
     """
 
     name: str
-    prompt: str | None
-    messages: list[dict[str, Any]] | None
-    images: list[NDArray[np.uint8]]
-    rendered: str | None
     input_ids: list[int]
     greedy_ids: list[int]
-    text: str | None
-    whole_text: str | None
-    rope_delta: int | None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    images: list[NDArray[np.uint8]] = field(default_factory=list)
+    rendered: str | None = None
+    text: str | None = None
+    whole_text: str | None = None
+    rope_delta: int | None = None
     tensors: Mapping[str, Tensor]
 
 
@@ -91,7 +91,6 @@ def _case(directory: Path, name: str, entry: Entry, tensors: Mapping[str, Tensor
         input_ids=entry.ids("input_ids"),
         greedy_ids=entry.optional_ids("greedy_ids") or [],
         text=entry.optional_text("greedy_text"),
-        whole_text=None,
         rope_delta=int(delta[0]) if delta else None,
         tensors={key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)},
     )
@@ -101,15 +100,8 @@ def _generated(index: int, entry: Entry, tensors: Mapping[str, Tensor]) -> ChatC
     name = f"{index}.logits"
     return ChatCase(
         name=f"case{index}",
-        prompt=None,
-        messages=None,
-        images=[],
-        rendered=None,
         input_ids=entry.ids("input_ids"),
         greedy_ids=entry.ids("generated_ids"),
-        text=None,
-        whole_text=None,
-        rope_delta=None,
         tensors={"all_logits": tensors[name]} if name in tensors else {},
     )
 
@@ -123,13 +115,8 @@ def _oracle(index: int, entry: Entry) -> ChatCase:
     return ChatCase(
         name=f"case{index}",
         prompt=entry.text("prompt"),
-        messages=None,
-        images=[],
-        rendered=None,
         input_ids=entry.ids("input_ids"),
         greedy_ids=entry.ids("generated_ids"),
-        text=None,
         whole_text=entry.optional_text("text"),
-        rope_delta=None,
         tensors=tensors if top else {},
     )

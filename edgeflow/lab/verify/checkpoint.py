@@ -16,7 +16,7 @@ import torch
 from edgeflow.contract import KVName
 from edgeflow.engine.placement import check_host, choose_device
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
-from edgeflow.lab.export.policies.families import EXPORT
+from edgeflow.lab.export.programs import EXPORT
 from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_exported_chat, verify_kv
 from edgeflow.lab.verify.comparison import FP8_BOUNDS, CheckResult, Progress, Results, Verification, exact_float32
 from edgeflow.lab.verify.eagle import verify_eagle

@@ -22,8 +22,8 @@ from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
-from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
+from edgeflow.service.children.start import ChildStart
 from edgeflow.service.http.answers import METRICS_TYPE, application
 from edgeflow.service.http.middleware import PREFIXES, InternalMiddleware
 from edgeflow.service.http.server import HttpServer

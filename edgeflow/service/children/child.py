@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, read_sealed
-from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     CODING,
     MUST_TAKE,
@@ -24,6 +23,7 @@ from edgeflow.service.children.messages import (
     Serving,
     ToChild,
 )
+from edgeflow.service.children.start import ChildStart
 from edgeflow.service.observe.log import Log, incident_values
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ENTRIES, Guard

@@ -12,7 +12,7 @@ from typing import Any
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all, read_sealed, seal
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import CHAT, GATEWAY, LaunchChild, Role
+from edgeflow.service.children.launch import LaunchChild, Role
 from edgeflow.service.children.messages import (
     Act,
     ActCancel,
@@ -29,6 +29,7 @@ from edgeflow.service.children.messages import (
     no_room,
 )
 from edgeflow.service.children.single_actions import SingleActions
+from edgeflow.service.children.start import CHAT, GATEWAY
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics

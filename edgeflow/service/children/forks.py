@@ -9,8 +9,18 @@ from collections.abc import Sequence
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal
-from edgeflow.service.children.launch import CHAT, GATEWAY, KILL_WAIT_S, LaunchedChild, Pair, Role
-from edgeflow.service.children.messages import FORK_CODING, Ended, Fork, Forked, ForkMessage, Kill, NotForked
+from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Pair, Role
+from edgeflow.service.children.start import (
+    CHAT,
+    FORK_CODING,
+    GATEWAY,
+    Ended,
+    Fork,
+    Forked,
+    ForkMessage,
+    Kill,
+    NotForked,
+)
 from edgeflow.service.host.held import Held
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog

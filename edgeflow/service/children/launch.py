@@ -1,4 +1,4 @@
-"""The start of a child: its role, its socket to control, and the socket that it serves, which control binds."""
+"""The launch of a child: its role, its socket to control, and the socket that it serves, which control binds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
+from edgeflow.service.children.start import CHAT, GATEWAY
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
 
-GATEWAY, CHAT = "gateway", "chat"
 KILL_WAIT_S = 1.0
 PREFIX = "edgeflow-"
 SOCKET = "chat"
@@ -34,20 +34,6 @@ class Role:
     listener: socket.socket
     chat_path: str
     memory_mb: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChildStart:
-    """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
-
-    chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
-    """
-
-    role: str
-    control: socket.socket
-    listener: socket.socket
-    chat_path: str
-    config: Path
 
 
 @dataclass(frozen=True, slots=True)

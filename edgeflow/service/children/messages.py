@@ -1,4 +1,4 @@
-"""The messages between control, its child processes and their fork server, one packet each.
+"""The messages between control and its child processes, one packet each.
 
 Bulk data crosses as sealed memory.
 """
@@ -186,52 +186,6 @@ ChildMessage: TypeAlias = ToChild | FromChild
 MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding((*ToChild.__args__, *FromChild.__args__))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fork:
-    """Control → server: fork a child; answered by Forked or NotForked.
-
-    With the descriptors of the child's socket to control and of the socket that it serves. chat_path, memory_mb: as of
-    `Role`.
-    """
-
-    role: str
-    chat_path: str
-    memory_mb: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """Control → server: SIGKILL to a child, unless it has ended."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """Server → control: the child's process id."""
-
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class NotForked:
-    """Server → control: the fork failed. text: the system's reason."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Server → control: a child has ended. how: as of host/spawn.py."""
-
-    pid: int
-    how: str
-
-
-ForkMessage: TypeAlias = Fork | Kill | Forked | NotForked | Ended
-FORK_CODING: Coding[ForkMessage] = Coding(ForkMessage.__args__)
 
 
 def refusal(request: int, error: EdgeflowError) -> ActRefused:

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.children.child import ServingChild, sealed
-from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     ActDone,
     ActRefused,
@@ -32,6 +31,7 @@ from edgeflow.service.children.messages import (
     Snapshot,
     State,
 )
+from edgeflow.service.children.start import ChildStart
 from edgeflow.service.gateway.acting import Observations, act_answer
 from edgeflow.service.gateway.control import Control, whole
 from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough

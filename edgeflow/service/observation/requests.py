@@ -29,7 +29,7 @@ class OpenRequest:
     state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
     rtc: answers continue the chunk that the robot plays, where the policy can.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
-    only, as in types.Speculation.
+    only, as in contract.Speculation.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
     numbers of a frame; both empty until they are `matched`.
     """

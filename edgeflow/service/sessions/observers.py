@@ -28,7 +28,7 @@ from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEven
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
-from edgeflow_client.types import Command
+from edgeflow_client.types import Command, Disposition
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -46,12 +46,12 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedFrame:
-    """A frame that a session accepted."""
+    """A frame in order with valid contents, whatever its session does with it."""
 
     session: int
     frame: CheckedFrame
     gap_ns: int
-    """Time since the session's frame before; 0 for the first."""
+    """Time since the session's frame before that was in order and valid; 0 for the first."""
     unknown_chunk: bool
     """The robot reports that it plays a chunk that it was never sent."""
     late_chunk: bool
@@ -74,7 +74,7 @@ class SessionObserver:
         """A session was opened."""
 
     def observed(self, frame: ObservedFrame) -> None:
-        """A session accepted a frame."""
+        """A frame in order with valid contents arrived."""
 
     def answered(self, session: int, action: ActionEvent) -> None:
         """The robot was sent an action."""
@@ -191,7 +191,7 @@ class Metrics(ProcessMetrics, SessionObserver):
                     self.deadline_missed.inc()
                 elif event.reason == Reason.SUPERSEDED:
                     self.superseded.inc(event.frames)
-                elif event.code == "RESOURCE_EXHAUSTED" or event.reason.endswith(("_TOO_LARGE", "_TOO_LONG")):
+                elif event.disposition is Disposition.REJECTED and _beyond_a_limit(event):
                     self.limit_rejections.labels(event.reason).inc()
             case ActionEvent():
                 self.actions.labels(event.command.value, event.reason).inc()
@@ -288,3 +288,9 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
         self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
         self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")
+
+
+def _beyond_a_limit(event: StatusEvent) -> bool:
+    """True for a message above a limit of its size or number; a rate is not one."""
+    above = event.code == "RESOURCE_EXHAUSTED" or event.reason.endswith(("_TOO_LARGE", "_TOO_LONG"))
+    return above and event.reason != Reason.RATE_EXCEEDED

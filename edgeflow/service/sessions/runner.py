@@ -80,11 +80,11 @@ class SessionRunner:
         """
         now_ns = self._clock.now_ns()
         since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
-        gap_ns = now_ns - self._last_frame_ns if self._last_frame_ns is not None else 0
-        self._last_frame_ns = now_ns
         try:
             self.session.admit(seq, stamp_ns, now_ns, since_ns)
             frame = contents()
+            gap_ns = now_ns - self._last_frame_ns if self._last_frame_ns is not None else 0
+            self._last_frame_ns = now_ns
             seen = self._seen(frame, gap_ns)
             self.session.offer(frame, now_ns, since_ns)
             self._observers.observed(seen)

@@ -96,8 +96,8 @@ def test_passes_overtaken_frames_and_unsettled_tokens_are_reported():
     run = measured([ledger])
     total = summarise(run, [ledger])
     assert (total.passes.mean, total.passes.p50, total.passes.max) == (3.0, 2.0, 7.0)
-    assert (total.frames.superseded, total.frames.overtaken, total.frames.overtaken_share) == (4, 3, 3 / 8)
-    assert (total.frames.unsettled, total.frames.unsettled_share) == (1, 1 / 4)
+    assert (total.frames.superseded, total.frames.overtaken, total.frames.shares["overtaken_share"]) == (4, 3, 3 / 8)
+    assert (total.frames.unsettled, total.frames.shares["unsettled_share"]) == (1, 1 / 4)
     results = results_of(run, {})
     assert "passes per action: mean 3.00, p50 2.00, max 7.00; frames overtaken: 37.5 %" in shown(results)
     assert "actions with unsettled tokens: 25.0 %" in shown(results)
@@ -200,6 +200,8 @@ def test_limits_are_read_as_times_or_numbers():
     for settings, words in (
         ({"max_age_p99": "80"}, r"limits\.max_age_p99: '80' is not a time such as 80ms"),
         ({"max_misses": "none"}, r"limits\.max_misses: 'none' is not a number"),
+        ({"max_misses": "-3"}, r"limits\.max_misses: '-3' is not a finite number from 0 on"),
+        ({"min_fps": "nan"}, r"limits\.min_fps: 'nan' is not a finite"),
         ({"max_age": "80ms"}, r"limits\.max_age: unknown key; known: max_age_p50, .*max_jitter_ratio"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgeflow.lab.kv260 import constants, mac
-from edgeflow.lab.kv260.cycles import linear_time
 from edgeflow.lab.kv260.macro import MacroShape, Words, pack
+from edgeflow.lab.kv260.placement import linear_time
 from tests.deploy.kv260.linears import Linears, Pauses, simulate
 from tests.deploy.kv260.simulator import HERE, build, needs_verilator
 from tests.lab.kv260.linears import random_linear, random_words

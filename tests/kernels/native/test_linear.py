@@ -18,8 +18,9 @@ from edgeflow.kernels.native.linear import BLOCK, NativeInt4, NativeInt8, instru
 from edgeflow.kernels.table.built_in import ROWS_OF_8_BITS
 from edgeflow.kernels.weights import Int8Weight, Weight
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import deviation, tolerance
+from edgeflow.lab.trials.compare import tolerance
 from tests.kernels.awq_weights import random_weight
+from tests.kernels.deviation import deviation
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "built")
 SETS = instruction_sets() if not missing() else ()

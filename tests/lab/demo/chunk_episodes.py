@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.lab.demo.evaluate import run_in_lockstep
-from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from edgeflow.lab.demo.training.actions import NAMES, unscaled, values_of
-from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork, TowerSize
+from edgeflow.lab.demo.training.actions import HIGH, LOW, NAMES, bin_centres
+from edgeflow.lab.demo.training.network import BINS, NetworkSize, PolicyNetwork, TowerSize
 from edgeflow.lab.demo.training.tokenizer import prompt_ids
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow_client.errors import CheckpointError
@@ -34,8 +35,15 @@ class ReferencePolicy:
             rows = [row for row, prompt in enumerate(prompts) if len(prompt) == length]
             frames = torch.from_numpy(np.stack([images[row] for row in rows]))
             ids = self.network.predict(frames, torch.tensor([prompts[row] for row in rows]), len(NAMES))
-            actions[rows] = unscaled(values_of(ids, self.network.size.text_vocab)).numpy()
+            actions[rows] = in_units(ids, self.network.size.text_vocab).numpy()
         return actions
+
+
+def in_units(ids: Tensor, text_vocab: int) -> Tensor:
+    """Actions in their units of token ids, as the centres of their bins."""
+    low, high = torch.tensor(LOW), torch.tensor(HIGH)
+    values = bin_centres()[(text_vocab - 1 - ids).clamp(0, BINS - 2)]
+    return 0.5 * (values + 1.0) * (high - low) + low
 
 
 def read_policy(folder: Path) -> ReferencePolicy:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgeflow.lab.demo.command import _frame_hz
+from edgeflow.lab.demo.command import RunView, _frame_hz
 from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan
-from edgeflow.lab.demo.live import RunView
 from edgeflow.lab.demo.recording import RunRecorder, Snapshot
 from edgeflow.lab.demo.report import conditions, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -6,14 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from edgeflow.lab.demo.evaluate import run_episode
-from edgeflow.lab.demo.training.actions import bin_centres, ids_of, scaled, soft_targets, unscaled, values_of
+from edgeflow.lab.demo.training.actions import HIGH, LOW, bin_centres, ids_of, scaled, soft_targets
 from edgeflow.lab.demo.training.batches import BRANCHES, draw_batch, make_prompts
 from edgeflow.lab.demo.training.data import CHUNK, make_dataset
 from edgeflow.lab.demo.training.loop import Plan, TokenTrainer, plan_for, train_demo
 from edgeflow.lab.demo.training.losses import TrainingHeads, block_mask, language_loss
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.lab.demo.training.states import label, sample_state
-from edgeflow.lab.demo.training.tokenizer import train_tokenizer
+from edgeflow.lab.demo.training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import Outcome
@@ -51,14 +52,14 @@ def test_a_finished_dataset_is_not_rendered_again(data, folder):
 
 
 def test_branches_name_what_their_answers_ask_for(data):
-    prompts = make_prompts(train_tokenizer(512))
+    prompts = make_prompts(partial(prompt_ids, train_tokenizer(512)), sharing=True)
     batch = draw_batch(data, prompts, 64, np.random.default_rng(0))
     names = [*COLOURS, "leftmost", "rightmost"]
     known = {tuple(row): names[i] for tails in prompts.tails for i, row in enumerate(tails.tolist())}
     for row in range(64):
         for branch in range(BRANCHES):
             answers = [index for index in range(HANDLES) if batch.actions[row, index].equal(batch.answers[row, branch])]
-            said = known[tuple(batch.tails[row, branch].tolist())]
+            said = known[tuple(batch.ids[row, branch].tolist())]
             allowed = {names[batch.colours[row, index]] for index in answers}
             allowed |= {place for index, place in ((0, "leftmost"), (2, "rightmost")) if index in answers}
             assert said in allowed
@@ -69,7 +70,7 @@ def test_bins_round_trip_within_half_a_bin_and_the_lowest_has_the_highest_id():
     ids = ids_of(values, 512)
     assert ids[0] == 511
     assert ids.min() == 257
-    assert (values_of(ids, 512) - values).abs().max() <= 1.0 / 255 + 1e-6
+    assert (bin_centres()[511 - ids] - values).abs().max() <= 1.0 / 255 + 1e-6
     assert len(bin_centres()) == 255
 
 
@@ -82,7 +83,8 @@ def test_soft_targets_are_distributions_around_the_bin():
 
 def test_scaling_clips_to_the_limits():
     action = torch.tensor([9.0, 0.0, 0.1, 0.0, 0.0, 0.0, 1.0])
-    back = unscaled(scaled(action))
+    low, high = torch.tensor(LOW), torch.tensor(HIGH)
+    back = 0.5 * (scaled(action) + 1.0) * (high - low) + low
     assert back[0] == pytest.approx(0.26)
     assert torch.allclose(back[1:], action[1:], atol=1e-6)
 
@@ -90,7 +92,7 @@ def test_scaling_clips_to_the_limits():
 def test_the_block_mask_gives_each_branch_what_a_plain_sequence_gives(data):
     torch.manual_seed(0)
     size = NetworkSize()
-    network, prompts = PolicyNetwork(size), make_prompts(train_tokenizer(512))
+    network, prompts = PolicyNetwork(size), make_prompts(partial(prompt_ids, train_tokenizer(512)), sharing=True)
     batch = draw_batch(data, prompts, 4, np.random.default_rng(1))
     with torch.inference_mode():
         image = network.image_tokens(batch.frames)
@@ -98,7 +100,7 @@ def test_the_block_mask_gives_each_branch_what_a_plain_sequence_gives(data):
         actions = ids_of(batch.answers, size.text_vocab)
         losses = []
         for branch in range(BRANCHES):
-            ids = [prompts.shared.expand(4, -1), batch.tails[:, branch], actions[:, branch, :-1]]
+            ids = [prompts.shared.expand(4, -1), batch.ids[:, branch], actions[:, branch, :-1]]
             logits = network.forward_tokens(image, torch.cat(ids, dim=1))[:, -7:]
             target = soft_targets(batch.answers[:, branch], size.vocab, size.text_vocab)
             losses.append(-(target * logits.log_softmax(-1)).sum(-1).mean())

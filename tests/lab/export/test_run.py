@@ -12,8 +12,7 @@ import pytest
 
 from edgeflow.artifacts.files import loaded_bytes
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
-from edgeflow.lab.export.allowed import ALLOWED
-from edgeflow.lab.export.checking import CLOSE, check_error
+from edgeflow.lab.export.checking import ALLOWED, CLOSE, check_error
 from edgeflow.lab.export.graphs.graph_files import WEIGHTS
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.programs import program_of

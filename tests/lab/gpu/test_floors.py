@@ -13,8 +13,8 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.triton.awq import AwqChunks
 from edgeflow.lab.gpu.bars import H200, figures
-from edgeflow.lab.gpu.subjects.edgefm import A800_BANDWIDTH, scaled_ms
 from edgeflow.lab.gpu.subjects.floors import (
+    A800_BANDWIDTH,
     Ceilings,
     Work,
     attention_work,
@@ -23,6 +23,7 @@ from edgeflow.lab.gpu.subjects.floors import (
     decoder_work,
     linear_work,
     pipelined_floor_s,
+    scaled_ms,
     serial_floor_s,
     vision_work,
 )

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.lab.gpu.sections.flow_speed import passes_of
+from edgeflow.lab.gpu.sections.flow_speed import flow_passes
 from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, stacks, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
 from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
@@ -46,7 +46,7 @@ def counted(shape: FlowShape) -> tuple[float, float]:
     counter = FlopCounterMode(display=False, custom_mapping=UNKNOWN)
     totals = []
     with counter:
-        for _ in passes_of(engine, 1, [shape.frames(1)], Mode.SERIAL, 0):
+        for _ in flow_passes(engine, 1, [shape.frames(1)], Mode.SERIAL, 0):
             totals.append(counter.get_total_flops())
     return totals[0], totals[1] - totals[0]
 

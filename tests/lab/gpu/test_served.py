@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.gpu import cli_process
 from edgeflow.lab.gpu.order import LEFT_OUT, Order
 from edgeflow.lab.gpu.sections import recorded_outputs, served
 from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
@@ -59,7 +58,7 @@ def test_a_service_without_time_is_stopped(tmp_path):
 
 
 def test_commands_need_their_packages(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli_process, "find_spec", lambda name: None if name == "fastapi" else name)
+    monkeypatch.setattr(served, "find_spec", lambda name: None if name == "fastapi" else name)
     with pytest.raises(SkipError, match=r"lacks fastapi: see scripts/gpu-wheels"):
         served.service(setting(tmp_path))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.lab.gpu.subjects.trace import PASS, analysed, class_of
+from edgeflow.lab.gpu.sections.profiled import PASS, analysed, class_of
 
 SKIPPED = 2  # passes that fill the pipe, and nearly as many that drain it
 

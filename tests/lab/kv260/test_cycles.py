@@ -6,10 +6,20 @@ import pytest
 
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.constants import Constant
-from edgeflow.lab.kv260.cycles import ACTIVATIONS, PES, STREAMING, linear_time
 from edgeflow.lab.kv260.macro import MacroShape
 from edgeflow.lab.kv260.network import PAPER_MODEL, PUBLISHED
-from edgeflow.lab.kv260.placement import PLACEMENTS, TokenTime, head_time, layer_times, mac_rate, token_time
+from edgeflow.lab.kv260.placement import (
+    ACTIVATIONS,
+    PES,
+    PLACEMENTS,
+    STREAMING,
+    TokenTime,
+    head_time,
+    layer_times,
+    linear_time,
+    mac_rate,
+    token_time,
+)
 from edgeflow.lab.kv260.report import cosimulate
 from edgeflow.lab.kv260.sizes import second_head_bytes, sizes
 from edgeflow.lab.kv260.subject import subject

@@ -19,8 +19,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.quantize import policy_run
 from edgeflow.lab.quantize.outcome import Outcome
 from edgeflow.lab.quantize.policies.frames import read_frames, write_frames
-from edgeflow.lab.quantize.policies.rows import action_rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows
 from edgeflow.lab.quantize.policies.sources import open_policy
 from edgeflow.lab.quantize.policy_fidelity import ChunkFidelity, TokenFidelity
 from edgeflow.lab.quantize.policy_run import Loss, quantize_policy

@@ -21,7 +21,8 @@ from edgeflow.kernels.weights import FLOAT, Fp8Weight, Int8Weight
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import Expected, deviation, tolerance
+from edgeflow.lab.trials.compare import Expected, tolerance
+from tests.kernels.deviation import deviation
 from tests.kernels.wrong_kernels import (
     WRONG,
     features_in_the_dtype,

@@ -72,7 +72,7 @@ def test_the_fastest_right_candidate_is_taken(work):
         Implementation(op_name="swiglu", impl_id="quick", function=work.quick),
         Implementation(op_name="swiglu", impl_id="wrong", function=wrong),
         Implementation(op_name="swiglu", impl_id="broken", function=broken),
-    ).tune(CASE)
+    ).tune_together([CASE])[0]
     assert (found.impl_id, found.params) == ("quick", {})
     assert found.us < found.default_us
     wrong_one, broken_one = found.rejected
@@ -80,7 +80,7 @@ def test_the_fastest_right_candidate_is_taken(work):
 
 
 def test_parameters_are_searched(work):
-    found = tuner(work).tune(CASE)
+    found = tuner(work).tune_together([CASE])[0]
     assert (found.impl_id, found.params) == ("slow", {"steps": 2})
 
 
@@ -111,9 +111,8 @@ def test_cases_that_one_implementation_must_serve_get_one(work, of_few, of_many,
 
 
 def test_what_served_stays_where_nothing_is_faster(work):
-    found = tuner(work, Implementation(op_name="swiglu", impl_id="quick", function=work.quick), default="quick").tune(
-        CASE
-    )
+    quick = Implementation(op_name="swiglu", impl_id="quick", function=work.quick)
+    (found,) = tuner(work, quick, default="quick").tune_together([CASE])
     assert (found.impl_id, found.params, found.us) == ("quick", {}, found.default_us)
 
 
@@ -199,7 +198,7 @@ def test_weights_are_timed_in_as_many_copies_as_leave_the_cache(cache_bytes, cop
         [Entry(OperatorKey(op_name="linear"), "noting")],
     )
     options = {"table": table, "model_name": "llama", "device": CPU, "dtype": torch.float32, "cache_bytes": cache_bytes}
-    Tuner(**options, samples=9).tune(cases.linear(1, 32, 32))
+    Tuner(**options, samples=9).tune_together([cases.linear(1, 32, 32)])
     timed = called[: 2 * copies]
     assert len(set(timed)) == copies and timed[:copies] == timed[copies:] == made[:copies]
 
@@ -223,7 +222,9 @@ def test_the_reference_runs_once_per_problem(work):
         Implementation(op_name="swiglu", impl_id="quick", function=work.quick),
     ]
     table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), "slow")])
-    found = Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work).tune(CASE)
+    found = Tuner(
+        table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work
+    ).tune_together([CASE])[0]
     assert found.impl_id == "quick" and len(runs) == 1
 
 

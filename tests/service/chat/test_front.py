@@ -18,7 +18,6 @@ from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal, unseal
 from edgeflow.service.chat import front, intake
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import ChildStart
 from edgeflow.service.children.messages import (
     CODING,
     Beat,
@@ -33,6 +32,7 @@ from edgeflow.service.children.messages import (
     Serving,
     WantSocket,
 )
+from edgeflow.service.children.start import ChildStart
 from edgeflow.service.worker.link import WorkerLink
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS
 from tests.service.chat.workers import Loaded

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgeflow.ipc.messages import Pong
+from edgeflow.service.sessions.frames import StatusEvent
 from edgeflow.service.sessions.observers import Metrics
+from edgeflow_client.errors import InvalidArgument, ResourceExhausted
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Disposition
 
 
-def total(metrics: Metrics) -> float:
-    (line,) = [
-        line for line in metrics.text().decode().splitlines() if line.startswith("edgeflow_graph_eager_passes_t")
-    ]
-    return float(line.split()[-1])
+def total(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value("edgeflow_graph_eager_passes_total")
 
 
 def pong(eager_passes: int) -> Pong:
@@ -31,3 +34,17 @@ def test_passes_that_no_graph_held_are_counted_once():
     for told, expected in ((0, 0), (3, 3), (3, 3), (5, 5), (1, 5), (2, 6)):  # a fresh worker says less
         metrics.pong(pong(told))
         assert total(metrics) == expected
+
+
+def test_messages_above_a_limit_are_counted_and_rates_are_not():
+    metrics = Metrics()
+    wide = StatusEvent.refused(1, InvalidArgument("is too long", field="frame", reason=Reason.INSTRUCTION_TOO_LONG))
+    full = StatusEvent.refused(2, ResourceExhausted("is full", reason=Reason.SESSIONS_TAKEN))
+    fast = StatusEvent.refused(3, ResourceExhausted("too many frames", reason=Reason.RATE_EXCEEDED))
+    for event in (wide, full, fast, replace(wide, disposition=Disposition.DROPPED)):
+        metrics.told(1, event)
+    counted = {
+        reason: metrics.registry.get_sample_value("edgeflow_limit_rejections_total", {"limit": reason})
+        for reason in (Reason.INSTRUCTION_TOO_LONG, Reason.SESSIONS_TAKEN, Reason.RATE_EXCEEDED)
+    }
+    assert list(counted.values()) == [1, 1, None]

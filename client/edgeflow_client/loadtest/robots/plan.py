@@ -20,7 +20,7 @@ DEFAULT_PERIOD_S = 0.05
 COUNTS = ("window", "frames", "robots", "connections", "count", "distinct", "clients", "max_tokens")
 RATES, TIMES = ("rate_hz", "first_hz", "last_hz"), ("period_s", "step_s", "duration_s")
 LEAST = dict.fromkeys(COUNTS, 1) | dict.fromkeys(RATES, 0.1) | dict.fromkeys(TIMES, 1e-3) | {"factor": 1.01}
-MOST = dict.fromkeys(RATES, 10_000) | {"robots": 256, "clients": 64}
+MOST = dict.fromkeys(RATES, 10_000) | {"robots": 256, "clients": 64, "frames": 10_000, "max_tokens": 8192}
 """Bounds of numbers by the last part of their key; of others 0 to ANY."""
 ANY = 1e9
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}

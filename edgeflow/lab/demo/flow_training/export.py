@@ -16,8 +16,7 @@ from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
-from edgeflow.lab.demo.world.proprioception import STATE_NAMES, STATE_UNITS
-from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN
+from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN, STATE_NAMES, STATE_UNITS
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA
 from edgeflow.lab.outputs import write_json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from edgeflow.engine.placement import choose_device
-from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser, Prompts, draw_batch, make_prompts
+from edgeflow.lab.demo.flow_training.batches import FlowBatch, Normaliser, draw_flow_batch
 from edgeflow.lab.demo.flow_training.chunks import Labels, label_all
 from edgeflow.lab.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.losses import FlowHeads, expert_loss, flow_loss, grid_of
 from edgeflow.lab.demo.flow_training.network import FlowNetwork
-from edgeflow.lab.demo.flow_training.tokenizer import train_tokenizer
+from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
+from edgeflow.lab.demo.training.batches import Prompts, make_prompts
 from edgeflow.lab.demo.training.losses import vision_loss
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
@@ -84,7 +86,7 @@ class FlowTrainer:
         self.labels: Labels = label_all(data, size.chunk)
         self.normaliser = Normaliser.of(size, data, self.labels)
         self._data, self._plan, self._seed, self._device = data, plan, seed, torch.device(device)
-        self._prompts: Prompts = make_prompts(self.tokenizer)
+        self._prompts: Prompts = make_prompts(partial(prompt_ids, self.tokenizer), sharing=False)
         heads = self.heads.named_parameters(prefix="heads")
         named: dict[str, nn.Parameter] = {**dict(self.network.named_parameters()), **dict(heads)}
         self.learner = Learner(named, _optimisers(named), seed)
@@ -92,7 +94,7 @@ class FlowTrainer:
     def step(self) -> tuple[float, str]:
         """Train on one batch; return the loss and a note."""
         rng = np.random.default_rng([self._seed, self.learner.done_steps])
-        batch = draw_batch(
+        batch = draw_flow_batch(
             self._data,
             self.labels,
             normaliser=self.normaliser,
@@ -109,7 +111,7 @@ class FlowTrainer:
     def _continuing(self) -> bool:
         return self.learner.done_steps >= self._plan.vision_steps + self._plan.flow_steps
 
-    def _loss(self, batch: Batch, generator: torch.Generator) -> tuple[Tensor, str]:
+    def _loss(self, batch: FlowBatch, generator: torch.Generator) -> tuple[Tensor, str]:
         if self._continuing:
             loss, off_m = expert_loss(self.network, batch, normaliser=self.normaliser, generator=generator)
             return loss, f"continuing, off {1000 * float(off_m):.1f} mm"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.batches import Batch, Normaliser
+from edgeflow.lab.demo.flow_training.batches import FlowBatch, Normaliser
 from edgeflow.lab.demo.flow_training.layers import FlowSize, turn_of
 from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
 from edgeflow.lab.demo.training.actions import HIGH, LOW
@@ -58,7 +58,7 @@ def flow_loss(
     network: FlowNetwork,
     heads: FlowHeads,
     image_tokens: Tensor,
-    batch: Batch,
+    batch: FlowBatch,
     *,
     normaliser: Normaliser,
     generator: torch.Generator,
@@ -69,12 +69,12 @@ def flow_loss(
     tokens, states = (each.repeat_interleave(branches, dim=0) for each in (image_tokens, batch.states))
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), states)
     flow, sums, off_m = _chunk_losses(network, prefix, batch, DRAWS, normaliser=normaliser, generator=generator)
-    regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.goals.flatten(0, 1))
+    regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.answers.flatten(0, 1))
     return FlowLoss(flow, sums, regression, _looking_loss(network, prefix, batch), off_m)
 
 
 def expert_loss(
-    network: FlowNetwork, batch: Batch, *, normaliser: Normaliser, generator: torch.Generator
+    network: FlowNetwork, batch: FlowBatch, *, normaliser: Normaliser, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The loss of the expert alone, and off_m as of FlowLoss: nothing is learned by what computes the prefix."""
     branches = batch.ids.shape[1]
@@ -90,7 +90,7 @@ def expert_loss(
 def _chunk_losses(
     network: FlowNetwork,
     prefix: Prefix,
-    batch: Batch,
+    batch: FlowBatch,
     draws: int,
     *,
     normaliser: Normaliser,
@@ -129,7 +129,7 @@ def _sum_loss(error: Tensor, normaliser: Normaliser) -> tuple[Tensor, Tensor]:
     return regression_loss(drift / spread, torch.zeros_like(drift)), off
 
 
-def _looking_loss(network: FlowNetwork, prefix: Prefix, batch: Batch) -> Tensor:
+def _looking_loss(network: FlowNetwork, prefix: Prefix, batch: FlowBatch) -> Tensor:
     """From the name on, the first head of the pointing layer is trained to look at the named handle."""
     size = network.size
     layer = network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER]

@@ -8,7 +8,7 @@ from typing import Final
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
-from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.connection.link import Outgoing

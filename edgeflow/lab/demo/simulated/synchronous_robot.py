@@ -9,7 +9,7 @@ import numpy as np
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.body import Answers, Body, Send, Ticks
 from edgeflow.lab.demo.simulated.camera import Camera
-from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.lab.demo.world.robot import state_of
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import Pose
 from edgeflow_client.types import ActionSchema

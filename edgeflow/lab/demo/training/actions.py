@@ -23,12 +23,6 @@ def scaled(actions: Tensor) -> Tensor:
     return (2.0 * (actions - low) / (high - low) - 1.0).clamp(-1.0, 1.0)
 
 
-def unscaled(values: Tensor) -> Tensor:
-    """Scale from [-1, 1] back to the actions' units."""
-    low, high = torch.tensor(LOW), torch.tensor(HIGH)
-    return 0.5 * (values + 1.0) * (high - low) + low
-
-
 def bin_centres() -> Tensor:
     """Centres of the bins, `[BINS - 1]`, ascending."""
     edges = torch.linspace(-1.0, 1.0, BINS, dtype=torch.float64)
@@ -40,11 +34,6 @@ def ids_of(values: Tensor, text_vocab: int) -> Tensor:
     width = 2.0 / (BINS - 1)
     index = ((values + 1.0) / width).floor().clamp(0, BINS - 2).long()
     return text_vocab - 1 - index
-
-
-def values_of(ids: Tensor, text_vocab: int) -> Tensor:
-    """Scaled values of token ids, as the centres of their bins."""
-    return bin_centres()[(text_vocab - 1 - ids).clamp(0, BINS - 2)]
 
 
 def soft_targets(values: Tensor, vocab: int, text_vocab: int) -> Tensor:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.training.actions import scaled
-from edgeflow.lab.demo.training.data import Dataset
-from edgeflow.lab.demo.training.tokenizer import PLACES, prompt_ids
+from edgeflow.lab.demo.training.data import Dataset, SceneData
+from edgeflow.lab.demo.training.tokenizer import PLACES
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.task import PHRASES
 
@@ -37,32 +37,33 @@ class Prompts:
 class Batch:
     """A batch of frames `[B, 96, 96, 3]` uint8.
 
-    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: tails
-    `[B, BRANCHES, T]`, answers `[B, BRANCHES, 7]` scaled, places `[B, BRANCHES, 2]`, the pixel of the named handle's
-    plate. named: the column of the name in tails."""
+    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: ids `[B, N, T]`,
+    the instruction, answers `[B, N, 7]`, the named handle's action, places `[B, N, 2]`, the pixel of its plate.
+    named: the column of the name in ids."""
 
     frames: Tensor
     actions: Tensor
     pixels: Tensor
     visible: Tensor
     colours: Tensor
-    tails: Tensor
+    ids: Tensor
     answers: Tensor
     places: Tensor
     named: int
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """Move the batch's tensors to a device."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "named"}
-        return Batch(named=self.named, **{name: tensor.to(device) for name, tensor in tensors.items()})
+        names = (field.name for field in fields(self) if field.name != "named")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
-def make_prompts(tokenizer: Tokenizer) -> Prompts:
-    """Tokenise every instruction once; all prompts of a phrase have the same length."""
-    ids = [[prompt_ids(tokenizer, phrase.format(name)) for name in NAMES] for phrase in PHRASES]
+def make_prompts(prompt_ids: Callable[[str], list[int]], *, sharing: bool) -> Prompts:
+    """Tokenise every instruction once; all prompts of a phrase have the same length. sharing: split off what all
+    begin with."""
+    ids = [[prompt_ids(phrase.format(name)) for name in NAMES] for phrase in PHRASES]
     everything = [prompt for prompts in ids for prompt in prompts]
     common = 0
-    while len({prompt[common] for prompt in everything}) == 1:
+    while sharing and len({prompt[common] for prompt in everything}) == 1:
         common += 1
     tails = tuple(torch.tensor([prompt[common:] for prompt in prompts]) for prompts in ids)
     named = tuple(int((tail != tail[0]).any(dim=0).nonzero()[0]) for tail in tails)
@@ -72,41 +73,51 @@ def make_prompts(tokenizer: Tokenizer) -> Prompts:
 def draw_batch(data: Dataset, prompts: Prompts, size: int, rng: np.random.Generator) -> Batch:
     """Draw a random batch; all its instructions use one phrase, so that they have the same length."""
     rows = np.sort(rng.integers(len(data), size=size))
-    colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
-    handles, names = choose_branches(colours, visible, target, rng, BRANCHES)
-    actions = scaled(torch.from_numpy(data.actions[rows]))
-    pixels = torch.from_numpy(data.pixels[rows])
-    chosen = torch.arange(size)[:, None], torch.from_numpy(handles)
+    branches = choose_branches(data, rows, rng, BRANCHES)
+    return Batch(**batch_fields(data, rows, data.actions[rows], branches=branches, prompts=prompts, rng=rng))
+
+
+def batch_fields(
+    data: SceneData,
+    rows: NDArray[np.int64],
+    actions: NDArray[np.float32],
+    *,
+    branches: tuple[NDArray[np.int64], NDArray[np.int64]],
+    prompts: Prompts,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """The fields of a Batch of rows `[B]`, in a phrase that is drawn. actions: `[B, 3, 7]`, not scaled. branches: the
+    handles and names that `choose_branches` gave."""
+    moves, pixels = scaled(torch.from_numpy(actions)), torch.from_numpy(data.pixels[rows])
+    handles, names = (torch.from_numpy(each) for each in branches)
+    chosen = torch.arange(len(rows))[:, None], handles
     phrase = int(rng.integers(len(prompts.tails)))
-    return Batch(
-        frames=torch.from_numpy(data.images[rows]),
-        actions=actions,
-        pixels=pixels,
-        visible=torch.from_numpy(visible),
-        colours=torch.from_numpy(colours),
-        tails=prompts.tails[phrase][torch.from_numpy(names)],
-        answers=actions[chosen],
-        places=pixels[chosen],
-        named=prompts.named[phrase],
-    )
+    return {
+        "frames": torch.from_numpy(data.images[rows]),
+        "actions": moves,
+        "pixels": pixels,
+        "visible": torch.from_numpy(data.visible[rows]),
+        "colours": torch.from_numpy(data.colours[rows]),
+        "ids": prompts.tails[phrase][names],
+        "answers": moves[chosen],
+        "places": pixels[chosen],
+        "named": prompts.named[phrase],
+    }
 
 
 def choose_branches(
-    colours: NDArray[np.int64],
-    visible: NDArray[np.bool_],
-    target: NDArray[np.int64],
-    rng: np.random.Generator,
-    branches: int,
+    data: SceneData, rows: NDArray[np.int64], rng: np.random.Generator, branches: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose handles and names `[B, branches]`. The first branch names the target, the others any visible handle.
+    """Choose handles and names `[B, branches]` of rows `[B]`. The first branch names the target, the others
+    any visible handle.
 
     Half of the time, a handle at an end of the row is named by its position, where that is visible: all handles are
     in view, or it is the target.
     """
-    size = len(target)
+    colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
     seen = np.maximum(visible.sum(axis=1, keepdims=True), 1)
-    others = np.take_along_axis(order, rng.integers(0, seen, size=(size, branches - 1)), axis=1)
+    others = np.take_along_axis(order, rng.integers(0, seen, size=(len(rows), branches - 1)), axis=1)
     handles = np.concatenate([target[:, None], others], axis=1)
     names = np.take_along_axis(colours, handles, axis=1)
     placed = (handles != HANDLES // 2) & (visible.all(axis=1, keepdims=True) | (handles == target[:, None]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from edgeflow.lab.demo.training.data import Dataset, make_dataset
 from edgeflow.lab.demo.training.export import write_checkpoint
 from edgeflow.lab.demo.training.losses import TrainingHeads, language_loss, vision_loss
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
-from edgeflow.lab.demo.training.tokenizer import train_tokenizer
+from edgeflow.lab.demo.training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
@@ -69,7 +70,7 @@ class TokenTrainer:
         self.network = PolicyNetwork(size).to(device)
         self.heads = TrainingHeads(size).to(device)
         self._data, self._plan, self._seed, self._device = data, plan, seed, torch.device(device)
-        self._prompts: Prompts = make_prompts(self.tokenizer)
+        self._prompts: Prompts = make_prompts(partial(prompt_ids, self.tokenizer), sharing=True)
         named = dict([*self.network.named_parameters(), *self.heads.named_parameters(prefix="heads")])
         optimiser = torch.optim.AdamW(named.values(), betas=(0.9, 0.98), weight_decay=_WEIGHT_DECAY, fused=True)
         optimiser.param_groups[0]["peak"] = _PEAK_RATE

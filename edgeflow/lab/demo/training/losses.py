@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,6 @@ _FINE: Final = 0.02  # of the scaled range: below it the regression loss turns q
 _POINTER_WIDTH: Final = 64
 _POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT, _LOOKING_WEIGHT = 0.1, 2.0, 2.0, 1.0
 _POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
-
-
-class Seen(Protocol):
-    """The handles in a batch of frames, by handle; as in Batch."""
-
-    @property
-    def actions(self) -> Tensor: ...
-    @property
-    def pixels(self) -> Tensor: ...
-    @property
-    def visible(self) -> Tensor: ...
-    @property
-    def colours(self) -> Tensor: ...
 
 
 class Locator(nn.Module):
@@ -67,7 +54,7 @@ def regressor(width: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
 
 
-def vision_loss(heads: Locator, image_tokens: Tensor, batch: Seen, tower: TowerSize) -> Tensor:
+def vision_loss(heads: Locator, image_tokens: Tensor, batch: Batch, tower: TowerSize) -> Tensor:
     """Point at each colour's handle and read its action."""
     pointers, actions = heads.locate(image_tokens)
     present = torch.arange(len(batch.colours), device=pointers.device)[:, None]
@@ -111,11 +98,11 @@ def language_loss(
     network: PolicyNetwork, heads: TrainingHeads, image_tokens: Tensor, batch: Batch, prompts: Prompts
 ) -> LanguageLoss:
     """The loss of all instructions of an image, in one sequence that shares its prefix under a block mask."""
-    size, (b, n, t) = network.size, batch.tails.shape
+    size, (b, n, t) = network.size, batch.ids.shape
     actions = ids_of(batch.answers, size.text_vocab)
-    branches = torch.cat([batch.tails, actions[:, :, :-1]], dim=2)
+    branches = torch.cat([batch.ids, actions[:, :, :-1]], dim=2)
     embed = network.language_model.model.embed_tokens
-    prefix = embed(prompts.shared.to(batch.tails.device))[None].expand(b, -1, -1)
+    prefix = embed(prompts.shared.to(batch.ids.device))[None].expand(b, -1, -1)
     x = torch.cat([prefix[:, :1], image_tokens, prefix[:, 1:], embed(branches).flatten(1, 2)], dim=1)
     shared, length = x.shape[1] - n * branches.shape[2], branches.shape[2]
     positions, mask = block_mask(shared, n, length)

@@ -1,4 +1,4 @@
-"""The six-joint arm: inverse kinematics and a speed-limited Cartesian controller."""
+"""The six-joint arm: inverse kinematics, a speed-limited Cartesian controller, and the state that a policy reads."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.scene import Scene
 from edgeflow_client.pose import Pose, Vector, compose, conjugate, from_rotvec, multiply, relative, to_rotvec
 
@@ -117,3 +118,12 @@ def approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
     far, angle = float(np.linalg.norm(left.position)), float(np.linalg.norm(turn))
     move = left.position * min(1.0, MAX_SPEED * seconds / max(far, 1e-12))
     return compose(pose, Pose(move, wxyz=from_rotvec(turn * min(1.0, MAX_TURN * seconds / max(angle, 1e-12)))))
+
+
+STATE_NAMES: Final = ("x", "y", "z", "tilt_x", "tilt_y", "turn_z", "gripper")
+STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
+
+
+def state_of(tool: Pose, aperture: float) -> Vector:
+    """State `[7]`: position in the base frame, rotation vector from the tool pointing down, gripper (1 open)."""
+    return np.concatenate([tool.position, to_rotvec(multiply(conjugate(TOOL_DOWN), tool.wxyz)), [aperture]])

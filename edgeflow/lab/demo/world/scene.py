@@ -1,25 +1,27 @@
-"""The MuJoCo world of table, handles and arm: loading, placing and rendering it."""
+"""The MuJoCo world of table, handles and arm: loading, placing and rendering it, headless."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.world.gl import load_mujoco, open_context
 from edgeflow.lab.demo.world.layout import COLOURS, Handle
+from edgeflow_client.errors import DependencyError, how_to_install
 from edgeflow_client.pose import Vector
 
 Image = NDArray[np.uint8]
 
 POLICY_CAMERA: Final = "wrist"
-SCENE_CAMERA: Final = "scene"
 POLICY_SIZE: Final = 96
-_MAX_WIDTH, _MAX_HEIGHT = 640, 480  # the off-screen buffer of assets/scene.xml
+_BUFFER: Final = (640, 480)  # width and height of the off-screen buffer of assets/scene.xml
 _MAX_GEOMS = 200
 
 
@@ -70,15 +72,13 @@ class Scene:
         data = self.data
         return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
 
-    def picture(self, moment: Moment, camera: str, width: int, height: int) -> Image:
-        """Render a moment as RGB `[height, width, 3]`, in the colours that the plates have now."""
-        if width > _MAX_WIDTH or height > _MAX_HEIGHT:
-            raise ValueError(f"picture is at most {_MAX_WIDTH}x{_MAX_HEIGHT}, got {width}x{height}")
+    def picture(self, moment: Moment) -> Image:
+        """The wrist camera's frame `[96, 96, 3]`, RGB, of a moment, in the colours that the plates have now."""
         shown = self._shown
         shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions
         self.mujoco.mj_kinematics(self.model, shown)
         self.mujoco.mj_camlight(self.model, shown)
-        return self._camera_view.picture(shown, camera, width, height)
+        return self._camera_view.picture(shown)
 
     def close(self) -> None:
         """Free the GL context; the scene cannot be rendered afterwards."""
@@ -90,23 +90,22 @@ class CameraView:
 
     def __init__(self, mujoco: Any, model: Any) -> None:
         self._mujoco, self._model = mujoco, model
-        self._gl = open_context(_MAX_WIDTH, _MAX_HEIGHT)
+        self._gl = open_context(*_BUFFER)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._option, self._perturb = mujoco.MjvOption(), mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
-        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(POLICY_CAMERA).id
 
-    def picture(self, data: Any, camera: str, width: int, height: int) -> Image:
+    def picture(self, data: Any) -> Image:
         mujoco = self._mujoco
         self._gl.make_current()
-        self._camera.fixedcamid = self._model.camera(camera).id
         mujoco.mjv_updateScene(
             self._model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
-        viewport = mujoco.MjrRect(0, 0, width, height)
-        upside_down = np.empty((height, width, 3), np.uint8)
+        viewport = mujoco.MjrRect(0, 0, POLICY_SIZE, POLICY_SIZE)
+        upside_down = np.empty((POLICY_SIZE, POLICY_SIZE, 3), np.uint8)
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(upside_down, None, viewport, self._context)
         return np.ascontiguousarray(upside_down[::-1])
@@ -117,3 +116,54 @@ class CameraView:
             self._context.free()
             self._context = None
             self._gl.free()
+
+
+_HOW_TO_INSTALL = (
+    "headless rendering needs an OpenGL library: run `apt-get install libegl1 libgl1 libgl1-mesa-dri` "
+    "(or `apt-get install libosmesa6 libgl1` and set MUJOCO_GL=osmesa)"
+)
+_CANDIDATES = (("egl", ("libEGL.so.1", "libGL.so.1")), ("osmesa", ("libOSMesa.so", "libGL.so.1")))
+_OSMESA_NAMES = ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6")
+
+
+def _loadable(name: str) -> bool:
+    names = _OSMESA_NAMES if "OSMesa" in name else (name,)
+    for candidate in names:
+        try:
+            ctypes.CDLL(candidate)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def load_mujoco() -> ModuleType:
+    """Import mujoco with a headless GL backend; an existing MUJOCO_GL is respected.
+
+    Raises DependencyError when neither EGL nor OSMesa is installed.
+    """
+    if "MUJOCO_GL" not in os.environ:
+        found = next((name for name, needs in _CANDIDATES if all(map(_loadable, needs))), None)
+        if found is None:
+            raise DependencyError(_HOW_TO_INSTALL)
+        os.environ["MUJOCO_GL"] = found
+    try:
+        import mujoco
+    except ImportError as error:
+        raise DependencyError(f"the demo needs MuJoCo; {how_to_install('demo')}") from error
+    except (AttributeError, RuntimeError) as error:
+        raise DependencyError(_HOW_TO_INSTALL) from error
+    return mujoco  # type: ignore[no-any-return]
+
+
+def open_context(width: int, height: int) -> Any:
+    """Create an off-screen GL context, current in this thread; the caller frees it with `free`."""
+    load_mujoco()
+    from mujoco import gl_context
+
+    try:
+        context = gl_context.GLContext(width, height)
+        context.make_current()
+    except (AttributeError, RuntimeError, ImportError) as error:
+        raise DependencyError(_HOW_TO_INSTALL) from error
+    return context

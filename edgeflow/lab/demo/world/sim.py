@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeflow.lab.demo.world.layout import TOOL_DOWN, Handle, sample_layout
 from edgeflow.lab.demo.world.robot import Arm
-from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, SCENE_CAMERA, Image, Moment, Scene
+from edgeflow.lab.demo.world.scene import Image, Moment, Scene
 from edgeflow.lab.demo.world.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
 from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply
 
@@ -40,10 +40,6 @@ class RobotSim:
         self.handles: tuple[Handle, ...] = sample_layout(rng, self._object_speed)
         self.task: Task = sample_task(rng, self.handles)
         self._begin(sample_start(rng))
-
-    def assign(self, task: Task) -> None:
-        """Set another task in the same scene."""
-        self.task = task
 
     def _begin(self, start: Pose) -> None:
         self._scene.mujoco.mj_resetData(self._scene.model, self._scene.data)
@@ -120,11 +116,7 @@ class RobotSim:
 
     def draw(self, moment: Moment) -> Image:
         """The frame that `capture` gave, or would have given, at a moment of this episode."""
-        return self._scene.picture(moment, POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE)
-
-    def scene_image(self, width: int, height: int) -> Image:
-        """Render the whole scene as RGB `[height, width, 3]`, for viewers."""
-        return self._scene.picture(self.moment(), SCENE_CAMERA, width, height)
+        return self._scene.picture(moment)
 
     def close(self) -> None:
         """Free the GL context."""

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from edgeflow.lab.export.graphs.graph_files import Traced
 from edgeflow.lab.export.graphs.rewrites import INFINITE, masked
-from edgeflow.lab.export.quantised.precision import ACTIVATIONS, Precision
+from edgeflow.lab.export.request import ACTIVATIONS, Precision
 
 
 def calibrate_mask(

@@ -20,8 +20,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import Setting
-from edgeflow.lab.gpu.subjects.edgefm import DECODE_STEPS, PREFILL_ROWS, scaled_ms
-from edgeflow.lab.gpu.subjects.floors import text_work
+from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS, PREFILL_ROWS, scaled_ms, text_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.models.chat import ChatModel
 

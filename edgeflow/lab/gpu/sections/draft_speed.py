@@ -1,37 +1,48 @@
 """Section: answers with verified drafts, in the shapes of Qwen2.5-7B and of an EAGLE-3 head for it.
 
 With random weights a head is never right, so it is imposed how many tokens each verification settles: the head runs
-in full, and known next tokens replace its drafts (subjects/imposed_drafts.py). They come from an answer of the same
-engine, since with ties a pass of several rows may choose another token than a pass of one. `base alone` verifies as
-many rows as a tree has without a head. Floors count the weights of the base and of each forward of the head, and the
-base's keys and values.
+in full, its time counts, and known next tokens replace its drafts on the device: in a chain, or on the longest path of
+a fixed tree. They come from an answer of the same engine, since with ties a pass of several rows may choose another
+token than a pass of one. `base alone` verifies as many rows as a tree has without a head. Floors count the weights of
+the base and of each forward of the head, and the base's keys and values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup, chain_of
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import Setting
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, attention_work, linear_work
-from edgeflow.lab.gpu.subjects.imposed_drafts import Imposed, random_head
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
+from edgeflow.lab.gpu.subjects.random_weights import random_weights
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config
 from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.llama import LlamaConfig
+from edgeflow.scheduler.plan import DraftForm
 
 MODEL = "qwen2.5-7b"
 SETTLED = (2, 3, 4)
 """Tokens of each verification."""
+PATH = 3
+"""Drafts on the longest path of the fixed tree; all others follow the root."""
 ALIKE = 3
 """Most answers until two are alike."""
 
@@ -131,12 +142,97 @@ class _Way:
         spans = [Span(0, self._sizes.prompt + self._sizes.tokens // 2, rows)]
         moved = linear_work(text, spans * rows).bytes + attention_work(text, spans).bytes
         if isinstance(self._kind, Eagle):
-            sizes = self._kind.tree or chain_of(self._kind.depth)
-            moved += _head_bytes(self._kind.head.config, sizes)
+            config, sizes = self._kind.head.config, self._kind.tree or chain_of(self._kind.depth)
+            features = config.feature_width * config.text.hidden_size  # read once, all other weights in each forward
+            moved += NUMBER_BYTES * (features + (1 + sizes.depth) * (config.parameters - features))
         return {"share of copy bandwidth": moved / pass_s / self._setting.measured.bandwidth}
 
 
-def _head_bytes(config: Eagle3Config, sizes: TreeSizes) -> int:
-    """Weights that a head reads for a verification: the features' once, all others in each forward."""
-    features = config.feature_width * config.text.hidden_size
-    return NUMBER_BYTES * (features + (1 + sizes.depth) * (config.parameters - features))
+@dataclass(frozen=True, slots=True, eq=False)
+class Imposed:
+    """The kind `within`, whose drafts are replaced. answer [T]: the tokens of a sequence, prompt included. tokens []:
+    how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them anew.
+    vocabulary: V of the model.
+    """
+
+    within: DraftKind
+    answer: Tensor
+    tokens: Tensor
+    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        return self.within.name
+
+    @property
+    def form(self) -> DraftForm:
+        return self.within.form
+
+    @property
+    def rows(self) -> int:
+        return self.within.rows
+
+    def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:
+        return _ImposedDrafter(self, self.within.drafter(kv, state), state)
+
+
+class _ImposedDrafter:
+    """Runs the drafter `within`, then writes over what it drafted."""
+
+    def __init__(self, kind: Imposed, within: Drafter, state: SlotState) -> None:
+        self._kind = kind
+        self._within = within
+        self._state = state
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._within.taps
+
+    @property
+    def store(self) -> KVSlots | None:
+        return self._within.store
+
+    def width(self, form: DraftForm) -> int:
+        return self._within.width(form)
+
+    def rows(self, form: DraftForm) -> int:
+        return self._within.rows(form)
+
+    def draft(self, read: ReadRows) -> Tensor:
+        found = self._within.draft(read)
+        if not read.sampled:
+            return found
+        answer, drafts = self._kind.answer, self.rows(read.form) - 1
+        newest = (read.firsts + read.counts)[:, None]
+        at = torch.arange(1, drafts + 1, device=newest.device)
+        on_path = at <= (PATH if read.form is DraftForm.TREE else drafts)
+        known = answer[(newest + torch.where(on_path, at, 1)).clamp(max=len(answer) - 1)]
+        wrong = torch.where(on_path, known + 1, known + 1 + at)  # siblings are different tokens
+        right = on_path & (at < self._kind.tokens)
+        self._state.ids[read.slots[:, None], newest + at] = torch.where(right, known, wrong % self._kind.vocabulary)
+        if read.form is DraftForm.TREE:
+            parents = torch.where(on_path, at - 1, 0).expand(len(read.slots), -1)
+            self._state.tree.plant(read.slots, parents, PATH)
+        return torch.full_like(found, drafts)
+
+
+def head_config(base: LlamaConfig, *, tokens: int) -> Eagle3Config:
+    """The head of a Qwen2.5 as SpecForge trains it: a layer of its base, with `tokens` in its vocabulary."""
+    text = replace(base, num_hidden_layers=1, tie_word_embeddings=False, attention_bias=False)
+    layers = base.num_hidden_layers
+    return Eagle3Config(
+        text=text,
+        draft_vocabulary=tokens,
+        taps=tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)})),
+        target_hidden=base.hidden_size,
+        norm_before_residual=False,
+        own_embedding=False,
+    )
+
+
+def random_head(model: ChatModel, tokens: int, table: OperatorTable) -> Eagle3Head:
+    """A head with random weights over the embedding of its base."""
+    config, decoder = head_config(model.config, tokens=tokens), model.decoder
+    weights = random_weights(config.shapes, model.device, decoder.dtype)
+    targets = torch.arange(tokens, device=model.device) * (model.config.vocab_size // tokens)
+    return Eagle3Head(config, weights, decoder.embedding, targets, table)

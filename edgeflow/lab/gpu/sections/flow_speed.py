@@ -5,27 +5,24 @@ Passes are launched as the service does. The floors are those of subjects/flow_f
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
-from time import perf_counter
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import Placement
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.subjects.engines import passes_of
 from edgeflow.lab.gpu.subjects.flow_floors import chunk_floor_s, pipelined_floor_s, prefix_work, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
 from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
-from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 
@@ -88,11 +85,11 @@ def serial_ms(engine: FlowEngine, frames: Sequence[FlowFrame]) -> tuple[float, f
     """Milliseconds of a prefix and of a step, each waited for, and of a chunk whose passes are launched ahead: medians
     over frames, without the first."""
     passes = engine.policy.program().passes
-    times = [end for end, _ in passes_of(engine, 1, [frames], Mode.SERIAL, ahead=0)]
+    times = [end for end, _ in flow_passes(engine, 1, [frames], Mode.SERIAL, ahead=0)]
     starts = range(passes, len(times), passes)
     prefixes = [times[at] - times[at - 1] for at in starts]
     steps = [times[at + one] - times[at + one - 1] for at in starts for one in range(1, passes)]
-    ends = [end for end, done in passes_of(engine, 1, [frames], Mode.SERIAL, engine.launch_ahead) if done]
+    ends = [end for end, done in flow_passes(engine, 1, [frames], Mode.SERIAL, engine.launch_ahead) if done]
     chunks = [after - before for before, after in pairwise(ends)]
     return 1e3 * median(prefixes), 1e3 * median(steps), 1e3 * median(chunks)
 
@@ -100,29 +97,14 @@ def serial_ms(engine: FlowEngine, frames: Sequence[FlowFrame]) -> tuple[float, f
 @torch.inference_mode()
 def pipelined_ms(engine: FlowEngine, robots: int, frames: Sequence[FlowFrame]) -> float:
     """Milliseconds of a pass while every robot's pipe is full: mean over the passes of a run."""
-    ends = [end for end, _ in passes_of(engine, robots, [frames] * robots, Mode.PIPELINED, engine.launch_ahead)]
+    ends = [end for end, _ in flow_passes(engine, robots, [frames] * robots, Mode.PIPELINED, engine.launch_ahead)]
     full = ends[min(engine.policy.program().passes, len(frames) // 2) : len(frames)]
     return 1e3 * (full[-1] - full[0]) / (len(full) - 1)
 
 
-def passes_of(
+def flow_passes(
     engine: FlowEngine, robots: int, streams: Sequence[Sequence[FlowFrame]], mode: Mode, ahead: int
 ) -> Iterator[tuple[float, int]]:
-    """When each pass was collected, and how many frames it finished. ahead: passes that are launched before one is
-    waited for."""
+    """`engines.passes_of` with as many robots."""
     limits = limits_for(engine.policy.program().passes, sessions=robots)
-    run = OfflineRun(engine, Scheduler(limits), [mode] * robots)
-    waiting = [list(enumerate(stream, start=1)) for stream in streams]
-    running: deque[Ticket[FrameRef]] = deque()
-    while True:
-        for session, queue in enumerate(waiting):
-            if queue and not run.waiting(session):
-                run.offer(session, *queue.pop(0))
-        launched: Any = run.step()
-        if launched is not None:
-            running.append(launched)
-        elif not running:
-            return
-        while len(running) > (ahead if launched else 0):
-            finished = len(run.collect(running.popleft()))
-            yield perf_counter(), finished
+    return passes_of(OfflineRun(engine, Scheduler(limits), [mode] * robots), streams, ahead)

@@ -77,17 +77,12 @@ def _models(setting: Setting) -> dict[str, ModelShape]:
     return {name: preset(name) for name in INT4_MODELS}
 
 
-def _packed_rows(setting: Setting) -> int:
-    """Rows of the policy's steady pass."""
-    return setting.size.rows + setting.size.stages - 1
-
-
 def _projections(setting: Setting) -> Iterator[Found]:
-    """A row per model, projection and number of rows."""
+    """A row per model, projection and number of rows: one, and those of the policy's steady pass."""
     table = built_in_table()
     record = CudaRecord(setting.device) if setting.graphs else None
     for name, shape in _models(setting).items():
-        for rows in (1, _packed_rows(setting)):
+        for rows in (1, setting.size.rows + setting.size.stages - 1):
             floats = linear_cases(shape, rows)
             small = linear_cases(replace(shape, group=_group(setting)), rows)
             for plain, case in zip(floats, small, strict=True):

@@ -10,9 +10,9 @@ from dataclasses import replace
 from statistics import median
 from time import monotonic
 
-from edgeflow.engine.control.engine import Answer, PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
-from edgeflow.engine.policy import PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
@@ -75,19 +75,14 @@ def fp8(setting: Setting) -> Found:
     for name, model in {"model's dtype": plain, "fp8": small}.items():
         systems[name] = pipelined(engine_of(model, size, setting, graphs=ways(setting)[0]), frames, Shift.ROTATE)
     found = timed(setting, size, systems)
-    some = frames[: size.stages]
-    right, other = (_serial_tokens(model, setting, some) for model in (plain, small))
+    engines = (engine_of(model, size, setting, graphs=False) for model in (plain, small))
+    right, other = ([each.sampled for each in decode_serially(one, frames[: size.stages])] for one in engines)
     return found | {"share of tokens that FP8 changes": differing(right, other)}
 
 
 def ways(setting: Setting) -> tuple[bool, ...]:
     """The values of `graphs` to measure: with graphs first, where the device has them."""
     return (True, False) if setting.graphs else (False,)
-
-
-def _serial_tokens(model: TokenPolicy, setting: Setting, frames: list[PreparedFrame]) -> list[Answer]:
-    engine = engine_of(model, setting.size, setting, graphs=False)
-    return [each.sampled for each in decode_serially(engine, frames)]
 
 
 def _fp8_table(setting: Setting) -> OperatorTable:

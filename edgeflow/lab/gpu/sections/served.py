@@ -9,20 +9,28 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any
 
-from edgeflow.lab.gpu.cli_process import COMMAND, last_line, require_packages, run_command
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import CLOSING_S, OffError, Setting
+from edgeflow.lab.gpu.setting import CLOSING_S, OffError, Setting, SkipError
 from edgeflow.lab.gpu.subjects.random_policy import SERVED, write_checkpoint
 
+COMMAND = (sys.executable, "-m", "edgeflow.cli")
+IMPORTED = (
+    *("fastapi", "grpc", "grpc_health", "grpc_reflection", "jinja2", "llguidance", "msgpack", "prometheus_client"),
+    *("pydantic", "rich", "simplejpeg", "typer", "uvicorn"),
+)
+"""What the commands import beyond torch, numpy, Pillow, safetensors and tokenizers."""
 LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8), ("serial", 0.8))
 """Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""
 SMALL_LOADS = LOADS[:3]
@@ -36,7 +44,8 @@ QUESTION = "Where is the handle?"
 
 def service(setting: Setting) -> Found:
     """OffError where the service does not start, answer or end as it should."""
-    require_packages()
+    if lacking := [name for name in IMPORTED if find_spec(name) is None]:
+        raise SkipError(f"this Python lacks {', '.join(lacking)}: see scripts/gpu-wheels and --wheels")
     found: Found = {}
     try:
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
@@ -50,7 +59,8 @@ def _serve_and_load(setting: Setting, folder: Path, found: Found) -> None:
     model = "demo" if setting.small else str(_checkpoint(setting, folder / "policy"))
     with _serving(setting, model, folder) as (ready, start_s):
         found |= {"policy": ready["model"], "device": ready["device"], "chat": ready["chat"], "start s": start_s}
-        found |= {"foretold": [_foretold(*each) for each in ready["forecasts"]], "loads": []}
+        names = ("mode", "frames/s", "mean age ms")
+        found |= {"foretold": [dict(zip(names, each, strict=True)) for each in ready["forecasts"]], "loads": []}
         setting.tell(found)
         found |= _asked(ready["http_port"], setting.left_s)
         _load(setting, ready, found)
@@ -87,7 +97,7 @@ def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found
             process.kill()
             process.wait()
     if code != 0:
-        raise OffError(f"the service ended with exit code {code}: {last_line(log.read_text())}", {})
+        raise OffError(f"the service ended with exit code {code}: {_last_line(log.read_text())}", {})
 
 
 def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
@@ -97,7 +107,7 @@ def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
                 ready: Found = json.loads(line)
                 return ready
         if process.poll() is not None:
-            raise OffError(f"the service did not start: {last_line(log.read_text())}", {})
+            raise OffError(f"the service did not start: {_last_line(log.read_text())}", {})
         sleep(0.05)
     raise OffError(f"the service was not ready in time{_step(log)}", {})
 
@@ -115,10 +125,6 @@ def _stopped(process: Popen[bytes]) -> int | None:
         return process.wait(STOP_S)
     except TimeoutExpired:
         return None
-
-
-def _foretold(mode: str, fps: float, age_ms: float) -> Found:
-    return {"mode": mode, "frames/s": fps, "mean age ms": age_ms}
 
 
 def _asked(port: int, timeout_s: float) -> Found:
@@ -140,6 +146,12 @@ def _asked(port: int, timeout_s: float) -> Found:
     if not text:
         raise OffError("chat answered with nothing", {})
     return {"question": QUESTION, "answer": text, "answer tokens": tokens, "answer s": monotonic() - started}
+
+
+def _last_line(text: str) -> str:
+    """The last line of a command's errors, which says what is wrong."""
+    lines = text.strip().splitlines()
+    return lines[-1].removeprefix("edgeflow: ")[:300] if lines else ""
 
 
 def _load(setting: Setting, ready: Found, found: Found) -> None:
@@ -175,11 +187,13 @@ def _report(setting: Setting, address: str, mode: str, rate: float, seconds: flo
     plan += ["warm_up_s=0.5", "ramp_up_s=0.1", f"duration_s={seconds:.2f}", f"session.mode={mode}"]
     options = [word for each in plan for word in ("--set", each)]
     try:
-        done = run_command(["loadtest", address, *options, "--json"], setting.left_s + CLOSING_S)
+        command = [*COMMAND, "loadtest", address, *options, "--json"]
+        limit_s = max(setting.left_s + CLOSING_S, 0.0)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except TimeoutExpired:
         raise OffError(f"the load test in mode {mode} did not end", {}) from None
     if done.returncode:
-        raise OffError(f"the load test in mode {mode} failed: {last_line(done.stderr)}", {})
+        raise OffError(f"the load test in mode {mode} failed: {_last_line(done.stderr)}", {})
     report: Found = json.loads(done.stdout)
     refused = [text for text in report["refusals"] if text]
     if refused or not report["total"]["frames"]["acted"]:

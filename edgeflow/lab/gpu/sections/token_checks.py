@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -10,7 +11,6 @@ from edgeflow.engine.control.engine import Answer, PolicyEngine
 from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord
-from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import OffError, Setting, named
@@ -47,11 +47,13 @@ def compared(setting: Setting, fills: int) -> list[Found]:
     rounding = deviations(right, decode_serially(serial, nudged(frames, setting.dtype)))
     rows = []
     for graphs in (False, True) if setting.graphs else (False,):
-        record = _checking(setting) if graphs else None
+        checked = graphs and setting.cuda and setting.small  # that inputs are still there when they are replayed
+        record = CudaRecord(setting.device, check_inputs=True) if checked else None
         engine = _keeping_logits(engine_of(policy, size, setting, graphs=graphs, record=record))
-        ways = {
-            f"{mode.value}, {shift.value}": _shared(engine, frames, mode, shift) for mode in SHARED for shift in Shift
-        }
+        ways: dict[str, list[Decoded]] = {}
+        for mode, shift in product(SHARED, Shift):
+            run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
+            ways[f"{mode.value}, {shift.value}"] = run.decode([frames])[0]
         if graphs:
             ways["serial"] = decode_serially(engine, frames)
         for way, found in ways.items():
@@ -70,11 +72,6 @@ def _compare(right: list[Decoded], found: list[Decoded], rounding: Deviations, d
     else:
         fault = off.objection(rounding, dtype)
     return {"share": share, "logits off": off.mean, "by rounding": rounding.mean, "fault": fault}
-
-
-def _checking(setting: Setting) -> CudaRecord | None:
-    """At the tiny shape torch also checks that the inputs of recordings are still allocated when they are replayed."""
-    return CudaRecord(setting.device, check_inputs=True) if setting.cuda and setting.small else None
 
 
 def _keeping_logits(engine: PolicyEngine) -> PolicyEngine:
@@ -97,8 +94,3 @@ def differing(right: list[Answer], other: list[Answer]) -> float:
         pair for one, two in zip(right, other, strict=True) for pair in zip(one.token_ids, two.token_ids, strict=True)
     ]
     return sum(a != b for a, b in pairs) / len(pairs)
-
-
-def _shared(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode, shift: Shift) -> list[Decoded]:
-    run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
-    return run.decode([frames])[0]

@@ -33,7 +33,9 @@ def towers(setting: Setting) -> Found:
     size = replace(setting.size, text=replace(setting.size.text, num_hidden_layers=1))
     policy = policy_of(setting, size)
     pixels = torch.randn(1, *policy.pixel_shape, device=setting.device).to(setting.dtype)
-    found: Found = {"floor ms": _floor_ms(setting), "ways": []}
+    first, *others = (tower_work(tower, size.image_tokens) for tower in size.towers)
+    floor_ms = 1e3 * setting.measured.floor_s(sum(others, first)) if setting.measured else None
+    found: Found = {"floor ms": floor_ms, "ways": []}
     right = _one_after_the_other(policy, pixels)
     for graphs in (False, True) if setting.graphs else (False,):
         for name, features in _ways(policy, pixels).items():
@@ -80,11 +82,3 @@ def _measured(setting: Setting, features: Features, right: list[Tensor], *, grap
         pairs = zip(right, made, strict=True)
         found["largest difference"] = max(float((one - other).abs().max()) for one, other in pairs)
     return found
-
-
-def _floor_ms(setting: Setting) -> float | None:
-    if setting.measured is None:
-        return None
-    size = setting.size
-    first, *others = (tower_work(tower, size.image_tokens) for tower in size.towers)
-    return 1e3 * setting.measured.floor_s(sum(others, first))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -69,18 +69,24 @@ def finish_times(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
 
 
 def _passes(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> Iterator[tuple[float, int]]:
-    """When each pass was collected, and how many frames it finished. A frame is offered as soon as none waits."""
     run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
-    waiting = list(enumerate(frames, start=1))
+    return passes_of(run, [frames], engine.launch_ahead)
+
+
+def passes_of(run: OfflineRun, streams: Sequence[Sequence[Any]], ahead: int) -> Iterator[tuple[float, int]]:
+    """When each pass was collected, and how many frames it finished. A frame is offered as soon as none of its stream
+    waits. ahead: passes that are launched before one is waited for."""
+    waiting = [deque(enumerate(stream, start=1)) for stream in streams]
     running: deque[Ticket[FrameRef]] = deque()
     while True:
-        if waiting and not run.waiting(0):
-            run.offer(0, *waiting.pop(0))
+        for session, queue in enumerate(waiting):
+            if queue and not run.waiting(session):
+                run.offer(session, *queue.popleft())
         launched = run.step()
         if launched is not None:
             running.append(launched)
         elif not running:
             return
-        while len(running) > (engine.launch_ahead if launched else 0):
+        while len(running) > (ahead if launched else 0):
             finished = len(run.collect(running.popleft()))
             yield perf_counter(), finished

@@ -3,6 +3,10 @@
 FLOPs: two per weight and row, four per key, query head and element of a head in attention. Rows that are not sampled
 end in the last layer with their keys and values. Bytes: every weight once, keys and values read and written; whatever
 stays in a cache is not counted.
+
+Beside them stand EdgeFM's times on an A800 80GB, from its appendix A. The copy of the paper at hand has lost the
+tables' captions; which is which follows from their order (vision-language models, then language models, by size) and
+from their times. 7B is the decoder of the vision-language model.
 """
 
 from __future__ import annotations
@@ -17,6 +21,17 @@ from edgeflow.models.llama import LlamaConfig
 NUMBER_BYTES = 2
 ZERO_BITS, CODE_BITS, SCALE_BITS = 4, 4, 16
 """Bits of weights in 4 bits, as their kernel reads them (kernels/triton/awq.py)."""
+A800_BANDWIDTH = 2.039e12
+"""bytes per second, from the data sheet of the SXM part; the paper does not say which part it used"""
+DECODE_STEPS = 32
+PREFILL_ROWS = (512, 1024, 2048)
+TIMES_MS = {
+    "qwen2.5-0.5b": {512: (3.671, 56.547), 1024: (6.374, 54.924), 2048: (11.886, 54.134)},
+    "qwen2.5-1.5b": {512: (8.607, 100.137), 1024: (15.294, 101.320), 2048: (30.073, 104.723)},
+    "qwen2.5-3b": {512: (16.057, 171.640), 1024: (28.767, 171.036), 2048: (58.110, 177.585)},
+    "qwen2.5-7b": {512: (30.525, 300.683), 1024: (58.343, 300.932), 2048: (120.855, 301.360)},
+}
+"""EdgeFM's milliseconds of a prefill and of DECODE_STEPS steps, by model and rows of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,9 @@ def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
 
 def vision_work(size: PolicySize) -> Work:
     """Work of one frame's vision: both towers, without their last blocks, and the projector."""
-    work = _projector_work(size)
+    vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
+    weights = 4 * vision * vision + 4 * vision * hidden + hidden * hidden
+    work = Work(2 * size.image_tokens * weights, NUMBER_BYTES * weights)
     for tower in size.towers:
         work += tower_work(tower, size.image_tokens)
     return work
@@ -97,12 +114,6 @@ def tower_work(tower: TowerSize, patches: int) -> Work:
     weights = blocks * width * (4 * width + 2 * tower.inner)
     attention = 4 * rows * rows * width * blocks
     return Work(2 * rows * weights + attention, NUMBER_BYTES * weights)
-
-
-def _projector_work(size: PolicySize) -> Work:
-    vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
-    weights = 4 * vision * vision + 4 * vision * hidden + hidden * hidden
-    return Work(2 * size.image_tokens * weights, NUMBER_BYTES * weights)
 
 
 def serial_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:
@@ -123,3 +134,12 @@ def pipelined_spans(size: PolicySize) -> list[Span]:
     """Segments of a steady pass: a prefill, then the decode rows."""
     rows = size.rows
     return [Span(0, 0, rows), *(Span(stage, rows + stage - 1, 1) for stage in range(1, size.stages))]
+
+
+def scaled_ms(model: str, rows: int, bandwidth: float) -> tuple[float, float] | None:
+    """EdgeFM's prefill and decode as if time went by bandwidth (bytes per second); None where the paper has none."""
+    times = TIMES_MS.get(model, {}).get(rows)
+    if times is None:
+        return None
+    prefill, decode = (ms * A800_BANDWIDTH / bandwidth for ms in times)
+    return prefill, decode

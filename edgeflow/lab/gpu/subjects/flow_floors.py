@@ -21,7 +21,7 @@ def language_work(shape: FlowShape, frames: int = 1) -> Work:
     In its last layer only keys and values are computed.
     """
     stack, rows = stacks(shape)[0], shape.prefix
-    layers, inputs = stack.depth, stack.width * _qkv(stack)
+    layers, inputs = stack.depth, stack.width * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
     rest = stack.width * (stack.heads * stack.head_dim + 3 * stack.inner)
     weights = layers * inputs + (layers - 1) * rest
     attention = 4 * rows * rows * stack.heads * stack.head_dim * (layers - 1)
@@ -51,7 +51,8 @@ def step_work(shape: FlowShape, frames: int = 1) -> Work:
 
     Layers that read the prefix alone have only queries.
     """
-    stack, sizes, rows, crossing = stacks(shape)[1], shape.sizes, shape.sizes.step_rows, _crossing(shape)
+    stack, sizes, rows = stacks(shape)[1], shape.sizes, shape.sizes.step_rows
+    crossing = sum(shape.config.cross) if isinstance(shape.config, SmolVLAConfig) else 0
     q_width, kv_width = stack.heads * stack.head_dim, stack.kv_heads * stack.head_dim
     weights = stack.width * (stack.depth * (2 * q_width + 3 * stack.inner) + (stack.depth - crossing) * 2 * kv_width)
     own = (sizes.rows + 1) / 2 if sizes.causal else sizes.rows
@@ -76,15 +77,6 @@ def stacks(shape: FlowShape) -> tuple[GemmaSizes, GemmaSizes]:
     if not isinstance(config, SmolVLAConfig):
         return config.text, config.expert
     return stack_of(config, config.width, config.inner), stack_of(config, config.expert_width, config.expert_inner)
-
-
-def _crossing(shape: FlowShape) -> int:
-    """Layers whose step rows read the prefix alone."""
-    return sum(shape.config.cross) if isinstance(shape.config, SmolVLAConfig) else 0
-
-
-def _qkv(stack: GemmaSizes) -> int:
-    return (stack.heads + 2 * stack.kv_heads) * stack.head_dim
 
 
 def _kept(stack: GemmaSizes, rows: int) -> int:

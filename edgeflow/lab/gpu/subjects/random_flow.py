@@ -9,7 +9,7 @@ import torch
 
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.policy import Placement
-from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
+from edgeflow.lab.gpu.subjects.random_weights import RandomTensors, biased, layer_shapes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.network import PrefixedNetwork
@@ -172,32 +172,32 @@ def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
     yield from _stack(f"{vlm}text_model.", wide)
     keys = [kv_width if cross else narrow for cross in config.cross]
     yield from _stack(expert, stack_of(config, narrow, config.expert_inner), keys=keys)
-    yield from _linear("state_proj", config.width, config.flow.state_dims)
+    yield from biased("state_proj", config.width, config.flow.state_dims).items()
     yield from _mixing("action_time_mlp", config.flow.dims, narrow)
 
 
 def _pi(config: PiConfig) -> Shapes:
     vlm, expert = f"{pi_network.BOTH}paligemma.model.", config.expert
     yield from _tower(f"{vlm}vision_tower.vision_model.", config.vision, config.flow.side // config.vision.patch)
-    yield from _linear(f"{vlm}multi_modal_projector.linear", config.text.width, config.vision.width)
+    yield from biased(f"{vlm}multi_modal_projector.linear", config.text.width, config.vision.width).items()
     yield f"{vlm}language_model.embed_tokens.weight", (VOCABULARY, config.text.width)
     yield from _stack(f"{vlm}language_model.", config.text)
     yield from _stack(f"{pi_network.BOTH}gemma_expert.model.", expert, adaptive=config.adaptive)
     if config.adaptive:
-        yield from _linear("time_mlp_in", expert.width, expert.width)
-        yield from _linear("time_mlp_out", expert.width, expert.width)
-        yield from _linear("action_in_proj", expert.width, config.flow.dims)
-        yield from _linear("action_out_proj", config.flow.dims, expert.width)
+        yield from biased("time_mlp_in", expert.width, expert.width).items()
+        yield from biased("time_mlp_out", expert.width, expert.width).items()
+        yield from biased("action_in_proj", expert.width, config.flow.dims).items()
+        yield from biased("action_out_proj", config.flow.dims, expert.width).items()
     else:
-        yield from _linear("state_proj", expert.width, config.flow.state_dims)
+        yield from biased("state_proj", expert.width, config.flow.state_dims).items()
         yield from _mixing("action_time_mlp", config.flow.dims, expert.width)
 
 
 def _mixing(mlp: str, dims: int, width: int) -> Shapes:
-    yield from _linear("action_in_proj", width, dims)
-    yield from _linear(f"{mlp}_in", width, 2 * width)
-    yield from _linear(f"{mlp}_out", width, width)
-    yield from _linear("action_out_proj", dims, width)
+    yield from biased("action_in_proj", width, dims).items()
+    yield from biased(f"{mlp}_in", width, 2 * width).items()
+    yield from biased(f"{mlp}_out", width, width).items()
+    yield from biased("action_out_proj", dims, width).items()
 
 
 def _vision_of(config: SmolVLAConfig) -> VisionSizes:
@@ -230,12 +230,12 @@ def _tower(prefix: str, sizes: VisionSizes, grid: int) -> Shapes:
     for index in range(sizes.depth):
         layer = f"{prefix}encoder.layers.{index}."
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from _linear(f"{layer}self_attn.{name}", width, width)
-        yield from _linear(f"{layer}mlp.fc1", sizes.inner, width)
-        yield from _linear(f"{layer}mlp.fc2", width, sizes.inner)
+            yield from biased(f"{layer}self_attn.{name}", width, width).items()
+        yield from biased(f"{layer}mlp.fc1", sizes.inner, width).items()
+        yield from biased(f"{layer}mlp.fc2", width, sizes.inner).items()
         for name in ("layer_norm1", "layer_norm2"):
-            yield from _norm(f"{layer}{name}", width)
-    yield from _norm(f"{prefix}post_layernorm", width)
+            yield from biased(f"{layer}{name}", width).items()
+    yield from biased(f"{prefix}post_layernorm", width).items()
 
 
 def _stack(prefix: str, sizes: GemmaSizes, *, keys: list[int] | None = None, adaptive: bool = False) -> Shapes:
@@ -244,26 +244,11 @@ def _stack(prefix: str, sizes: GemmaSizes, *, keys: list[int] | None = None, ada
     norms = ["norm"]
     for index in range(sizes.depth):
         layer = f"{prefix}layers.{index}."
-        yield f"{layer}self_attn.q_proj.weight", (q_width, width)
-        for name in ("k_proj", "v_proj"):
-            yield f"{layer}self_attn.{name}.weight", (kv_width, keys[index] if keys else width)
-        yield f"{layer}self_attn.o_proj.weight", (width, q_width)
-        for name in ("gate_proj", "up_proj"):
-            yield f"{layer}mlp.{name}.weight", (sizes.inner, width)
-        yield f"{layer}mlp.down_proj.weight", (width, sizes.inner)
+        sizes_of = width, sizes.inner, q_width, kv_width, keys[index] if keys else width
+        yield from layer_shapes(layer, *sizes_of).items()
         norms += [f"layers.{index}.input_layernorm", f"layers.{index}.post_attention_layernorm"]
     for norm in norms:
         if adaptive:
-            yield from _linear(f"{prefix}{norm}.dense", 3 * width, width)
+            yield from biased(f"{prefix}{norm}.dense", 3 * width, width).items()
         else:
             yield f"{prefix}{norm}.weight", (width,)
-
-
-def _linear(name: str, outputs: int, inputs: int) -> Shapes:
-    yield f"{name}.weight", (outputs, inputs)
-    yield f"{name}.bias", (outputs,)
-
-
-def _norm(name: str, width: int) -> Shapes:
-    yield f"{name}.weight", (width,)
-    yield f"{name}.bias", (width,)

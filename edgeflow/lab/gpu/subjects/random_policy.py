@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.lab.gpu.subjects.random_weights import RandomTensors, llama_shapes, random_weights
+from edgeflow.lab.gpu.subjects.random_weights import RandomTensors, biased, llama_shapes, random_weights
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import ActionStatistics, ImageConfig, OpenVLAConfig, TowerImage
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -22,6 +22,10 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 BINS = 256
 PADDING = 64
 BOS = 1
+TEXT_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,27 +151,24 @@ def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
         shapes |= {f"vision_backbone.{name}.{key}": shape for key, shape in found.items()}
     vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
     for index, (before, after) in enumerate(pairwise([vision, 4 * vision, hidden, hidden]), start=1):
-        shapes |= {f"projector.fc{index}.weight": (after, before), f"projector.fc{index}.bias": (after,)}
+        shapes |= biased(f"projector.fc{index}", after, before)
     return shapes
 
 
 def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ...]]:
     width, inner = tower.width, tower.inner
     shapes: dict[str, tuple[int, ...]] = {
-        "patch_embed.proj.weight": (width, 3, size.patch, size.patch),
-        "patch_embed.proj.bias": (width,),
+        **biased("patch_embed.proj", width, 3, size.patch, size.patch),
         "pos_embed": (1, size.image_tokens, width),
     }
     if tower.prefix:
         shapes |= {"cls_token": (1, 1, width), "reg_token": (1, tower.prefix - 1, width)}
-    linears = {"attn.qkv": (3 * width, width), "attn.proj": (width, width)}
-    linears |= {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
+    weights = {"attn.qkv": (3 * width, width), "attn.proj": (width, width), "norm1": (width,), "norm2": (width,)}
+    weights |= {"mlp.fc1": (inner, width), "mlp.fc2": (width, inner)}
     for index in range(tower.depth):
         block = f"blocks.{index}."
-        for name, (out, into) in linears.items():
-            shapes |= {f"{block}{name}.weight": (out, into), f"{block}{name}.bias": (out,)}
-        for name in ("norm1", "norm2"):
-            shapes |= {f"{block}{name}.weight": (width,), f"{block}{name}.bias": (width,)}
+        for name, shape in weights.items():
+            shapes |= biased(f"{block}{name}", *shape)
         if tower.scaled:
             shapes |= {f"{block}{name}.scale_factor": (width,) for name in ("ls1", "ls2")}
     return shapes
@@ -221,12 +222,7 @@ def _config_json(size: PolicySize) -> dict[str, Any]:
         "timm_model_kwargs": [{"num_heads": tower.heads} for tower in size.towers],
         "text_config": {
             "model_type": "llama",
-            "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
-            "num_hidden_layers": text.num_hidden_layers,
-            "num_attention_heads": text.num_attention_heads,
-            "num_key_value_heads": text.num_key_value_heads,
-            "vocab_size": text.vocab_size,
+            **{name: getattr(text, name) for name in TEXT_SIZES},
         },
     }
 

@@ -99,9 +99,30 @@ def seeded(name: str, device: torch.device) -> torch.Generator:
     return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
 
 
+def biased(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a weight and of its bias."""
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def layer_shapes(
+    layer: str, width: int, inner: int, q_width: int, kv_width: int, keys: int = 0
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of a decoder layer's projections. keys: the width of what keys and values are made from, by default that
+    of the layer."""
+    return {
+        f"{layer}self_attn.q_proj.weight": (q_width, width),
+        f"{layer}self_attn.k_proj.weight": (kv_width, keys or width),
+        f"{layer}self_attn.v_proj.weight": (kv_width, keys or width),
+        f"{layer}self_attn.o_proj.weight": (width, q_width),
+        f"{layer}mlp.gate_proj.weight": (inner, width),
+        f"{layer}mlp.up_proj.weight": (inner, width),
+        f"{layer}mlp.down_proj.weight": (width, inner),
+    }
+
+
 def llama_shapes(text: LlamaConfig, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """Shapes of a decoder's tensors by their published names below `prefix`."""
-    width, inner = text.hidden_size, text.intermediate_size
+    width = text.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}model.embed_tokens.weight": (text.vocab_size, width),
         f"{prefix}model.norm.weight": (width,),
@@ -111,15 +132,7 @@ def llama_shapes(text: LlamaConfig, prefix: str = "") -> dict[str, tuple[int, ..
     for index in range(text.num_hidden_layers):
         layer = f"{prefix}model.layers.{index}."
         shapes |= {f"{layer}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
-        shapes |= {
-            f"{layer}self_attn.q_proj.weight": (text.q_width, width),
-            f"{layer}self_attn.k_proj.weight": (text.kv_width, width),
-            f"{layer}self_attn.v_proj.weight": (text.kv_width, width),
-            f"{layer}self_attn.o_proj.weight": (width, text.q_width),
-            f"{layer}mlp.gate_proj.weight": (inner, width),
-            f"{layer}mlp.up_proj.weight": (inner, width),
-            f"{layer}mlp.down_proj.weight": (width, inner),
-        }
+        shapes |= layer_shapes(layer, width, text.intermediate_size, text.q_width, text.kv_width)
         if text.attention_bias:
             widths = {"q": text.q_width, "k": text.kv_width, "v": text.kv_width}
             shapes |= {f"{layer}self_attn.{name}_proj.bias": (count,) for name, count in widths.items()}

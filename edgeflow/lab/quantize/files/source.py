@@ -1,4 +1,4 @@
-"""A checkpoint that is to be quantised: its files, its decoder, and the modules that stay floats."""
+"""A checkpoint that is to be quantised: its files, decoder and group size, and the modules that stay floats."""
 
 from __future__ import annotations
 
@@ -9,15 +9,57 @@ from typing import Any
 
 import torch
 
+from edgeflow.kernels.awq import PER_WORD
 from edgeflow.lab.plain_heads import read_with_heads
-from edgeflow.lab.quantize.files.grouping import Grouping, grouping
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.block import GATE, UP
+from edgeflow.lab.quantize.search.decoder import Decoder, linear_shapes
 from edgeflow.models.chat import STEMS
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
+from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.published import PublishedChat
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The group size and the width of the MLP with which a decoder is quantised."""
+
+    group: int
+    inner: int
+
+
+DEFAULT_GROUPS = (64, 32)
+
+
+def grouping(config: LlamaConfig, wanted: int | None = None) -> Grouping:
+    """The group that was asked for, else the largest of 64 and 32 that divides every input width; CheckpointError where
+    none does.
+
+    An MLP width that no group divides is filled up to the next multiple.
+    """
+    outside = (config.hidden_size, config.q_width)
+    tried = (wanted,) if wanted else DEFAULT_GROUPS
+    inner = config.intermediate_size
+    for group in tried:
+        if all(width % group == 0 for width in (*outside, inner)):
+            return _packable(config, Grouping(group, inner))
+    for group in tried:
+        if all(width % group == 0 for width in outside):
+            return _packable(config, Grouping(group, -(-inner // group) * group))
+    widths, groups = " and ".join(map(str, dict.fromkeys(outside))), " or ".join(map(str, tried))
+    raise CheckpointError(f"hidden_size and attention width {widths} are not multiples of a group of {groups}")
+
+
+def _packable(config: LlamaConfig, found: Grouping) -> Grouping:
+    """CheckpointError where the GEMM layout cannot hold the outputs of a linear."""
+    for linear, (outputs, _) in linear_shapes(config).items():
+        outputs = found.inner if linear in (GATE, UP) else outputs
+        if outputs % PER_WORD:
+            raise CheckpointError(f"{linear} has {outputs} outputs: the GEMM layout needs a multiple of {PER_WORD}")
+    return found
+
 
 VISION = "visual"
 

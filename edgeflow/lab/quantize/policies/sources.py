@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from edgeflow.lab.quantize.files.grouping import grouping
-from edgeflow.lab.quantize.files.source import Source, refuse_quantised
+from edgeflow.lab.quantize.files.source import Source, grouping, refuse_quantised
 from edgeflow.lab.quantize.search.block import BlockShape
 from edgeflow.lab.quantize.search.decoder import Decoder
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights

@@ -1,13 +1,15 @@
-"""A whole training run: the base, the data, the trainer, and the files that it writes."""
+"""A whole training run: the base, the data, the trainer, the files that it writes, and what it prints."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from rich.console import Console
 from rich.progress import Progress
 
 from edgeflow.engine.placement import choose_device, choose_dtype
@@ -17,7 +19,8 @@ from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
 from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
 from edgeflow.lab.training.gate.writing import write_gate
-from edgeflow.lab.training.run import cpu_seconds, run_training
+from edgeflow.lab.training.learner import ANEW
+from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, base_fingerprint
@@ -107,6 +110,19 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
         write_gate(request.out, trainer.gate)
     learner = trainer.learner
     return replace(outcome, steps=learner.done_steps, loss=trainer.last_loss, cpu_seconds=round(learner.cpu_seconds, 1))
+
+
+def train_gate_command(request: GateRequest, *, as_json: bool) -> None:
+    """Train and print the outcome; with `as_json` nothing else goes to standard output."""
+    errors = Console(stderr=True)
+    with training_progress(errors) as progress:
+        report = train_gate(request, progress, lambda line: errors.print(line, highlight=False, soft_wrap=True))
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        told = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
+        steps = f"{report.steps} step" if report.steps == 1 else f"{report.steps} steps"
+        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{told}")
 
 
 def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateData:

@@ -14,8 +14,7 @@ from edgeflow.lab.demo.flow_training.chunks import (
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.training.states import sample_state
 from edgeflow.lab.demo.world.expert import expert_action
-from edgeflow.lab.demo.world.proprioception import state_of
-from edgeflow.lab.demo.world.robot import approach
+from edgeflow.lab.demo.world.robot import approach, state_of
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import Pose, angle, compose, distance, relative, to_rotvec
 from edgeflow_client.types import ActionSchema

@@ -13,7 +13,7 @@ from edgeflow.contract import Image, Observation
 from edgeflow.engine.flow.frames import Previous, guidance_of
 from edgeflow.lab.demo.flow_training.export import IMAGE, STATE
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
-from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.verify.policies.flow.runs import Runner
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY

@@ -7,7 +7,7 @@ from safetensors import safe_open
 
 from edgeflow.lab.demo.flow_training.export import STATE
 from edgeflow.lab.demo.measure import FRESH_SEEDS, measure_runs
-from edgeflow.lab.demo.world.proprioception import state_of
+from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import POLICY_SIZE
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import PHRASES

@@ -1,15 +1,18 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.lab.demo.flow_training.batches import Normaliser, draw_batch, make_prompts
+from edgeflow.lab.demo.flow_training.batches import Normaliser, draw_flow_batch
 from edgeflow.lab.demo.flow_training.chunks import label_all
 from edgeflow.lab.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
-from edgeflow.lab.demo.flow_training.tokenizer import train_tokenizer
+from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
+from edgeflow.lab.demo.training.batches import make_prompts
 from edgeflow.lab.demo.training.data import CHUNK
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -41,17 +44,17 @@ def test_rows_hold_the_arm_as_it_was_drawn(data):
 
 
 def test_branches_ask_for_the_chunk_of_the_handle_that_they_name(data):
-    size, prompts = FlowSize(), make_prompts(train_tokenizer(FlowSize().vocab))
+    size, prompts = FlowSize(), make_prompts(partial(prompt_ids, train_tokenizer(FlowSize().vocab)), sharing=False)
     labels = label_all(data, size.chunk)
     normaliser = Normaliser.of(size, data, labels)
-    batch = draw_batch(
+    batch = draw_flow_batch(
         data, labels, normaliser=normaliser, prompts=prompts, shape=(48, 3), rng=np.random.default_rng(0)
     )
     names = [*COLOURS, "leftmost", "rightmost"]
-    known = {tuple(row): names[i] for ids in prompts.ids for i, row in enumerate(ids.tolist())}
+    known = {tuple(row): names[i] for ids in prompts.tails for i, row in enumerate(ids.tolist())}
     for row in range(48):
         for branch in range(3):
-            asked = [each for each in range(HANDLES) if batch.actions[row, each].equal(batch.goals[row, branch])]
+            asked = [each for each in range(HANDLES) if batch.actions[row, each].equal(batch.answers[row, branch])]
             allowed = {names[batch.colours[row, each]] for each in asked}
             allowed |= {place for each, place in ((0, "leftmost"), (2, "rightmost")) if each in asked}
             assert known[tuple(batch.ids[row, branch].tolist())] in allowed

@@ -14,9 +14,9 @@ from edgeflow.lab.export.graphs.graph_files import Traced, to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.graphs.stages import StageProgram
 from edgeflow.lab.export.quantised.masks import calibrate_mask, margin
-from edgeflow.lab.export.quantised.precision import Precision
 from edgeflow.lab.export.quantised.qdq import quantise
-from edgeflow.lab.export.quantised.sessions import session_of
+from edgeflow.lab.export.quantised.stage_runs import session_of
+from edgeflow.lab.export.request import Precision
 from tests.lab.export.quantised.tiny_step import quiet
 
 ROWS, KEYS, WIDTH = 6, 16, 8

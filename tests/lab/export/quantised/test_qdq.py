@@ -11,16 +11,14 @@ import onnxruntime
 import pytest
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.lab.export.allowed import check_operators
+from edgeflow.lab.export.checking import check_operators
 from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.quantised.masks import calibrate_mask
-from edgeflow.lab.export.quantised.precision import Precision
-from edgeflow.lab.export.quantised.qdq import STATISTICS, quantise
-from edgeflow.lab.export.quantised.ranges import float_ranges
-from edgeflow.lab.export.quantised.sessions import session_of
+from edgeflow.lab.export.quantised.qdq import STATISTICS, float_ranges, quantise
 from edgeflow.lab.export.quantised.stage_inputs import record_stage_inputs
-from edgeflow.lab.export.quantised.stage_runs import StageKey, stage_key
+from edgeflow.lab.export.quantised.stage_runs import StageKey, session_of, stage_key
+from edgeflow.lab.export.request import Precision
 from edgeflow_client.errors import ConfigError
 from tests.engine.flow.tiny_flow import random_frames
 from tests.lab.export.quantised.tiny_step import SHAPE, naive_extrema, program_of, quiet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.lab.quantize.files.grouping import grouping
+from edgeflow.lab.quantize.files.source import grouping
 from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import CheckpointError
 from tests.lab.quantize.cases import SIZE

@@ -8,8 +8,7 @@ import numpy as np
 
 from edgeflow.contract import Image, Observation
 from edgeflow.lab.quantize.policies.frames import RecordedFrame
-from edgeflow.lab.quantize.policies.rows import Rows, action_rows, prefix_rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import Rows, ServedPolicy, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of

@@ -11,8 +11,7 @@ from torch import Tensor
 from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import PrefixSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.lab.quantize.policies.rows import ActionRows, Rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import ActionRows, Rows, ServedPolicy
 from edgeflow.lab.quantize.policies.sources import PolicySource
 from tests.lab.quantize.policies.cases import EMBEDDED, KINDS, opened
 

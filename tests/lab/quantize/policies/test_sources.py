@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.quantize.policies.rows import ActionRows, action_rows, prefix_rows
-from edgeflow.lab.quantize.policies.served import ServedPolicy
+from edgeflow.lab.quantize.policies.served import ActionRows, ServedPolicy, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.sources import is_policy, open_policy
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
 from edgeflow_client.errors import CheckpointError, ConfigError

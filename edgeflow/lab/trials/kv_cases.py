@@ -1,19 +1,22 @@
-"""The problems of KV in 4 bits."""
+"""The problems of KV in 4 bits, and those over latent slots, which are made from the ones over dense slots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import INT4
+from edgeflow.kernels.kv.formats import INT4, LATENT
 from edgeflow.kernels.kv.int4 import GROUP, Grid, packed
 from edgeflow.kernels.kv.layout import Span
+from edgeflow.kernels.kv.sees import Sees
+from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
 
 
-def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:
+def rope_write_int4(spans: Sequence[Span], heads: Heads) -> Case:
     """Compares what the last row of each span reads, the exact keys from the first group of each on, and the newest.
 
     The spans lie behind groups that other passes have begun.
@@ -37,7 +40,7 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads) -> Case:
     return Case(op_name="rope_write_kv", build=build, kv=INT4.name)
 
 
-def packed_attention(spans: Sequence[Span], heads: Heads) -> Case:
+def attention_int4(spans: Sequence[Span], heads: Heads) -> Case:
     """The exact keys and the steps of values that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
@@ -56,4 +59,34 @@ def packed_attention(spans: Sequence[Span], heads: Heads) -> Case:
         layer.value_grids.copy_(torch.stack([grid.step, grid.offset])[..., 0])
         return Problem((layout, kv), lambda attend: (attend(q, layer),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case(op_name="packed_attention", build=build, kv=INT4.name, causal=True)
+    return Case(op_name="packed_attention", build=build, kv=INT4.name)
+
+
+def rope_write_latent(spans: Sequence[Span], heads: Heads, rotary: int) -> Case:
+    """rotary: numbers of a head that are rotated, its last ones."""
+    dense = cases.rope_write_kv(spans, Heads(heads.query, heads.kv, rotary))
+
+    def build(make: Numbers) -> Problem:
+        *_, rows, rotated = dense.build(make).arguments
+        qk = make.normal(len(rows.flat), (heads.query + heads.kv) * heads.width)
+        slots, capacity = rotated.keys.shape[:2]
+        shape = 1, 1, slots, capacity, heads.kv, heads.width
+        layer = LATENT.layer((make.poison(*shape),), 0)
+        arguments = qk, heads.query, heads.kv, rows, layer
+        return Problem(arguments, lambda q: (q, layer.keys), cold_bytes=layer.keys.nbytes)
+
+    return replace(dense, build=build, kv=LATENT.name)
+
+
+def attention_latent(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> Case:
+    """sees: what the rows of each span see."""
+    dense = cases.packed_attention(spans, heads, 1, sees)
+
+    def build(make: Numbers) -> Problem:
+        layout, wide = dense.build(make).arguments
+        kv = empty_slots(make, heads, LATENT, slots=wide.slots, capacity=wide.capacity, layers=1)
+        kv.data.copy_(wide.data[:, :1])
+        q = make.normal(len(layout.row_slot), heads.query, heads.width)
+        return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
+
+    return replace(dense, build=build, kv=LATENT.name)
