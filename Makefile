@@ -1,7 +1,7 @@
 # make setup     create .venv and install everything a CPU machine needs (2 to 7 minutes)
 # make demo      a robot moves: serial, pipelined and speculative (3 minutes after the setup)
 # make test      tests of what serves: SDK, service, policies, kernels
-# make test-all  these, and the tests of the laboratory, the benchmarks and the accelerator
+# make test-all  these, and the tests of the laboratory, the benchmarks, fuzzing and the accelerator
 # make check     lint, types, stubs
 # make help      this list; PYTHON=/path/to/python3.13 chooses the Python of .venv
 .PHONY: help setup demo test test-all check

@@ -8,6 +8,7 @@ Exit code 1 when one survives. A fault replaces a piece of code that occurs once
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -254,9 +255,14 @@ class Copy:
             path.write_text(text)
 
 
-def main(words: list[str]) -> int:
-    """Try the faults, all or those with one of the words; the number that survive, or of right code that fails."""
+def main() -> int:
+    """Try the faults, all or those with one of the words; 1 when one survives or the tests fail without a fault."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", help="of the code or of the file of tests")
+    words = parser.parse_args().words
     chosen = [each for each in MUTANTS if not words or any(word in each.old or word in each.tests for word in words)]
+    if not chosen:
+        parser.error(f"no fault has one of the words {' '.join(words)}")
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
         if copy.fails(sorted({each.tests for each in chosen})):
@@ -272,4 +278,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -23,7 +23,8 @@ from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
 
 ROOT = Path(__file__).parents[2]
-START_S = 300.0
+READY_S = 300.0  # a large model is read, and its reserve stands by
+START_S = 120.0  # of a worker
 EXIT_S = 30.0
 METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is everybody's
 MANY_CRASHES = {"timing": {"crash_limit": 1000}}
@@ -190,15 +191,15 @@ class ServiceUnderTest:
 
     def _wait_ready(self) -> None:
         ready = self._path / "ready.json"
-        if wait_for(lambda: ready.exists() or self._process.poll() is not None, START_S, 0.02) is None:
-            raise TimeoutError(f"the service was not ready within {START_S:g} s")
+        if wait_for(lambda: ready.exists() or self._process.poll() is not None, READY_S, 0.02) is None:
+            raise TimeoutError(f"the service was not ready within {READY_S:g} s")
         if not ready.exists():
             raise RuntimeError(f"the service ended while starting:\n{self.log_end()}")
         self._ports = json.loads(ready.read_text())
         if self._around.errors is None:
-            self.wait_event("worker_standby", 0.0, START_S)
+            self.wait_event("worker_standby", 0.0, READY_S)
         else:
-            self.wait_idle_reserve()
+            self.wait_idle_reserve(READY_S)
 
     def _engines(self) -> list[int]:
         """Processes of the engine, oldest first."""

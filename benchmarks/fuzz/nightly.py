@@ -37,7 +37,13 @@ PROPERTIES = (
     "tests/ipc/test_foreign_bytes.py",
     "tests/models/test_chat.py",  # with every wrong value of every name
 )
-NUMBERS = ("tests/engine", "tests/models", "tests/policies")
+NUMBERS = (
+    "tests/engine",
+    "tests/models",
+    "tests/policies",
+    "tests/lab/verify/policies",
+    "tests/lab/training/test_gate_twins.py",
+)
 """The tests whose float32 sums depend on the processor."""
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")

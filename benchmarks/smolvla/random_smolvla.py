@@ -21,11 +21,8 @@ from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, smolvla_tensors
 CAMERAS = ("camera1", "camera2", "camera3")
 HEIGHT, WIDTH = 480, 640  # of a camera
 STATE, NUMBERS = "observation.state", 6
-PADDED, CHUNK, TOKENS = 32, 50, 48
-LAYERS, HEAD, HEADS, KV_HEADS = 16, 64, 15, 5
-HIDDEN, MLP, EXPERT, EXPERT_MLP = 960, 2560, 720, 2048
-VOCABULARY = 49280
-VISION_LAYERS, VISION, VISION_MLP, PATCH, IMAGE, SHUFFLE = 12, 768, 3072, 16, 512, 4
+TOKENS, VOCABULARY = 48, 49280
+SIZES: Any = PUBLISHED[0].config
 NORMALISATION = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 FEATURES: dict[str, Any] = {STATE: {"type": "STATE", "shape": [NUMBERS]}} | {
     f"observation.images.{name}": {"type": "VISUAL", "shape": [3, HEIGHT, WIDTH]} for name in CAMERAS
@@ -59,11 +56,11 @@ def _config() -> dict[str, object]:
         "input_features": FEATURES,
         "output_features": ACTIONS,
         "normalization_mapping": NORMALISATION,
-        "chunk_size": CHUNK,
-        "n_action_steps": CHUNK,
-        "max_state_dim": PADDED,
-        "max_action_dim": PADDED,
-        "resize_imgs_with_padding": [IMAGE, IMAGE],
+        "chunk_size": SIZES.flow.chunk,
+        "n_action_steps": SIZES.flow.chunk,
+        "max_state_dim": SIZES.flow.dims,
+        "max_action_dim": SIZES.flow.dims,
+        "resize_imgs_with_padding": [SIZES.flow.side, SIZES.flow.side],
         "empty_cameras": 0,
         "adapt_to_pi_aloha": False,
         "tokenizer_max_length": TOKENS,
@@ -76,9 +73,9 @@ def _config() -> dict[str, object]:
         "prefix_length": 0,
         "pad_language_to": "max_length",
         "num_expert_layers": 0,
-        "num_vlm_layers": LAYERS,
+        "num_vlm_layers": len(SIZES.cross),
         "self_attn_every_n_layers": 2,
-        "expert_width_multiplier": EXPERT / HIDDEN,
+        "expert_width_multiplier": SIZES.expert_width / SIZES.width,
         "min_period": 0.004,
         "max_period": 4.0,
         "device": "cpu",
@@ -90,14 +87,14 @@ def _vlm_config() -> dict[str, object]:
         "model_type": "llama",
         "attention_bias": False,
         "mlp_bias": False,
-        "head_dim": HEAD,
+        "head_dim": SIZES.head_dim,
         "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
+        "hidden_size": SIZES.width,
+        "intermediate_size": SIZES.inner,
         "max_position_embeddings": 8192,
-        "num_attention_heads": HEADS,
+        "num_attention_heads": SIZES.heads,
         "num_hidden_layers": 32,
-        "num_key_value_heads": KV_HEADS,
+        "num_key_value_heads": SIZES.kv_heads,
         "rms_norm_eps": 1e-5,
         "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
         "rope_theta": 100000.0,
@@ -107,16 +104,16 @@ def _vlm_config() -> dict[str, object]:
     vision = {
         "model_type": "smolvlm_vision",
         "hidden_act": "gelu_pytorch_tanh",
-        "hidden_size": VISION,
-        "image_size": IMAGE,
-        "intermediate_size": VISION_MLP,
+        "hidden_size": SIZES.vision_width,
+        "image_size": SIZES.flow.side,
+        "intermediate_size": SIZES.vision_inner,
         "layer_norm_eps": 1e-6,
-        "num_attention_heads": VISION // HEAD,
+        "num_attention_heads": SIZES.vision_heads,
         "num_channels": 3,
-        "num_hidden_layers": VISION_LAYERS,
-        "patch_size": PATCH,
+        "num_hidden_layers": SIZES.vision_layers,
+        "patch_size": SIZES.patch,
     }
-    shared = {"model_type": "smolvlm", "scale_factor": SHUFFLE, "image_token_id": 49190, "pad_token_id": 2}
+    shared = {"model_type": "smolvlm", "scale_factor": SIZES.scale, "image_token_id": 49190, "pad_token_id": 2}
     return {**shared, "tie_word_embeddings": False, "text_config": text, "vision_config": vision}
 
 
@@ -164,9 +161,9 @@ def _random(shape: tuple[int, ...], draws: torch.Generator) -> Tensor:
 
 def _shapes() -> dict[str, tuple[int, ...]]:
     """Names and shapes of all tensors, as published checkpoints hold them."""
-    shapes = {f"model.{name}": shape for name, shape in smolvla_tensors(PUBLISHED[0].config)}  # type: ignore[arg-type]
+    shapes = {f"model.{name}": shape for name, shape in smolvla_tensors(SIZES)}
     tables = ("lm_head.weight", "model.text_model.embed_tokens.weight")
-    return shapes | {f"model.vlm_with_expert.vlm.{name}": (VOCABULARY, HIDDEN) for name in tables}
+    return shapes | {f"model.vlm_with_expert.vlm.{name}": (VOCABULARY, SIZES.width) for name in tables}
 
 
 def write_inputs(path: Path, tokenizer: Path) -> Path:
@@ -181,7 +178,7 @@ def write_inputs(path: Path, tokenizer: Path) -> Path:
     pixels = {name: torch.randint(0, 256, (3, HEIGHT, WIDTH), generator=draws, dtype=torch.uint8) for name in CAMERAS}
     numbers = {
         "state": torch.randn((1, NUMBERS), generator=draws),
-        "noise": torch.randn((1, CHUNK, PADDED), generator=draws),
+        "noise": torch.randn((1, SIZES.flow.chunk, SIZES.flow.dims), generator=draws),
     }
     save_file({**pixels, **numbers, "tokens": tokens, "mask": mask}, path)
     return path

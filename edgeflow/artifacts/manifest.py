@@ -148,8 +148,18 @@ def read_manifest(folder: Path) -> Manifest:
             kinds=kv.texts("kinds"),
         ),
         graphs=tuple(_graph(each) for each in values.objects("graphs")),
-        weights=tuple(_weights(each) for each in values.objects("weights")),
-        rewrites=tuple(_rewritten(each) for each in values.objects("rewrites")),
+        weights=tuple(
+            WeightFile(file=_file(each), digest=each.text("digest"), size=each.count("size"))
+            for each in values.objects("weights")
+        ),
+        rewrites=tuple(
+            Rewritten(
+                name=each.text("name"),
+                sites=each.count("sites"),
+                constant=each.number("constant", 0.0) if "constant" in each else None,
+            )
+            for each in values.objects("rewrites")
+        ),
         preprocessing=values.plain("preprocessing"),
         versions=values.plain("versions"),
     )
@@ -174,15 +184,6 @@ def _graph(values: Fields) -> Graph:
 def _tensor(values: Fields) -> TensorSpec:
     shape = values.whole_numbers("shape")
     return TensorSpec(name=values.text("name"), dtype=values.choice("dtype", DTYPES), shape=shape)
-
-
-def _weights(values: Fields) -> WeightFile:
-    return WeightFile(file=_file(values), digest=values.text("digest"), size=values.count("size"))
-
-
-def _rewritten(values: Fields) -> Rewritten:
-    constant = values.number("constant", 0.0) if "constant" in values else None
-    return Rewritten(name=values.text("name"), sites=values.count("sites"), constant=constant)
 
 
 def _file(values: Fields) -> str:

@@ -130,9 +130,10 @@ def _ptxas() -> list[Finding]:
     if triton is None or triton.origin is None:
         return []
     path = Path(named) if named else Path(triton.origin).parent / "backends/nvidia/bin/ptxas"
-    version = _ptxas_version(path)
-    if version is None:
+    match = re.search(r"release (\d+)\.(\d+)", _output_of(path, "--version"))
+    if match is None:
         return [Finding("ptxas", Verdict.OPTIONAL, f"{path} does not run", f"export TRITON_PTXAS_PATH={CUDA_PTXAS}")]
+    version = int(match[1]), int(match[2])
     found = f"{version[0]}.{version[1]} at {path}"
     driver = _driver_version()
     if driver is not None and driver < version:
@@ -141,15 +142,6 @@ def _ptxas() -> list[Finding]:
             Finding("ptxas", Verdict.OPTIONAL, found, f"export TRITON_PTXAS_PATH={CUDA_PTXAS}   (the system's own)")
         ]
     return [Finding("ptxas", Verdict.OK, found)]
-
-
-def _ptxas_version(path: Path) -> tuple[int, int] | None:
-    try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    match = re.search(r"release (\d+)\.(\d+)", told)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _driver_version() -> tuple[int, int] | None:
@@ -181,11 +173,16 @@ def _libcuda() -> list[Finding]:
 
 
 def _ldconfig_folders() -> list[Path]:
+    lines = _output_of("/sbin/ldconfig", "-p").splitlines()
+    return [Path(line.split()[-1]).parent for line in lines if "libcuda.so.1" in line]
+
+
+def _output_of(*command: str | Path) -> str:
+    """The output of a command; "" where it fails."""
     try:
-        told = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, timeout=10, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
-    return [Path(line.split()[-1]).parent for line in told.splitlines() if "libcuda.so.1" in line]
+        return ""
 
 
 def _kernel() -> list[Finding]:
@@ -235,7 +232,9 @@ def _products() -> list[Finding]:
 
 
 def _rendering() -> list[Finding]:
-    """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
+    """A frame of the simulated robot, in a separate process, which a bad driver may crash; none without the lab."""
+    if importlib.util.find_spec("edgeflow.lab") is None:
+        return []
     code = "from edgeflow.lab.demo.world.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,16 +87,22 @@ COMMANDS = (
 
 def loaded(line: LabCommand) -> typer.Typer:
     """The command as an application of its name alone; DependencyError where it is not installed."""
-    try:
+    with _naming_what_is_missing(line):
         module = importlib.import_module(f"edgeflow.lab.commands.{line.module}")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(line.name)(getattr(module, line.name.replace("-", "_")))
+    return app
+
+
+@contextlib.contextmanager
+def _naming_what_is_missing(line: LabCommand) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.startswith("edgeflow.lab"):
             raise DependencyError(f"{line.name}: this installation has no laboratory (edgeflow/lab)") from None
         raise DependencyError(f"{line.name}: {missing} is not installed; {how_to_install(line.extra)}") from None
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(line.name)(getattr(module, line.name.replace("-", "_")))
-    return app
 
 
 def lazy(line: LabCommand) -> type[TyperCommand]:
@@ -103,6 +111,8 @@ def lazy(line: LabCommand) -> type[TyperCommand]:
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
             real = typer.main.get_command(loaded(line))
+            if real.callback is not None:
+                real.callback = _naming_what_is_missing(line)(real.callback)  # most libraries are imported as it runs
             return real.make_context(info_name, args, parent, **extra)
 
     return LazyCommand

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from edgeflow.console import progress_bar
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Report = Callable[[str, int, int], None]
 
@@ -15,6 +15,8 @@ Report = Callable[[str, int, int], None]
 @contextmanager
 def reporting(console: Console) -> Iterator[Report]:
     """A progress bar driven by calls of `report(what, done, total)`; the time restarts where another part begins."""
+    from edgeflow.console import progress_bar  # with rich, which a GPU machine may lack
+
     with progress_bar(console) as progress:
         task = progress.add_task("", total=None)
 

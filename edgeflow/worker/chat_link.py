@@ -125,7 +125,9 @@ class ChatLink:
         connection = request.connection
         if request.slow:
             if not isinstance(message, ChatToken):
-                self._write(connection, _too_slow(request.number))
+                text = f"more than {MAX_UNSENT_BYTES} bytes of the answer were not read"
+                refused = ChatRefused(request.number, "RESOURCE_EXHAUSTED", text, "", Reason.SLOW_READER.value)
+                self._write(connection, pack(refused)[0])
             return
         number, buffers = message.request, pack(replace(message, request=request.number))
         size = len(connection.unsent) + sum(map(len, buffers))
@@ -315,9 +317,3 @@ def _check_images(message: ChatStart) -> None:
     pixels = sum(height * width for height, width in zip(sides[::2], sides[1::2], strict=False))
     if len(sides) % 2 or any(side <= 0 for side in sides) or 3 * pixels != len(message.payload):
         raise WorkerError("a payload that is not that of its images")
-
-
-def _too_slow(request: int) -> memoryview | bytes:
-    text = f"more than {MAX_UNSENT_BYTES} bytes of the answer were not read"
-    header, _ = pack(ChatRefused(request, "RESOURCE_EXHAUSTED", text, "", Reason.SLOW_READER.value))
-    return header

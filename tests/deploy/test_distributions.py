@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BUILD = "from setuptools import build_meta; build_meta.build_wheel('out')"
-SHIPPED = {"*.json", "*.safetensors", "*.xml", "*.jinja", "*.cpp", "*.h", "*.pyi", "py.typed"}
+SHIPPED = {"*.json", "*.md", "*.safetensors", "*.xml", "*.jinja", "*.cpp", "*.h", "*.pyi", "py.typed"}
 BUILT = {"__pycache__", "*.so"}
 
 

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 from rich.progress import Progress
 
+from edgeflow import console as module
 from edgeflow.console import progress_bar
-from edgeflow.lab import progress as module
 from edgeflow.lab.progress import reporting
 
 

@@ -35,7 +35,7 @@ DISPOSITIONS = {
 }
 LIMITS = {each.value: each for each in LimitKind}
 _FORMATS = {ImageFormat.JPEG: pb.IMAGE_FORMAT_JPEG, ImageFormat.RGB8: pb.IMAGE_FORMAT_RGB8}
-_MODES = {
+MODES = {
     pb.MODE_SERIAL: Mode.SERIAL,
     pb.MODE_PIPELINED: Mode.PIPELINED,
     pb.MODE_DEPTH: Mode.DEPTH,
@@ -137,7 +137,7 @@ def opened_of(message: pb.Opened) -> Opened:
             step_ms=message.schema.step_ms if message.schema.horizon > 1 else 0.0,
             whole_way=message.schema.whole_way,
         )
-        mode = _MODES[message.mode]
+        mode = MODES[message.mode]
     except (ValueError, KeyError) as error:
         raise FailedPrecondition(f"cannot interpret the service's answer: {error}", field="opened") from None
     check_schema(schema)
@@ -155,6 +155,23 @@ def opened_of(message: pb.Opened) -> Opened:
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
         rtc=message.rtc,
+    )
+
+
+def schema_message(schema: ActionSchema) -> pb.ActionSchema:
+    """The message of an action schema."""
+    columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
+    return pb.ActionSchema(
+        dimensions=[
+            pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
+            for name, unit, low, high, relative in columns
+        ],
+        frame=schema.frame,
+        rotation=schema.rotation,
+        control_rate_hz=schema.control_rate_hz,
+        horizon=schema.horizon,
+        step_ms=schema.step_ms,
+        whole_way=schema.whole_way,
     )
 
 
@@ -240,7 +257,7 @@ def _milliseconds(text: str) -> int | None:
 def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     _check_cameras(settings)
     _check_state(settings)
-    modes = {mode: number for number, mode in _MODES.items()}
+    modes = {mode: number for number, mode in MODES.items()}
     message = pb.Open(
         model=settings.model,
         cameras=[

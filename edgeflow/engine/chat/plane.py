@@ -168,7 +168,10 @@ class ChatPlane:
         try:
             ticket = self._start(most) if masked is None else self._sample(masked)
         except RequestError as error:
-            self._refuse_first(error)
+            running = self.requests.running
+            number = running.number if running is not None else self.requests.first
+            if number is not None:
+                self._fail(number, error)
             return None
         if ticket is None:
             return None
@@ -295,12 +298,6 @@ class ChatPlane:
     def _prefix_set(self, message: SetPrefix) -> None:
         self._waiting.pop(message.request, None)
         self._publish(PrefixSet(message.request, message.slot, len(message.ids)))
-
-    def _refuse_first(self, error: RequestError) -> None:
-        running = self.requests.running
-        number = running.number if running is not None else self.requests.first
-        if number is not None:
-            self._fail(number, error)
 
     def _fail(self, number: int, error: RequestError) -> None:
         """End a request, unless it has ended, with what is wrong."""

@@ -24,7 +24,8 @@ def run_each_kind(engine: ChatEngine, chunk: int) -> None:
     Kernels differ by how far the slot is read, and by whether the number of rows is even or a multiple of 16; the
     greedy operator by whether scores are the logits themselves or derived from them, as under a mask.
     """
-    source, capacity = PromptSource(engine.model, _anything(engine)), engine.kv.capacity
+    capacity = engine.kv.capacity
+    source = PromptSource(engine.model, Prompt((0,) * capacity, torch.arange(capacity)[None]))
     rules = {engine.rule(constrained=each) for each in (False, True)}
     for rule, end in product(sorted(rules, key=lambda rule: rule.rows), _ends(capacity)):
         for rows in sorted({1, min(chunk, end - 1), max(min(chunk, end - 1) - 1, 1)}):
@@ -65,11 +66,6 @@ def _ends(capacity: int) -> list[int]:
     """Positions to read up to: powers of two, and the end of the slot."""
     powers = [1 << power for power in range(capacity.bit_length())]
     return [*(end for end in powers if LEAST_END <= end < capacity), capacity]
-
-
-def _anything(engine: ChatEngine) -> Prompt:
-    rows = engine.kv.capacity
-    return Prompt((0,) * rows, torch.arange(rows)[None])
 
 
 def _run_fold(engine: ChatEngine, unfolded: int) -> None:

@@ -11,6 +11,7 @@ from time import monotonic
 import torch
 
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.kernels.table.overlay import load_entries
 from edgeflow.lab.gpu.order import Found, Order
 from edgeflow.lab.gpu.subjects.floors import Ceilings
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
@@ -90,10 +91,6 @@ class Setting:
         path = self.overlay(model)
         if not path.exists():
             return table
-        from edgeflow.kernels.table.overlay import (
-            load_entries,  # its schema needs pydantic, which a GPU machine may lack
-        )
-
         entries = load_entries(path, self.device, self.dtype)
         return table.overlaid(*(each for each in entries if weights == "float" or each.key.op_name != "linear"))
 

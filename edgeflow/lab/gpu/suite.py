@@ -86,7 +86,8 @@ def _run_sections(options: argparse.Namespace, out: Path, run: Run, ends: float)
         results["sections"][name] = _section(replace(order, section=name), shares, run, ends)
         results["figures"] = figures(results["sections"], options.size)
         results["seconds"] = monotonic() - begun
-        _write(out, results)
+        (out / "gpu-suite.json").write_text(json.dumps(results, indent=2) + "\n")
+        (out / "gpu-suite.md").write_text(report(results))
         order = replace(order, ceilings=_ceilings(results["sections"]))
     return results
 
@@ -170,11 +171,6 @@ def _ceilings(sections: Found) -> tuple[float, float] | None:
     return (found["copy bytes/s"], found["matrix FLOP/s"]) if found else None
 
 
-def _write(out: Path, results: Found) -> None:
-    (out / "gpu-suite.json").write_text(json.dumps(results, indent=2) + "\n")
-    (out / "gpu-suite.md").write_text(report(results))
-
-
 def report(results: Found) -> str:
     """The figures with their bars, how each section ended, and what each found."""
     lines = [f"# GPU suite: {results['size']} on {_device(results)}", ""]
@@ -233,10 +229,11 @@ def _text(value: Any) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    shares = ", ".join(f"{name} {seconds:g}" for name, seconds in SECTIONS.items())
     parser = argparse.ArgumentParser(
         prog="scripts/gpu-suite",
         description="Check and measure this machine's GPU, without network. Writes gpu-suite.md and gpu-suite.json.",
-        epilog=f"Sections and the seconds each may take of ten minutes: {_shares()}. What one leaves goes to the next. "
+        epilog=f"Sections and the seconds each may take of ten minutes: {shares}. What one leaves goes to the next. "
         "Exit code 0: every section ended well, or was skipped, or had to leave something out for lack of time; "
         "1: one failed or was cut off; 2: wrong usage. A bar that is missed does not change the exit code.",
     )
@@ -252,10 +249,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for the whole call, the start included")
     parser.add_argument("--json", action="store_true", help="print gpu-suite.json instead of gpu-suite.md")
     return parser
-
-
-def _shares() -> str:
-    return ", ".join(f"{name} {seconds:g}" for name, seconds in SECTIONS.items())
 
 
 def _problem(options: argparse.Namespace) -> str:

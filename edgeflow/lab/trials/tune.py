@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,12 @@ class Tuned:
     params: Params
     us: float
     default_us: float
-    rejected: tuple[str, ...]
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The share of the default's time that it takes."""
+        return self.us / self.default_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +67,6 @@ class _Trial:
     def call(self, function: Callable[..., Any]) -> Callable[[], Any]:
         """The function on the next operands of the ring each time; what it makes of weights is made for each."""
         return rotating([problem.given_to(function) for problem in self.ring])
-
-
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """An implementation's time for a case, and the default's beside it."""
-
-    impl_id: str
-    params: Params
-    us: float
-    default_us: float
-
-    @property
-    def share(self) -> float:
-        return self.us / self.default_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +111,10 @@ class Tuner:
         defaults = [trial.call(choice.load()) for trial, choice in zip(trials, served, strict=True)]
         times = [self._time({"default": default})["default"] for default in defaults]
         plain = [(choice.implementation.impl_id, dict(choice.params)) for choice in served]
-        best = [_Timed(*each, us, us) for each, us in zip(plain, times, strict=True)]
+        best = [
+            Tuned(key=key, impl_id=impl_id, params=params, us=us, default_us=us)
+            for key, (impl_id, params), us in zip(keys, plain, times, strict=True)
+        ]
         least, rejected = GAIN, []
         for implementation in self._candidates(keys):
             params, complaint = self._search_all(trials, implementation)
@@ -129,31 +123,28 @@ class Tuner:
             if complaint or [(implementation.impl_id, each) for each in params] == plain:
                 continue
             timed = [
-                self._against(default, trial, implementation, each)
-                for default, trial, each in zip(defaults, trials, params, strict=True)
+                self._against(key, default, trial, implementation, each)
+                for key, default, trial, each in zip(keys, defaults, trials, params, strict=True)
             ]
             share = sum(each.share for each in timed) / len(timed)
             if share < least and max(each.share for each in timed) <= SLOWER:
                 best, least = timed, share
-        return [
-            Tuned(
-                key=key,
-                impl_id=each.impl_id,
-                params=each.params,
-                us=each.us,
-                default_us=each.default_us,
-                rejected=tuple(rejected),
-            )
-            for key, each in zip(keys, best, strict=True)
-        ]
+        return [replace(each, rejected=tuple(rejected)) for each in best]
 
     def _against(
-        self, default: Callable[[], Any], trial: _Trial, implementation: Implementation, params: Params
-    ) -> _Timed:
+        self,
+        key: OperatorKey,
+        default: Callable[[], Any],
+        trial: _Trial,
+        implementation: Implementation,
+        params: Params,
+    ) -> Tuned:
         """An implementation, timed in turns with the default."""
         rival = trial.call(partial(implementation.load(), **params))
         times = self._time({"default": default, "rival": rival})
-        return _Timed(implementation.impl_id, params, times["rival"], times["default"])
+        return Tuned(
+            key=key, impl_id=implementation.impl_id, params=params, us=times["rival"], default_us=times["default"]
+        )
 
     @torch.inference_mode()
     def check(self, case: Case, impl_id: str, params: Params) -> Verdict:
@@ -161,11 +152,8 @@ class Tuner:
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id, case.kv)
         complaint = self.table.objection(implementation, key, Hardware.of(self.device), self.dtype)
-        if complaint:
-            return Verdict(key, impl_id, math.nan, math.nan, complaint)
-        trial = self._trial(case)
-        complaint = self._compare(trial, implementation, params)
-        if complaint:
+        trial = None if complaint else self._trial(case)
+        if trial is None or (complaint := self._compare(trial, implementation, params)):
             return Verdict(key, impl_id, math.nan, math.nan, complaint)
         served = self.table.choose(key, Hardware.of(self.device), self.dtype)
         chosen = partial(implementation.load(), **params)

@@ -104,7 +104,6 @@ class OpenVLAPolicy(OpenVLAFrames):
         self.kv_format = kv_format
         self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
         self.vision = Vision(config, weights, table)
-        self.towers = self.vision.towers
         self.device = weights.device
         place = weights.device if preprocess_on_device else None
         super().__init__(config, prompter.ids, self.vision.image_tokens, place=place)
@@ -128,17 +127,9 @@ class OpenVLAPolicy(OpenVLAFrames):
         prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
         return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
 
-    def tower_features(self, pixel_values: Tensor) -> list[Tensor]:
-        """[B, 3 * towers, side, side] → [B, patches, E_tower] per tower; on CUDA both towers run at once."""
-        return self.vision.features(pixel_values)
-
-    def project(self, features: Sequence[Tensor]) -> Tensor:
-        """Tower features → image tokens [B, patches, E]"""
-        return self.vision.project(features)
-
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, side, side] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
-        images = self.project(self.tower_features(pixel_values))
+        images = self.vision.project(self.vision.features(pixel_values))
         texts = [self.decoder.embed(prompt) for prompt in ids]
         return [torch.cat([text[:1], image, text[1:]]) for text, image in zip(texts, images, strict=True)]
 

@@ -26,7 +26,7 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.observe.log import Log, incident_values
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import Guard, read_entries
+from edgeflow.service.security.auth import ENTRIES, Guard
 from edgeflow_client.errors import StartError, WorkerError
 
 BEAT_S = 0.25
@@ -201,7 +201,7 @@ class ServingChild:
     def _receive(self, message: ChildMessage, descriptors: list[int]) -> None:
         try:
             if isinstance(message, Policy):
-                entries = read_entries(sealed(descriptors))
+                entries = ENTRIES.validate_json(sealed(descriptors))
                 self._guard.replace(entries if message.asks else None)
                 self._credentials_changed()
             else:

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CHANNELS
 from edgeflow.service.observation.requests import OpenRequest
+from edgeflow_client.connection.wire import MODES
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -26,14 +27,7 @@ FIELD, NAMES_FIELD = "open.state", "open.proprio_names"
 MAX_PERIOD_MS = 10_000
 MAX_AGE_MS = 60_000
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
-_MODES = {
-    pb.MODE_UNSPECIFIED: None,
-    pb.MODE_SERIAL: Mode.SERIAL,
-    pb.MODE_PIPELINED: Mode.PIPELINED,
-    pb.MODE_DEPTH: Mode.DEPTH,
-    pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
-    pb.MODE_AUTO: Mode.AUTO,
-}
+_MODES = {pb.MODE_UNSPECIFIED: None, **MODES}
 
 
 def check_text(text: str, field: str, limits: LimitsConfig) -> str:

@@ -13,16 +13,16 @@ from grpc_reflection.v1alpha import reflection
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.stream import Context, StreamCall, action_message, schema_message
-from edgeflow.service.host.listen import address_text, refuse_busy
+from edgeflow.service.grpc.stream import Context, StreamCall, action_message, unparsable
+from edgeflow.service.host.listen import address_text, bind
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Caller, Guard, Role
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane, act_once
-from edgeflow_client.errors import AddressError, EdgeflowError, InvalidArgument, RequestError
-from edgeflow_client.reasons import Reason
+from edgeflow_client.connection.wire import schema_message
+from edgeflow_client.errors import AddressError, EdgeflowError, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 
 CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
@@ -162,7 +162,7 @@ class ControlService:
 
     async def _act(self, request: Received[pb.ActRequest] | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
-            raise InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+            raise unparsable()
         caller, config = self._caller(context), self._plane.config
         opened, frame = check_act(request, config.alias, config.limits)
         action, schema = await act_once(self._plane, opened, frame, caller)
@@ -196,7 +196,7 @@ class GrpcServer:
     async def start(self) -> int:
         """Listen and return the bound port; AddressError if the address is in use. `report` must run beside it."""
         host, port = self._config.grpc.host, self._config.grpc.port
-        refuse_busy("grpc.port", host, port)
+        bind("grpc.port", host, port).close()  # AddressError where another server listens there
         try:
             bound = self._bind(address_text(host, port))
         except RuntimeError:

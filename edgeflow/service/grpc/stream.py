@@ -22,6 +22,7 @@ from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.runner import SessionRunner
+from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, MODES, schema_message
 from edgeflow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -32,7 +33,7 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
+from edgeflow_client.types import ActionSchema
 
 MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
@@ -203,20 +204,9 @@ def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> No
         runner.reset(text)
 
 
-_COMMANDS = {Command.ACT: pb.COMMAND_ACT, Command.HOLD: pb.COMMAND_HOLD, Command.STOP: pb.COMMAND_STOP}
-_MODES = {
-    Mode.SERIAL: pb.MODE_SERIAL,
-    Mode.PIPELINED: pb.MODE_PIPELINED,
-    Mode.DEPTH: pb.MODE_DEPTH,
-    Mode.SPECULATIVE: pb.MODE_SPECULATIVE,
-    Mode.AUTO: pb.MODE_AUTO,
-}
-_DISPOSITIONS = {
-    Disposition.ACTED: pb.DISPOSITION_ACTED,
-    Disposition.SUPERSEDED: pb.DISPOSITION_SUPERSEDED,
-    Disposition.REJECTED: pb.DISPOSITION_REJECTED,
-    Disposition.DROPPED: pb.DISPOSITION_DROPPED,
-}
+_COMMANDS = {command: number for number, command in COMMANDS.items()}
+_MODES = {mode: number for number, mode in MODES.items()}
+_DISPOSITIONS = {disposition: number for number, disposition in DISPOSITIONS.items()}
 
 
 def server_message(event: Event) -> pb.ServerMessage:
@@ -262,23 +252,6 @@ def opened_message(
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
             rtc=rtc,
         )
-    )
-
-
-def schema_message(schema: ActionSchema) -> pb.ActionSchema:
-    """The message of an action schema."""
-    columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
-    return pb.ActionSchema(
-        dimensions=[
-            pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
-            for name, unit, low, high, relative in columns
-        ],
-        frame=schema.frame,
-        rotation=schema.rotation,
-        control_rate_hz=schema.control_rate_hz,
-        horizon=schema.horizon,
-        step_ms=schema.step_ms,
-        whole_way=schema.whole_way,
     )
 
 

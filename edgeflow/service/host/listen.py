@@ -39,11 +39,6 @@ def bind(key: str, host: str, port: int) -> socket.socket:
     return sock
 
 
-def refuse_busy(key: str, host: str, port: int) -> None:
-    """AddressError if a server could not listen there now."""
-    bind(key, host, port).close()
-
-
 def _describe(key: str, host: str, port: int, error: OSError) -> AddressError:
     where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:

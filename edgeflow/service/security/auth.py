@@ -65,7 +65,7 @@ class TokenEntry(BaseModel):
     expires: AwareDatetime | None = None
 
 
-_ENTRIES = TypeAdapter(list[TokenEntry])
+ENTRIES = TypeAdapter(list[TokenEntry])
 
 
 class Guard:
@@ -181,20 +181,15 @@ def digest(token: str) -> str:
 
 
 def write_entries(entries: Sequence[TokenEntry]) -> bytes:
-    """Entries for another process; `read_entries` reads them."""
-    return _ENTRIES.dump_json(list(entries))
-
-
-def read_entries(data: bytes) -> list[TokenEntry]:
-    """Entries written by `write_entries`."""
-    return _ENTRIES.validate_json(data)
+    """Entries for another process, which reads them by ENTRIES."""
+    return ENTRIES.dump_json(list(entries))
 
 
 def read_tokens(name: str) -> list[TokenEntry]:
     """Read a tokens file; ConfigError says what is wrong with it."""
     data = read_file(KEY, name, private=True)
     try:
-        return _ENTRIES.validate_json(data)
+        return ENTRIES.validate_json(data)
     except ValidationError as error:
         detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
         where = ".".join([name, *(str(part) for part in detail["loc"])])

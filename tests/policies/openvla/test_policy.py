@@ -73,7 +73,7 @@ def test_what_a_policy_says_of_itself(directory: Path):
     assert first.shape == (4 + len(ids), 32) and second.shape == (4 + 3, 32)
     text = policy.decoder.embed(torch.tensor(ids))
     assert torch.equal(first[0], text[0]) and torch.equal(first[5:], text[1:])
-    image = policy.project(policy.tower_features(pixels[None]))[0]
+    image = policy.vision.project(policy.vision.features(pixels[None]))[0]
     torch.testing.assert_close(first[1:5], image, atol=1e-6, rtol=1e-5)
     assert policy.decode_actions([383] * 7).shape == (7,)
 
@@ -87,7 +87,7 @@ def test_the_projector_is_three_layers_with_exact_gelu_between(directory: Path):
         x = x if index == 0 else 0.5 * x * (1 + torch.erf(x / 2**0.5))
         x = x @ weight.T + bias
     torch.testing.assert_close(
-        load(directory).project([features[..., :24], features[..., 24:]]), x, atol=1e-5, rtol=1e-5
+        load(directory).vision.project([features[..., :24], features[..., 24:]]), x, atol=1e-5, rtol=1e-5
     )
 
 
@@ -226,10 +226,10 @@ def test_every_stage_equals_the_original(case: int):
     assert (pixels - expected["pixel_values"]).abs().max() <= 1e-6
     ids = policy.prompt_ids(recorded["instruction"])
     assert list(ids) == recorded["input_ids_after_29871"]
-    features = policy.tower_features(pixels)
+    features = policy.vision.features(pixels)
     for found, name in zip(features, ("dino_patches", "siglip_patches"), strict=True):
         assert (found - expected[name]).abs().max() <= 1e-4
-    assert (policy.project(features) - expected["projected"]).abs().max() <= 1e-4
+    assert (policy.vision.project(features) - expected["projected"]).abs().max() <= 1e-4
     (hidden,) = policy.embed_prefill(pixels, [ids])
     kv = policy.decoder.kv_slots(1, len(hidden))
     out = policy.decoder.forward(hidden, PackedLayout.of([Span(0, 0, len(hidden))], CPU), kv)

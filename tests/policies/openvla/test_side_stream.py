@@ -114,10 +114,10 @@ def test_both_towers_of_a_policy_run_at_once_and_give_the_same(device: Device):
     policy = random_policy(SIZES["tiny"], CPU, torch.float32)
     pixels = torch.randn(2, *policy.pixel_shape)
     with torch.inference_mode():
-        expected = policy.project(policy.tower_features(pixels))
+        expected = policy.vision.project(policy.vision.features(pixels))
         policy.vision._side = SideStream(torch.device("cuda"))
         with device:
-            found = policy.project(policy.tower_features(pixels))
+            found = policy.vision.project(policy.vision.features(pixels))
     assert torch.equal(found, expected) and len(device.used) == 2
 
 

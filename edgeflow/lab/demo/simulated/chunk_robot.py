@@ -12,14 +12,14 @@ from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.connection.link import Outgoing
-from edgeflow_client.connection.wire import SessionSettings
+from edgeflow_client.connection.wire import SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import Session
 from edgeflow_client.trajectory import Playing
 from edgeflow_client.types import ActionSchema, StateSpec
 
-VALID_MS: Final = 250  # of a chunk, as the service's default (config.TimingConfig.action_ttl_ms)
+VALID_MS: Final = 250  # of a chunk, as the service's default (config.sections.TimingConfig.action_ttl_ms)
 START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
 RESUME_WITHIN_NS: Final = 2_000_000_000
 
@@ -151,22 +151,10 @@ class ChunkRobot(Robot):
 
 def _opened(schema: ActionSchema) -> pb.Opened:
     """The service's answer to Open."""
-    columns = zip(schema.names, schema.units, schema.low, schema.high, schema.relative, strict=True)
     return pb.Opened(
         session=SESSION,
         epoch=EPOCH,
-        schema=pb.ActionSchema(
-            dimensions=[
-                pb.ActionDimension(name=name, unit=unit, low=low, high=high, relative=relative)
-                for name, unit, low, high, relative in columns
-            ],
-            frame=schema.frame,
-            rotation=schema.rotation,
-            control_rate_hz=schema.control_rate_hz,
-            horizon=schema.horizon,
-            step_ms=schema.step_ms,
-            whole_way=schema.whole_way,
-        ),
+        schema=schema_message(schema),
         mode=pb.MODE_SERIAL,
         valid_for_ms=VALID_MS,
     )

@@ -20,7 +20,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.setting import Setting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
-from edgeflow.lab.gpu.subjects.random_policy import PolicySize, policy_tensors, random_frames
+from edgeflow.lab.gpu.subjects.random_policy import TEXT_SIZES, PolicySize, policy_tensors, random_frames
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
 FEWEST = 3
@@ -89,12 +89,7 @@ def _llama(setting: Setting, size: PolicySize) -> Any:
         raise SkipError(f"transformers cannot be imported: {error}") from None
     text = size.text
     config = LlamaConfig(
-        hidden_size=text.hidden_size,
-        intermediate_size=text.intermediate_size,
-        num_hidden_layers=text.num_hidden_layers,
-        num_attention_heads=text.num_attention_heads,
-        num_key_value_heads=text.num_key_value_heads,
-        vocab_size=text.vocab_size,
+        **{name: getattr(text, name) for name in TEXT_SIZES},
         rms_norm_eps=text.rms_norm_eps,
         max_position_embeddings=text.max_position_embeddings,
         tie_word_embeddings=False,

@@ -50,20 +50,20 @@ def towers(setting: Setting) -> Found:
 
 def _ways(policy: OpenVLAPolicy, pixels: Tensor) -> dict[str, Features]:
     ways: dict[str, Features] = {
-        "as served": lambda: policy.tower_features(pixels),
+        "as served": lambda: policy.vision.features(pixels),
         "one after the other": lambda: _one_after_the_other(policy, pixels),
     }
-    for index in range(len(policy.towers)):
+    for index in range(len(policy.vision.towers)):
         ways[f"tower {index} alone"] = lambda index=index: [_tower(policy, pixels, index)]  # type: ignore[misc]
     return ways
 
 
 def _one_after_the_other(policy: OpenVLAPolicy, pixels: Tensor) -> list[Tensor]:
-    return [_tower(policy, pixels, index) for index in range(len(policy.towers))]
+    return [_tower(policy, pixels, index) for index in range(len(policy.vision.towers))]
 
 
 def _tower(policy: OpenVLAPolicy, pixels: Tensor, index: int) -> Tensor:
-    return policy.towers[index].forward(pixels[:, 3 * index : 3 * index + 3])
+    return policy.vision.towers[index].forward(pixels[:, 3 * index : 3 * index + 3])
 
 
 def _measured(setting: Setting, features: Features, right: list[Tensor], *, graphs: bool) -> Found:

@@ -10,9 +10,10 @@ from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.sections.chat_speed import models
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
-from edgeflow.lab.gpu.setting import Setting, SkipError
+from edgeflow.lab.gpu.setting import Setting
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
 from edgeflow.lab.trials.model_cases import model_cases
+from edgeflow.lab.tuning.operators import tune
 
 POLICY_SHARE = 0.5  # of the time; the chat models share the rest
 SAMPLES = 9
@@ -22,10 +23,6 @@ SMALL_PROMPT = 16
 
 def tune_models(setting: Setting) -> Found:
     """One overlay per model beside the results; a model whose time is over keeps what was tuned."""
-    try:
-        from edgeflow.lab.tuning.operators import tune  # overlays are checked by pydantic, which may be missing
-    except ImportError as error:
-        raise SkipError(f"overlays cannot be written: {error}; see --wheels") from None
     rows: list[Found] = []
     shapes = _shapes(setting)
     for index, (name, shape) in enumerate(shapes.items()):

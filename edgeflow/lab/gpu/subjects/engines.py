@@ -21,7 +21,7 @@ from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
 MAX_PROMPT_TOKENS = 128
-"""The service's default; its configuration needs pydantic, which a GPU machine may lack."""
+"""The service's default."""
 
 
 def engine_of(

@@ -248,11 +248,11 @@ def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[Check
 
 
 def _check_vision(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
-    features = policy.tower_features(case.frame.pixel_values[None].to(device))
+    features = policy.vision.features(case.frame.pixel_values[None].to(device))
     keys = TOWER_KEYS if len(features) > 1 else [key for key in TOWER_KEYS if key in case.recorded.tensors]
     for key, feature in zip(keys, features, strict=False):
         yield from _checked(case, key.replace("_", " "), key, feature, FEATURE_TOLERANCE)
-    yield from _checked(case, "projected", "projected", policy.project(features), FEATURE_TOLERANCE)
+    yield from _checked(case, "projected", "projected", policy.vision.project(features), FEATURE_TOLERANCE)
 
 
 def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
