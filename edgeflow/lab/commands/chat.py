@@ -24,7 +24,7 @@ def eval_chat(
     The 500 questions of the default take demo-chat one to three minutes on 2 cores, and its 4-bit checkpoint longer.
     Exits with code 1 below the threshold for shipping.
     """
-    from edgeflow.lab.demo.chat.command import eval_chat_command
+    from edgeflow.lab.demo.chat.evaluate import eval_chat_command
 
     raise typer.Exit(eval_chat_command(model, questions, seed, kv=kv, lookup=lookup, as_json=as_json))
 

@@ -125,9 +125,9 @@ def export(
     `chat.model` of a configuration those of a chat model.
     """
     from edgeflow.artifacts.manifest import StageName
-    from edgeflow.lab.export.command import export_command
     from edgeflow.lab.export.graphs.shapes import ExportShapes
     from edgeflow.lab.export.request import ExportRequest, Precision
+    from edgeflow.lab.export.run import export_command
     from edgeflow.model_paths import resolve_model
 
     shapes = ExportShapes(text=tuple(text or ()), batches=tuple(batch or ()), positions=positions)

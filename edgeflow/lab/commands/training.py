@@ -54,8 +54,7 @@ def eval_demo(
 
     On 2 cores an episode takes about a second; the 200 of the default two to four minutes.
     """
-    from edgeflow.lab.demo.eval_command import eval_command
-    from edgeflow.lab.demo.evaluation import EvaluationPlan
+    from edgeflow.lab.demo.evaluation import EvaluationPlan, eval_command
 
     choices = {"yes": [True], "no": [False], "both": [True, False]}
     if anchored not in choices:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 import onnxscript
 import torch
+from rich.console import Console
+from rich.markup import escape
 
 from edgeflow.artifacts.manifest import Manifest, Rewritten, StageName
-from edgeflow.lab.export.calibration import MASK, Calibration, calibrated
 from edgeflow.lab.export.checking import check_error, check_operators, error_of
 from edgeflow.lab.export.folder import check_out, copy_texts, replacing, write_manifest
+from edgeflow.lab.export.graphs.chat import CHAT_FAMILIES
 from edgeflow.lab.export.graphs.graph_files import (
     SharedWeights,
     Traced,
@@ -27,11 +32,15 @@ from edgeflow.lab.export.graphs.graph_files import (
 from edgeflow.lab.export.graphs.rewrites import rewritten
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
 from edgeflow.lab.export.programs import program_of
+from edgeflow.lab.export.quantised.frames import RANDOM, calibration_frames
+from edgeflow.lab.export.quantised.masks import calibrate_mask
 from edgeflow.lab.export.quantised.qdq import quantise
+from edgeflow.lab.export.quantised.stage_inputs import StageInputs, record_stage_inputs
 from edgeflow.lab.export.quantised.stage_runs import stage_key
 from edgeflow.lab.export.request import Exported, ExportOutcome, ExportRequest, Precision
-from edgeflow.lab.progress import Report
+from edgeflow.lab.progress import Report, reporting
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 LIBRARIES: tuple[Any, ...] = (torch, onnx, onnxscript, onnxruntime)
 
@@ -120,3 +129,92 @@ def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tupl
         Rewritten(name=name, sites=sum(each[name] for each in made), constant=constant if name == MASK else None)
         for name in names
     )
+
+
+MASK = "finite-mask"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """inputs: of each stage, empty where nothing is calibrated. rewrites: names. constant: of a finite mask."""
+
+    rewrites: tuple[str, ...]
+    inputs: StageInputs = field(default_factory=dict)
+    constant: float | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def calibrated(request: ExportRequest, program: ModelProgram, traced: Sequence[Traced], report: Report) -> Calibration:
+    """Record the inputs of all stages where the request needs them.
+
+    Quantised graphs need a finite mask, so they get one. ConfigError for frames that the model does not take.
+    """
+    if not request.calibrates:
+        return Calibration(rewrites=request.rewrites)
+    report("calibration frames", 0, 1)
+    frames, source = calibration_frames(request.folder, program, request.frames, report)
+    inputs = record_stage_inputs(program, frames, "first" if request.first_step else "all")
+    rewrites = request.rewrites if MASK in request.rewrites else (*request.rewrites, MASK)
+    return Calibration(
+        rewrites=rewrites,
+        inputs=inputs,
+        constant=_constant(request, traced, inputs),
+        remarks=tuple(_remarks(request, len(frames), source)),
+    )
+
+
+def _constant(request: ExportRequest, traced: Sequence[Traced], inputs: StageInputs) -> float:
+    """The number of the model: the lowest of its stages."""
+    found = (
+        calibrate_mask(each, inputs[stage_key(each.stage)], request.precision(each.stage.stage)) for each in traced
+    )
+    return min(found, default=-math.inf)
+
+
+def _remarks(request: ExportRequest, count: int, source: str) -> list[str]:
+    steps = "the first step alone" if request.first_step else "all steps"
+    found = [f"calibrated on {count} frames of {source}, {steps}"]
+    if source == RANDOM:
+        found.append("random frames are no calibration for a robot: give recorded ones with --frames")
+    if request.quantises and MASK not in request.rewrites:
+        found.append(f"{MASK} was made too: minus infinity leaves quantised scores no scale")
+    return found
+
+
+MB = 1e6
+
+
+def export_command(model: str, request: ExportRequest, *, as_json: bool) -> None:
+    """Export a checkpoint and print what was written."""
+    with reporting(Console(stderr=True)) as report:
+        outcome = export(request, report)
+    if as_json:
+        print(json.dumps(outcome.as_json(), indent=2))
+    else:
+        _show(model, request.out, outcome)
+
+
+def _show(model: str, out: Path, outcome: ExportOutcome) -> None:
+    manifest = outcome.manifest
+    table = FoldingTable("graph", "rows", "past", "batch", "precision", "operators", "MB", "largest\nerror")
+    table.title = escape(f"{model}, {manifest.family}: {manifest.kv.positions} positions of a slot")
+    for each in outcome.graphs:
+        graph = each.graph
+        sizes = (str(size) for size in (graph.rows, graph.past, graph.batch))
+        count = str(sum(graph.operators.values()))
+        table.add_row(graph.file, *sizes, graph.precision, count, f"{each.size / MB:.2f}", f"{each.error:.1e}")
+    table_console().print(table)
+    print(f"{sum(each.size for each in manifest.weights) / MB:.1f} MB of weights, shared by all graphs")
+    for rewrite in manifest.rewrites:
+        constant = "" if rewrite.constant is None else f", {rewrite.constant:.1f} for hidden scores"
+        print(f"{rewrite.name}: {rewrite.sites} sites{constant}")
+    for line in outcome.remarks:
+        print(line)
+    print(f"written: {out}; {how_served(manifest.family, out)}")
+
+
+def how_served(family: str, out: Path) -> str:
+    """The way to serve an artifact: a policy by an option, a chat model by the configuration."""
+    if family in CHAT_FAMILIES:
+        return f"serve it as chat.model of a configuration: {out}"
+    return f"serve it with `edgeflow serve --model {out}`"

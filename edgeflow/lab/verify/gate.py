@@ -206,9 +206,12 @@ PACKED_CHUNK = 7
 
 def served_ways(model: ChatModel) -> dict[str, GateRunner]:
     """The runner of each way, by name."""
-    longest = max(CHUNKS)
     chunked: dict[str, GateRunner] = {f"chunks of {size}": partial(_each, model, size) for size in CHUNKS}
-    return {**chunked, "prefix, copied": partial(_behind_prefix, model, longest), "packed": partial(_packed, model)}
+    return {
+        **chunked,
+        "prefix, copied": partial(_each, model, max(CHUNKS), behind=True),
+        "packed": partial(_packed, model),
+    }
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -284,28 +287,20 @@ def _answer(engine: ChatEngine, asked: Sequence[_Watched], chunk: int) -> None:
             each.note(known, folded, step.logits)
 
 
-def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase]) -> list[GateRun]:
-    """Every case by itself."""
+def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase], *, behind: bool = False) -> list[GateRun]:
+    """Every case by itself. behind: half of the prompt is computed once, in another slot, and lent."""
     found = []
     for case in cases:
-        engine = _engine(model, case, 1, _positions(case))
-        asked = _watched(engine, case, 0)
-        _answer(engine, [asked], chunk)
-        found.append(asked.run())
-    return found
-
-
-def _behind_prefix(model: ChatModel, chunk: int, cases: Sequence[GateCase]) -> list[GateRun]:
-    """Half of the prompt is computed once, in another slot, and lent."""
-    found = []
-    for case in cases:
-        engine = _engine(model, case, 2, _positions(case))
-        prompt = model.prompt(case.ids)
-        prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 1)
-        for _ in prefix.compute(engine, chunk):
-            pass
-        known = prefix.lend(engine, prompt, 0)
-        asked = _watched(engine, case, 0, known, len(prefix.prompt) if known else 0)
+        engine = _engine(model, case, 1 + behind, _positions(case))
+        known = held = 0
+        if behind:
+            prompt = model.prompt(case.ids)
+            prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 1)
+            for _ in prefix.compute(engine, chunk):
+                pass
+            known = prefix.lend(engine, prompt, 0)
+            held = len(prefix.prompt) if known else 0
+        asked = _watched(engine, case, 0, known, held)
         _answer(engine, [asked], chunk)
         found.append(asked.run())
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.lab.export.command import how_served
+from edgeflow.lab.export.run import how_served
 
 
 @pytest.mark.parametrize(

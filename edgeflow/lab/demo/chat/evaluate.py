@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from rich.console import Console
+from rich.markup import escape
 
 from edgeflow.contract import KVName
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.drafts.kinds import DraftKind
+from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import configured_format
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
+from edgeflow.lab.progress import reporting
+from edgeflow.model_paths import resolve_model
 from edgeflow.models.chat import ChatModel, load_chat_model
+from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 QUESTIONS: Final = 500
 NEEDED: Final = 0.98  # exact match, below which the model is not shipped
@@ -118,3 +124,43 @@ def evaluate_chat(
         graded += grade(answer, dialog)
         progress(len(graded))
     return ChatReport(tuple(graded))
+
+
+def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, lookup: bool, as_json: bool) -> int:
+    """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
+    with reporting(Console(stderr=True)) as report:
+        result = evaluate_chat(
+            resolve_model(model, chat=True),
+            questions,
+            seed,
+            progress=lambda done: report("questions", done, questions),
+            kv=kv,
+            drafts=Lookup() if lookup else None,
+        )
+    if as_json:
+        print(json.dumps(_as_json(result), indent=2))
+    else:
+        _show(result)
+    return 0 if result.share >= NEEDED else 1
+
+
+def _as_json(result: ChatReport) -> dict[str, object]:
+    return {
+        "questions": len(result.graded),
+        "exact": result.share,
+        "topics": {topic: {"right": right, "asked": asked} for topic, (right, asked) in result.topics().items()},
+        "wrong": [asdict(each) for each in result.wrong],
+    }
+
+
+def _show(result: ChatReport) -> None:
+    table = FoldingTable("topic", "right", "asked", title="held-out questions, exact match")
+    for topic, (right, asked) in result.topics().items():
+        table.add_row(topic, str(right), str(asked))
+    console = table_console()
+    console.print(table)
+    for each in result.wrong:
+        question = each.question.splitlines()[-1]
+        console.print(escape(f"{question}\n  expected: {each.expected}\n  answered: {each.answer}"), soft_wrap=True)
+    right = len(result.graded) - len(result.wrong)
+    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
