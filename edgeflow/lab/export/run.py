@@ -55,10 +55,10 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
     made = [rewritten(each.program.graph_module, calibration.rewrites, calibration.constant) for each in traced]
     with replacing(request.out) as draft, SharedWeights(draft) as weights:
         copy_texts(request.folder, draft)
-        named, exported = _named(traced), []
-        for index, each in enumerate(named):
-            report("graphs", index, len(named))
-            exported.append(_write(request, each, calibration, weights, report))
+        exported = []
+        for index, (each, file) in enumerate(zip(traced, _files(traced), strict=True)):
+            report("graphs", index, len(traced))
+            exported.append(_write(request, each, file, calibration=calibration, weights=weights, report=report))
         manifest = Manifest(
             family=family,
             fingerprint=fingerprint(request.folder),
@@ -74,18 +74,6 @@ def export(request: ExportRequest, report: Report) -> ExportOutcome:
     return ExportOutcome(manifest=manifest, graphs=tuple(exported), remarks=calibration.remarks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Named:
-    """A traced stage and the file of its graph."""
-
-    traced: Traced
-    file: str
-
-    @property
-    def stage(self) -> StageProgram:
-        return self.traced.stage
-
-
 def _traced(program: ModelProgram, report: Report) -> list[Traced]:
     found = []
     for index, stage in enumerate(program.stages):
@@ -94,7 +82,7 @@ def _traced(program: ModelProgram, report: Report) -> list[Traced]:
     return found
 
 
-def _named(traced: Sequence[Traced]) -> list[_Named]:
+def _files(traced: Sequence[Traced]) -> list[str]:
     """towers.onnx, or towers-41.onnx and so on by rows, where a stage has several buckets; steps by batch."""
     counts = Counter(each.stage.stage for each in traced)
 
@@ -102,23 +90,29 @@ def _named(traced: Sequence[Traced]) -> list[_Named]:
         size = stage.batch if stage.stage is StageName.STEP else stage.rows
         return stage.stage.value + (f"-{size}" if counts[stage.stage] > 1 else "") + ".onnx"
 
-    return [_Named(traced=each, file=name(each.stage)) for each in traced]
+    return [name(each.stage) for each in traced]
 
 
 def _write(
-    request: ExportRequest, named: _Named, calibration: Calibration, weights: SharedWeights, report: Report
+    request: ExportRequest,
+    traced: Traced,
+    file: str,
+    *,
+    calibration: Calibration,
+    weights: SharedWeights,
+    report: Report,
 ) -> Exported:
-    """Write the graph of a stage and check it."""
-    stage, precision = named.stage, request.precision(named.stage.stage)
+    """Write the graph of a stage to a file of the weights' folder, and check it."""
+    stage, precision = traced.stage, request.precision(traced.stage.stage)
     inputs = calibration.inputs.get(stage_key(stage), [])
-    model = quantise(to_onnx(named.traced), inputs, precision, report)
-    check_operators(model, named.file)
-    graph = replace(write_graph(model, stage, weights.folder, weights, named.file), precision=precision.value)
-    path = weights.folder / named.file
+    model = quantise(to_onnx(traced), inputs, precision, report)
+    check_operators(model, file)
+    graph = replace(write_graph(model, stage, weights.folder, weights, file), precision=precision.value)
+    path = weights.folder / file
     check_graph(path)
     error = error_of(path, stage, inputs[0] if inputs else None)
     if precision is Precision.FLOAT32 and not calibration.rewrites:
-        check_error(error, named.file)
+        check_error(error, file)
     return Exported(graph=graph, size=path.stat().st_size, error=error)
 
 

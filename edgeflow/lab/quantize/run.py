@@ -12,8 +12,13 @@ from edgeflow.lab.demo.chat.evaluate import evaluate_chat
 from edgeflow.lab.kv260.file import write_macro
 from edgeflow.lab.outputs import write_json
 from edgeflow.lab.progress import Report
-from edgeflow.lab.quantize.calibration.blocks import BUILT_IN_TEXT, Calibration, of_text
-from edgeflow.lab.quantize.calibration.samples import dialog_calibration, written_calibration
+from edgeflow.lab.quantize.calibration.samples import (
+    BUILT_IN_TEXT,
+    Calibration,
+    dialog_calibration,
+    of_text,
+    written_calibration,
+)
 from edgeflow.lab.quantize.fidelity import measure
 from edgeflow.lab.quantize.files.quantised import check_block, check_outside
 from edgeflow.lab.quantize.files.source import open_chat_source

@@ -1,21 +1,102 @@
-"""Calibration samples without a file: dialogs of the embedded chat model, and texts that a model writes itself."""
+"""Calibration samples, joined and cut into blocks as AutoAWQ does, and other text to judge the result on.
+
+They are paragraphs of a file, dialogs of the embedded chat model, or texts that a model writes itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.demo.chat.dialogs import DialogSource
-from edgeflow.lab.quantize.calibration.blocks import BLOCKS, LENGTH, Calibration, of_samples
 from edgeflow.models.chat import load_chat_model
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import ConfigError
+from edgeflow_client.files import read_regular
+
+LENGTH = 512
+BLOCKS = 16
+HELD_OUT_SHARE = 8
+"""One sample of this many is held out."""
+HELD_OUT_TOKENS = 8 * LENGTH
+MAX_FILE_BYTES = 64 << 20
+BUILT_IN_TEXT = Path(__file__).with_name("text.md")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Token ids. blocks: int64 [16, 512], for the search; held_out: texts of at most 512, for the report; name: of
+    their source."""
+
+    name: str
+    blocks: Tensor
+    held_out: tuple[Tensor, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all tokens: two calibrations with the same one are the same."""
+        flat = torch.cat([self.blocks.flatten(), *self.held_out])
+        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+
+
+def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[Sequence[int]]) -> Calibration:
+    """Samples of more than 512 tokens are dropped, the others joined without a separator and cut into blocks; what is
+    over is dropped. ConfigError where they are too few, with the tokens that are needed."""
+    kept = [sample for sample in samples if len(sample) <= LENGTH]
+    flat = [token for sample in kept for token in sample]
+    texts = [torch.tensor(text) for text in held_out if 1 < len(text) <= LENGTH]
+    if len(flat) < BLOCKS * LENGTH or not texts:
+        raise ConfigError(
+            f"calibration: {name} has {len(flat)} tokens in {len(kept)} samples of at most {LENGTH} tokens, and "
+            f"{len(texts)} held-out samples; {BLOCKS * LENGTH} tokens ({BLOCKS} blocks of {LENGTH}) and a held-out "
+            f"sample are needed"
+        )
+    return Calibration(name, torch.tensor(flat[: BLOCKS * LENGTH]).view(BLOCKS, LENGTH), tuple(texts))
+
+
+def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> Calibration:
+    """The paragraphs of a text file (UTF-8, separated by empty lines) are the samples.
+
+    Every eighth is held out, the others are shuffled by the seed. name: the file's path where empty.
+    """
+    name = name or str(path)
+    paragraphs = _paragraphs(path)
+    samples = [tokenizer.encode(text, special=True) for text in paragraphs]
+    held_out = [sample for number, sample in enumerate(samples) if number % HELD_OUT_SHARE == HELD_OUT_SHARE - 1]
+    shown = [sample for number, sample in enumerate(samples) if number % HELD_OUT_SHARE != HELD_OUT_SHARE - 1]
+    random.Random(seed).shuffle(shown)
+    return of_samples(name, shown, _up_to(HELD_OUT_TOKENS, held_out))
+
+
+def _paragraphs(path: Path) -> list[str]:
+    try:
+        text = read_regular(path, MAX_FILE_BYTES).decode()
+    except OSError as error:
+        raise ConfigError(f"calibration: cannot read {path}: {error.strerror}: give a text file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"calibration: {path} is not UTF-8 text") from error
+    return [part.strip() for part in text.split("\n\n") if part.strip()]
+
+
+def _up_to(tokens: int, samples: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+    """The first samples that hold this many tokens together."""
+    found: list[Sequence[int]] = []
+    for sample in samples:
+        if sum(map(len, found)) >= tokens:
+            break
+        found.append(sample)
+    return found
+
 
 MOST_QUESTIONS = 4
 HELD_OUT_DIALOGS = 40
@@ -29,7 +110,7 @@ def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: i
     """Conversations about a robot's state, from the training side of their generator and from its held-out side."""
     shown = _dialogs(f"awq calibration {seed}", tokenizer, template, held_out=False)
     other = _dialogs("awq held out 0", tokenizer, template, held_out=True)
-    samples = _until(BLOCKS * LENGTH, shown)
+    samples = _up_to(BLOCKS * LENGTH, shown)
     return of_samples("dialogs about a robot's state", samples, [next(other) for _ in range(HELD_OUT_DIALOGS)])
 
 
@@ -78,11 +159,3 @@ def _dialogs(seed: str, tokenizer: TextTokenizer, template: ChatTemplate, *, hel
         number += 1
         text = template(dialog.messages(len(dialog.turns)), answer=False)
         yield tokenizer.encode(text, special=False)
-
-
-def _until(tokens: int, samples: Iterator[list[int]]) -> list[list[int]]:
-    """The first samples that hold this many tokens together."""
-    found: list[list[int]] = []
-    while sum(map(len, found)) < tokens:
-        found.append(next(samples))
-    return found

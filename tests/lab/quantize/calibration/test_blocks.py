@@ -10,8 +10,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from edgeflow.lab.demo.chat.dialogs import DialogSource
-from edgeflow.lab.quantize.calibration.blocks import BUILT_IN_TEXT, of_samples, of_text
-from edgeflow.lab.quantize.calibration.samples import Writer, dialog_calibration, written_calibration
+from edgeflow.lab.quantize.calibration.samples import (
+    BUILT_IN_TEXT,
+    Writer,
+    dialog_calibration,
+    of_samples,
+    of_text,
+    written_calibration,
+)
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
