@@ -64,11 +64,13 @@ COMMANDS = (
         "training",
         "Train the memory gate of a chat model, so that it answers from texts longer than its slot.",
     ),
-    LabCommand("eval-chat", "chat", "Measure the exact match of a chat model on held-out questions."),
-    LabCommand("eval-logs", "chat", "Measure the exact match of a chat model on questions about logs of robot states."),
+    LabCommand("eval-chat", "training", "Measure the exact match of a chat model on held-out questions."),
+    LabCommand(
+        "eval-logs", "training", "Measure the exact match of a chat model on questions about logs of robot states."
+    ),
     LabCommand(
         "draw-logs",
-        "chat",
+        "training",
         "Write conversations about long logs of robot states for train-gate; the answers lie in the compressed part.",
     ),
     LabCommand("ops", "checking", "Show which implementation runs each operator of a model on a device, and why."),

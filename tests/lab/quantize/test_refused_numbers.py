@@ -114,6 +114,6 @@ def test_weights_whose_difference_float16_cannot_hold_are_refused():
     block = random_decoder(CONFIGS["llama"]).block(0)
     weight = block.weight(DOWN).clone()
     weight[3, 40], weight[3, 41] = 6e4, -6e4
-    wide = block.with_weights({DOWN: weight})
+    wide = block.with_tensors({f"{DOWN}.weight": weight})
     with pytest.raises(CheckpointError, match=r"^model\.layers\.0\.mlp\.down_proj\.weight: .* 65504 .* found 120000"):
         check_block(wide, BlockChoice(), GROUP, "model.layers.0.")

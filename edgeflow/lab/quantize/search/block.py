@@ -81,10 +81,6 @@ class Block:
         """[N, E]"""
         return self.tensors[f"{linear}.weight"]
 
-    def with_weights(self, weights: Mapping[str, Tensor]) -> Block:
-        """The block with other weights of some linears."""
-        return self.with_tensors({f"{name}.weight": weight for name, weight in weights.items()})
-
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
         """The block with some other tensors."""
         return replace(self, tensors={**self.tensors, **tensors})

@@ -116,8 +116,8 @@ class Search:
         wanted = self._measured(group, self.block, inputs)
 
         def loss(scales: Tensor) -> float:
-            changed = {name: self._quantised(self.block.weight(name), scales) for name in group.scaled}
-            return _mean_square(self._measured(group, self.block.with_weights(changed), inputs), wanted)
+            changed = {f"{name}.weight": self._quantised(self.block.weight(name), scales) for name in group.scaled}
+            return _mean_square(self._measured(group, self.block.with_tensors(changed), inputs), wanted)
 
         return [loss(scales) for scales in tried]
 
