@@ -17,8 +17,7 @@ from rich.table import Table
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.kv260.hybrid import compare_run
 from edgeflow.lab.kv260.network import PAPER_MODEL
-from edgeflow.lab.kv260.report import cosimulate
-from edgeflow.lab.kv260.subject import subject
+from edgeflow.lab.kv260.report import cosimulate, subject
 from edgeflow_client.loadtest.terminal import table_console
 
 PROMPTS = ("Hello!", "Once upon a time", "pick up the red cup")

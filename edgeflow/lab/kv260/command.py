@@ -12,9 +12,8 @@ from rich.markup import escape
 from edgeflow.lab.kv260 import constants
 from edgeflow.lab.kv260.hybrid import Run, compare_run
 from edgeflow.lab.kv260.placement import TokenTime
-from edgeflow.lab.kv260.report import ROWS, Report, cosimulate
+from edgeflow.lab.kv260.report import ROWS, Report, Subject, cosimulate, subject
 from edgeflow.lab.kv260.sizes import MIB
-from edgeflow.lab.kv260.subject import Subject, subject
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 

@@ -1,6 +1,7 @@
 """Hybrid execution: the linears of the layers on the accelerator's model, everything else on the CPU.
 
-The one decoder runs it; the operator table alone is another (lab/kv260/linear.py).
+The one decoder runs it, with another operator table: weights of 4 bits as macros, sums to the last bit, biases on the
+CPU. No other table has these implementations.
 """
 
 from __future__ import annotations
@@ -9,12 +10,19 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.table.implementations import REFERENCE
+from edgeflow.kernels.table.dimensions import STAGES
+from edgeflow.kernels.table.implementations import REFERENCE, Implementation
+from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.lab.kv260 import mac
 from edgeflow.lab.kv260.file import open_macro
-from edgeflow.lab.kv260.linear import ACCELERATED, hybrid_table
+from edgeflow.lab.kv260.macro import GemmWords, pack
 from edgeflow.lab.kv260.macro_weights import macro_weights, stem_of
 from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -22,6 +30,60 @@ from edgeflow.models.llama import LlamaDecoder
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError
+
+ACCELERATED = "kv260"
+EXACT = "exact"
+BACKENDS = (ACCELERATED, REFERENCE, EXACT)
+"""Backends of linears in 4 bits: the accelerator; weights rounded to float16, as AutoAWQ dequantises; exact ones."""
+
+
+class Accelerated:
+    """The accelerator's sums; the processing system adds the bias."""
+
+    def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
+        gemm = GemmWords(*(part.numpy() for part in weight.gemm()))
+        self._weight = mac.unpack_unit(pack(gemm))
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        sums = torch.from_numpy(mac.sums(self._weight, np.ascontiguousarray(x.float().numpy())))
+        return (sums if self._bias is None else sums + self._bias).to(x.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+
+class Exact:
+    """A product with the weight in float32, not rounded to float16: what the accelerator computes, in another order."""
+
+    def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
+        self._weight = weight.exact()
+        self._bias = None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.float(), self._weight, self._bias).to(x.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+
+def hybrid_table(backend: str = ACCELERATED) -> OperatorTable:
+    """A table in which one of BACKENDS serves every linear in 4 bits on a CPU. All else is chosen as usual."""
+    own = (_implementation(ACCELERATED, Accelerated), _implementation(EXACT, Exact))
+    entries = (
+        Entry(OperatorKey(op_name="linear", hw_profile="cpu", stage=stage, weight=AWQ), backend, origin="co-simulation")
+        for stage in STAGES
+    )
+    return built_in_table(*own).overlaid(*entries)
+
+
+def _implementation(impl_id: str, function: type) -> Implementation:
+    return Implementation(
+        op_name="linear", impl_id=impl_id, function=function, devices=frozenset({"cpu"}), weight=AWQ, replayable=False
+    )
+
 
 CPU = torch.device("cpu")
 

@@ -59,7 +59,10 @@ class Learner:
         """Write everything `load` needs to one safetensors file, which is replaced as a whole. steps: of the run."""
         tensors = _tensors(self._named, self._optimisers)
         facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "of_steps": str(steps)}
-        _write_state(path, tensors, {**self._settings, **self._contents, **facts})
+        partial = path.with_suffix(".partial")
+        with writing(path):
+            save_file(tensors, partial, {**self._settings, **self._contents, **facts})
+            partial.replace(path)
 
     def load(self, path: Path, steps: int) -> None:
         """Continue from the state that `save` wrote; ConfigError where that run had another seed, length or settings.
@@ -72,14 +75,6 @@ class Learner:
             raise ConfigError(f"{path} is of another run ({'; '.join(others)}): {ANEW}, or choose another --out")
         _restore(self._named, self._optimisers, saved)
         self.done_steps, self.cpu_seconds = int(facts["steps"]), float(facts["cpu_seconds"])
-
-
-def _write_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Write one safetensors file, replacing it as a whole; ConfigError where it cannot be written."""
-    partial = path.with_suffix(".partial")
-    with writing(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, dict(facts))
-        partial.replace(path)
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -105,11 +100,11 @@ def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Map
 
 def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
     """Parameters and their moments by name, as `_restore` takes them."""
-    tensors = {name: parameter.detach() for name, parameter in named.items()}
+    tensors = {name: parameter.detach().contiguous() for name, parameter in named.items()}
     for optimiser in optimisers:
         for name, parameter in named.items():
             for moment, value in optimiser.state.get(parameter, {}).items():
-                tensors[f"optimiser.{moment}.{name}"] = value
+                tensors[f"optimiser.{moment}.{name}"] = value.contiguous()
     return tensors
 
 

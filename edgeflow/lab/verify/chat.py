@@ -88,17 +88,13 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
     results: Results = []
     if quantised:
         results += check_linears(directory, device)
-        results += _check_served(cases, model, load_chat_model(directory, choose_dtype("auto", device), device))
+        served = load_chat_model(directory, choose_dtype("auto", device), device)
+        results += _forced_errors(cases, Ways(model), Ways(served), "as served", SERVED_BOUNDS)
     progress("prompts", 0, len(Ways(model).all()) + 1)
     with torch.inference_mode():
         for case in cases:
             results += [("prompt", result) for result in _check_prompt(case, model)]
     return results + _checked_answers(cases, model, progress)
-
-
-def check_answers(directory: Path, model: ChatModel, progress: Progress) -> Results:
-    """The recorded answers of a bundle by another form of its model, in every way it is run."""
-    return _checked_answers(_prepared_cases(directory, model), model, progress)
 
 
 def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> Results:
@@ -122,7 +118,8 @@ def verify_kv(
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
     modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
-    results = [(told, result) for case in cases for result in _check_kv(case, model, kv_format)]
+    bounds = KV_BOUNDS[kv_format.name]
+    results = _forced_errors(cases, Ways(model, DENSE), Ways(model, kv_format), told, bounds)
     results.append((told, _memory(model, kv_format)))
     alone = modes["alone"](asked)
     for index, (name, run) in enumerate(modes.items(), start=1):
@@ -137,27 +134,17 @@ def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds, devi
     """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
     table = operator_table(None, weights, device, torch.float32)
     model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
+    return _forced_errors(_prepared_cases(directory, model), Ways(model), Ways(other), weights, bounds)
+
+
+def _forced_errors(cases: Sequence[_Case], exact: Ways, found: Ways, mode: str, bounds: LogitBounds) -> Results:
+    """The logits of recorded answers in one way against those in another."""
     results: Results = []
-    for case in _prepared_cases(directory, model):
-        if case.recorded.greedy_ids:
-            exact, found = (_forced(case, Ways(each)) for each in (model, other))
-            results += [(weights, result) for result in logit_errors(case.name, exact, found, bounds)]
-    return results
-
-
-def _check_served(cases: Sequence[_Case], model: ChatModel, served: ChatModel) -> Iterator[tuple[str, CheckResult]]:
-    """The logits of recorded answers by the operators that serve a quantised model, against the reference's."""
     for case in cases:
         if case.recorded.greedy_ids:
-            exact, found = (_forced(case, Ways(each)) for each in (model, served))
-            for result in logit_errors(case.name, exact, found, SERVED_BOUNDS):
-                yield "as served", result
-
-
-def _check_kv(case: _Case, model: ChatModel, kv_format: KVFormat) -> Iterator[CheckResult]:
-    """Predict every token of the recorded answer over dense KV and over the other."""
-    exact, found = (_forced(case, Ways(model, each)) for each in (DENSE, kv_format))
-    return logit_errors(case.name, exact, found, KV_BOUNDS[kv_format.name])
+            errors = logit_errors(case.name, _forced(case, exact), _forced(case, found), bounds)
+            results += [(mode, result) for result in errors]
+    return results
 
 
 @torch.inference_mode()
@@ -287,4 +274,4 @@ def verify_exported_chat(directory: Path, artifact: Path, progress: Progress) ->
     manifest = artifact_of(directory, artifact)
     model = read_exported_chat(artifact).load(Runtime(threads=torch.get_num_threads()))
     with torch.inference_mode():
-        return judged(manifest, check_answers(directory, model, progress))
+        return judged(manifest, _checked_answers(_prepared_cases(directory, model), model, progress))

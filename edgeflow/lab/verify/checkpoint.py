@@ -25,8 +25,7 @@ from edgeflow.lab.verify.gate import verify_gate
 from edgeflow.lab.verify.gate_bundle import is_gate_bundle
 from edgeflow.lab.verify.policies.act import verify as verify_act
 from edgeflow.lab.verify.policies.flow.families import verify_pi, verify_smolvla
-from edgeflow.lab.verify.policies.openvla import verify as verify_weights
-from edgeflow.lab.verify.policies.openvla import verify_exported
+from edgeflow.lab.verify.policies.openvla import verify as verify_openvla
 from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
 from edgeflow.models.published import FAMILIES, read_published
 from edgeflow.models.quantization import refuse_conversion
@@ -131,14 +130,8 @@ Verify = Callable[[Path, Verification], Results]
 """Every comparison of a bundle of recordings, with the mode it was made in."""
 
 
-def _verify_openvla(directory: Path, asked: Verification) -> Results:
-    if asked.artifact is not None:
-        return verify_exported(directory, asked.artifact, asked)
-    return verify_weights(directory, asked)
-
-
 VERIFY: dict[str, Verify] = {
-    "openvla": _verify_openvla,
+    "openvla": verify_openvla,
     "openvla_oft": verify_oft,
     "act": verify_act,
     "smolvla": verify_smolvla,

@@ -20,9 +20,8 @@ from edgeflow.lab.kv260.placement import (
     mac_rate,
     token_time,
 )
-from edgeflow.lab.kv260.report import cosimulate
+from edgeflow.lab.kv260.report import cosimulate, subject
 from edgeflow.lab.kv260.sizes import second_head_bytes, sizes
-from edgeflow.lab.kv260.subject import subject
 from tests.lab.kv260.checkpoint import decoder_of
 
 CONFIG = PUBLISHED[PAPER_MODEL]

@@ -13,8 +13,18 @@ from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.lab.kv260.file import write_macro
-from edgeflow.lab.kv260.hybrid import CPU, compare_run, greedy, load_hybrid
-from edgeflow.lab.kv260.linear import ACCELERATED, BACKENDS, EXACT, Accelerated, Exact, hybrid_table
+from edgeflow.lab.kv260.hybrid import (
+    ACCELERATED,
+    BACKENDS,
+    CPU,
+    EXACT,
+    Accelerated,
+    Exact,
+    compare_run,
+    greedy,
+    hybrid_table,
+    load_hybrid,
+)
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_weight
 from tests.lab.kv260.checkpoint import write_awq_checkpoint

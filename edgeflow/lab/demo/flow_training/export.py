@@ -45,12 +45,11 @@ def write_flow_checkpoint(folder: Path, network: FlowNetwork, tokenizer: Tokeniz
         _save(statistics, folder / name)
     head = {"vlm_with_expert.vlm.lm_head.weight": torch.zeros(size.vocab, size.width)}  # of the layout; never read
     weights = {**network.state_dict(), **head}
-    _save({f"model.{name}": weight.cpu().to(torch.bfloat16) for name, weight in weights.items()}, _weights(folder))
+    _save(
+        {f"model.{name}": weight.cpu().to(torch.bfloat16) for name, weight in weights.items()},
+        folder / "model.safetensors",
+    )
     return folder
-
-
-def _weights(folder: Path) -> Path:
-    return folder / "model.safetensors"
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

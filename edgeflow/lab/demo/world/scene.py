@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.world.layout import COLOURS, Handle
+from edgeflow.lab.demo.world.layout import COLOURS, HANDLES, Handle
 from edgeflow_client.errors import DependencyError, how_to_install
 from edgeflow_client.pose import Vector
 
@@ -43,13 +43,10 @@ class Scene:
         self.model: Any = self.mujoco.MjModel.from_xml_string(source)
         self.data: Any = self.mujoco.MjData(self.model)
         self._shown: Any = self.mujoco.MjData(self.model)
-        self._posts = [self._mocap(f"post{i}") for i in range(len(self._bodies("post")))]
+        self._posts = [self._mocap(f"post{i}") for i in range(HANDLES)]
         self._handles = [self._mocap(f"handle{i}") for i in range(len(self._posts))]
         self._plates = [self.model.geom(f"plate{i}").id for i in range(len(self._posts))]
         self._camera_view = CameraView(self.mujoco, self.model)
-
-    def _bodies(self, prefix: str) -> list[int]:
-        return [i for i in range(self.model.nbody) if self.model.body(i).name.startswith(prefix)]
 
     def _mocap(self, name: str) -> int:
         return int(self.model.body(name).mocapid[0])

@@ -33,7 +33,10 @@ INPUT, CHUNK, ACTIONS = "in.", "out.action_chunk", "out.action_chunk_unnormalize
 
 def verify(directory: Path, asked: Verification) -> Results:
     """Every comparison of a bundle; ConfigError for modes, weights and operators, of which ACT has no others."""
-    _refuse_options(asked)
+    if asked.weights != "float":
+        raise ConfigError(f"weights: policies of this family, act, have float weights, not {asked.weights}")
+    if asked.operators is not None:
+        raise ConfigError("operators: policies of this family, act, use none of the operator table; leave it out")
     config = load_config(directory)
     checker = _Checker(
         config,
@@ -47,13 +50,6 @@ def verify(directory: Path, asked: Verification) -> Results:
     asked.progress("ensembles", len(cases), len(cases) + 1)
     results += list(_check_ensembles(directory))
     return [(MODE, result) for result in results]
-
-
-def _refuse_options(asked: Verification) -> None:
-    if asked.weights != "float":
-        raise ConfigError(f"weights: policies of this family, act, have float weights, not {asked.weights}")
-    if asked.operators is not None:
-        raise ConfigError("operators: policies of this family, act, use none of the operator table; leave it out")
 
 
 class _Checker:

@@ -124,7 +124,10 @@ class _Case:
 
 
 def verify(directory: Path, asked: Verification) -> Results:
-    """Every comparison of a bundle, with the mode it was made in; or the cost of another precision of weights."""
+    """Every comparison of a bundle, or of its exported graphs, with the mode it was made in; or the cost of another
+    precision of weights."""
+    if asked.artifact is not None:
+        return verify_exported(directory, asked.artifact, asked)
     if asked.weights != "float":
         return _weights_cost(directory, asked.weights, asked.device)
     if asked.kv != "model":

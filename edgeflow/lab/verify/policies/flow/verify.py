@@ -49,8 +49,11 @@ def verify_architecture(
     tolerances: Tolerances,
     more: Callable[[Network], Values],
 ) -> Results:
-    """Every comparison of a bundle. more: values of the family alone; its networks are given."""
-    modes = _modes_of(asked, architecture.family)
+    """Every comparison of a bundle; ConfigError for other weights. more: values of the family alone; its networks are
+    given."""
+    if asked.weights != "float":
+        raise ConfigError(f"weights: {asked.weights} is not measured for {architecture.family}")
+    modes = tuple(asked.modes) or FLOW_MODES
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     if asked.artifact is not None:
         return verify_exported(directory, asked.artifact, architecture, asked=asked, modes=modes, tolerances=tolerances)
@@ -77,13 +80,6 @@ def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> R
         asked.progress("real-time chunking", len(recordings), len(recordings) + 1)
         results += check_continuations(subject, recordings, runner, modes)
     return results
-
-
-def _modes_of(asked: Verification, family: str) -> tuple[Mode, ...]:
-    """The modes that are asked for, or frames one by one and pipelined; ConfigError for other weights."""
-    if asked.weights != "float":
-        raise ConfigError(f"weights: {asked.weights} is not measured for {family}")
-    return tuple(asked.modes) or FLOW_MODES
 
 
 def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[Mode, ...]) -> Results:
