@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from edgeflow.kernels.weights import FloatWeight, Weight
@@ -30,19 +29,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of one safetensors file, as stored."""
     file = _open(path)
     return {name: _read(file, name, path) for name in file.keys()}  # noqa: SIM118 - not a mapping
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file under another name first, so that it is whole or absent.
-
-    The library gives its files mode 0600; this one gets that of any new file."""
-    draft = path.with_name(path.name + ".partial")
-    draft.unlink(missing_ok=True)
-    draft.touch()
-    mode = draft.stat().st_mode & 0o777
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, dict(metadata))
-    draft.chmod(mode)
-    draft.replace(path)
 
 
 def tensor_shapes_of(path: Path) -> dict[str, tuple[int, ...]]:

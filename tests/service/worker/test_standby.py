@@ -9,7 +9,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -82,12 +82,21 @@ async def serves(launched: Launched) -> list[type]:
     return [type(message) for message in heard]
 
 
+def schedulers(pid: int) -> set[int]:
+    """The scheduling policies of a process's threads."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(ProcessLookupError):
+            found.add(os.sched_getscheduler(int(task.name)))
+    return found
+
+
 async def test_the_reserve_begins_when_a_worker_is_wanted():
     async with reserve() as made:
         pid = await made.prepared()
         launched = made.workers.launch()
         assert pid_of(launched) == pid
-        assert {os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()} == {0}
+        await eventually(lambda: schedulers(pid) == {0})  # a busy machine ends the idle thread late
         assert await serves(launched) == [WarmupProgress, WorkerReady, Pong]
         assert await made.prepared() != pid
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgeflow.lab.outputs import check_writable
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
-from edgeflow.models.checkpoint import write_tensors
+from edgeflow.lab.tensor_files import write_tensors
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 

@@ -16,8 +16,9 @@ from edgeflow.lab.quantize.files.quantised import Storing, gemm_tensors, in_floa
 from edgeflow.lab.quantize.files.source import Source
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import padded
+from edgeflow.lab.tensor_files import write_tensors
 from edgeflow.model_paths import HUB_FILES
-from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS, write_tensors
+from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS
 from edgeflow.models.quantization import BITS, VERSION
 from edgeflow.text.weight_files import INDEX_FILE, find_weights
 

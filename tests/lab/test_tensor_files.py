@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.models.checkpoint import write_tensors
+from edgeflow.lab.tensor_files import write_tensors
 
 
 @contextmanager
