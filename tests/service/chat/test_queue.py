@@ -117,7 +117,7 @@ async def test_a_worker_that_dies_in_an_answer_is_503_and_the_next_answers(text_
             answer = await asking
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         served.script.gate.release()
-        await eventually(lambda: len(served.script.workers) == 2 and served.service.health.ready)
+        await eventually(lambda: len(served.events("chat_ready")) == 2 and served.service.health.ready)
         assert (await http.post(CHAT, json=ASKED)).status_code == 200
 
 
