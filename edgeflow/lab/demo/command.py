@@ -27,6 +27,8 @@ from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Mode
 
+_LINE_EVERY_S: Final = 5.0
+
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
     """Run the simulated robot against any service."""
@@ -92,9 +94,6 @@ def _frame_hz(profile: str) -> float:
 
 def _objects(speed: float) -> str:
     return f"objects at {100 * speed:g} cm/s" if speed else "still objects"
-
-
-_LINE_EVERY_S: Final = 5.0
 
 
 class RunView:

@@ -22,6 +22,9 @@ Answered = TypeVar("Answered")
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
 Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
+FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
+_TOGETHER: Final = 25  # simulations in lockstep
+_NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,6 @@ class SuccessRate:
 
 def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:
     return SuccessRate(sum(outcome is Outcome.SUCCESS for outcome in outcomes), len(outcomes))
-
-
-FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
-_TOGETHER: Final = 25  # simulations in lockstep
-_NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
 
 @dataclass(frozen=True, slots=True)

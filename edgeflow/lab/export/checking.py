@@ -23,6 +23,16 @@ from edgeflow_client.errors import CheckpointError
 
 CLOSE = 1e-4
 """Most that a graph of floats without substitutions differs."""
+ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub", "Sin", "Cos", "Tanh", "Erf")
+PRODUCTS = ("Gemm", "MatMul")
+NONLINEAR = ("Gelu", "LayerNormalization", "Sigmoid", "Softmax")
+REDUCTIONS = ("ReduceMean", "ReduceSum")
+SHAPES = ("Cast", "Concat", "Expand", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
+BY_INDEX = ("Gather", "GatherND", "ScatterND")
+MASKS = ("And", "Equal", "Less", "Not", "Where")
+CONSTANTS = ("Constant", "ConstantOfShape")
+SCALES = ("DequantizeLinear", "QuantizeLinear")
+ALLOWED = frozenset((*ARITHMETIC, *PRODUCTS, *NONLINEAR, *REDUCTIONS, *SHAPES, *BY_INDEX, *MASKS, *CONSTANTS, *SCALES))
 
 
 def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] | None = None) -> float:
@@ -61,18 +71,6 @@ def check_error(error: float, file: str) -> None:
 def _error(expected: np.ndarray, found: np.ndarray) -> float:
     scale = float(np.abs(expected).max(initial=0.0)) or 1.0
     return float(np.abs(expected - found).max(initial=0.0)) / scale
-
-
-ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub", "Sin", "Cos", "Tanh", "Erf")
-PRODUCTS = ("Gemm", "MatMul")
-NONLINEAR = ("Gelu", "LayerNormalization", "Sigmoid", "Softmax")
-REDUCTIONS = ("ReduceMean", "ReduceSum")
-SHAPES = ("Cast", "Concat", "Expand", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
-BY_INDEX = ("Gather", "GatherND", "ScatterND")
-MASKS = ("And", "Equal", "Less", "Not", "Where")
-CONSTANTS = ("Constant", "ConstantOfShape")
-SCALES = ("DequantizeLinear", "QuantizeLinear")
-ALLOWED = frozenset((*ARITHMETIC, *PRODUCTS, *NONLINEAR, *REDUCTIONS, *SHAPES, *BY_INDEX, *MASKS, *CONSTANTS, *SCALES))
 
 
 def check_operators(model: ir.Model, name: str) -> None:

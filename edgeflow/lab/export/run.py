@@ -43,6 +43,8 @@ from edgeflow.models.checkpoint import fingerprint
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 LIBRARIES: tuple[Any, ...] = (torch, onnx, onnxscript, onnxruntime)
+MASK = "finite-mask"
+MB = 1e6
 
 
 def export(request: ExportRequest, report: Report) -> ExportOutcome:
@@ -125,9 +127,6 @@ def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tupl
     )
 
 
-MASK = "finite-mask"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """inputs: of each stage, empty where nothing is calibrated. rewrites: names. constant: of a finite mask."""
@@ -173,9 +172,6 @@ def _remarks(request: ExportRequest, count: int, source: str) -> list[str]:
     if request.quantises and MASK not in request.rewrites:
         found.append(f"{MASK} was made too: minus infinity leaves quantised scores no scale")
     return found
-
-
-MB = 1e6
 
 
 def export_command(model: str, request: ExportRequest, *, as_json: bool) -> None:

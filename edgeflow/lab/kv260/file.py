@@ -37,6 +37,8 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.files import sha256_of
 
+EMBEDDING = "embed_tokens.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class MacroFile:
@@ -213,9 +215,6 @@ def _check_binary(path: Path, nbytes: int, sha256: object) -> None:
     digest = sha256_of(path)
     if digest != sha256:
         raise CheckpointError(f"{path}: expected SHA-256 {sha256}, found {digest}")
-
-
-EMBEDDING = "embed_tokens.weight"
 
 
 def macro_weights(file: MacroFile, config: LlamaConfig, dtype: torch.dtype) -> Weights:

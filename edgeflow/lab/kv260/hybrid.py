@@ -34,6 +34,7 @@ ACCELERATED = "kv260"
 EXACT = "exact"
 BACKENDS = (ACCELERATED, REFERENCE, EXACT)
 """Backends of linears in 4 bits: the accelerator; weights rounded to float16, as AutoAWQ dequantises; exact ones."""
+CPU = torch.device("cpu")
 
 
 class Accelerated:
@@ -82,9 +83,6 @@ def _implementation(impl_id: str, function: type) -> Implementation:
     return Implementation(
         op_name="linear", impl_id=impl_id, function=function, devices=frozenset({"cpu"}), weight=AWQ, replayable=False
     )
-
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,10 @@ STREAMING = "DDR streaming"
 PES = "PEs"
 ACTIVATIONS = "activations"
 FLOAT_BITS = 32  # of an input and of a sum
+A53 = "A53s"
+NO_HEAD = "none"
+ACCELERATOR = "accelerator"
+PAPER_LINEARS = frozenset(LINEARS) - {"output"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +61,6 @@ def _microseconds(cycles: float) -> float:
     return cycles / constants.CLOCK.value
 
 
-A53 = "A53s"
-NO_HEAD = "none"
-ACCELERATOR = "accelerator"
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The operations on the accelerator; all others run on the A53s.
@@ -76,7 +75,6 @@ class Placement:
     paper: float | None = None
 
 
-PAPER_LINEARS = frozenset(LINEARS) - {"output"}
 PLACEMENTS = (
     Placement("all on the A53s, no head", frozenset(), NO_HEAD, constants.PAPER_BASELINE.value),
     Placement("all on the A53s", frozenset(), A53, constants.PAPER_BASELINE.value),

@@ -16,6 +16,22 @@ from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import ConfigError
 
+ROWS = {
+    "embedding": "Embedding copy, layer set-up",
+    "qkv": "Q, K, V projections",
+    "qkv_bias": "Q, K, V biases",
+    "output": "Output projection, residual",
+    "attention": "Attention (concatenation)",
+    "gate_up": "Gate and up projections",
+    "down": "Down projection, residual",
+    "rope": "RoPE of queries and keys",
+    "rms_norm": "RMSNorm",
+    "silu": "SiLU and product",
+}
+"""The rows of Table I for a person."""
+MACS = ("qkv", "gate_up", "down")
+"""The rows whose percentages the paper adds up to 91.61."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -52,23 +68,6 @@ def _found(model: str, group: int | None) -> Subject:
     if group is not None and stated is not None and group != stated:
         raise ConfigError(f"group: {model} is quantised in groups of {stated}, got {group}: leave --group out")
     return Subject(model, published.text, group or stated or usual, path)
-
-
-ROWS = {
-    "embedding": "Embedding copy, layer set-up",
-    "qkv": "Q, K, V projections",
-    "qkv_bias": "Q, K, V biases",
-    "output": "Output projection, residual",
-    "attention": "Attention (concatenation)",
-    "gate_up": "Gate and up projections",
-    "down": "Down projection, residual",
-    "rope": "RoPE of queries and keys",
-    "rms_norm": "RMSNorm",
-    "silu": "SiLU and product",
-}
-"""The rows of Table I for a person."""
-MACS = ("qkv", "gate_up", "down")
-"""The rows whose percentages the paper adds up to 91.61."""
 
 
 @dataclass(frozen=True, slots=True)

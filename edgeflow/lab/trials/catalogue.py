@@ -17,6 +17,8 @@ from edgeflow.lab.trials.cases import Case, Heads
 from edgeflow.lab.trials.sees import bidirectional_suffix, tree_of_drafts, window
 
 _HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
+_LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (6, 300, 256, 300), (0, 64))
+"""Rows, vocabulary, and a slice of it."""
 
 
 def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
@@ -212,8 +214,6 @@ def _varlen_attention() -> list[Case]:
     return [*plain, cases.varlen_attention([5, 9], heads[0], turned=True)]
 
 
-_LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (6, 300, 256, 300), (0, 64))
-"""Rows, vocabulary, and a slice of it."""
 _PROOFS: dict[str, Callable[[], list[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": lambda: [cases.add_rms_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))],

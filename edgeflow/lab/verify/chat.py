@@ -56,6 +56,8 @@ SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
 
 Measured with such rows: 0.35, 0.050 and 0.16 with random weights, which enlarge every error; 0.13, 0.011 and 0 with
 trained ones. Rows in 7 bits give 0.64, 0.089 and 0.28 with random weights."""
+LINEARS_FILE = "expected_linears.safetensors"
+MODE = "projections"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +251,6 @@ def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: fl
     """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)
-
-
-LINEARS_FILE = "expected_linears.safetensors"
-MODE = "projections"
 
 
 def check_linears(directory: Path, device: torch.device) -> Iterator[tuple[str, CheckResult]]:

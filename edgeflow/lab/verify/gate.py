@@ -42,6 +42,8 @@ from edgeflow.scheduler.folding import FoldingRoute
 
 CPU = torch.device("cpu")
 NEAR_TIE = 2 * FEATURE_TOLERANCE  # logits this close may change places on another processor
+CHUNKS = (1, 5, 64)
+PACKED_CHUNK = 7
 
 
 def verify_gate(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
@@ -198,10 +200,6 @@ def _seen(found: Pass) -> dict[str, Tensor]:
 
 def _memory(folds: Sequence[Memory], end: str = "") -> dict[str, Tensor]:
     return {f"M{end}": folds[-1].sums, f"z{end}": folds[-1].norms} if folds else {}
-
-
-CHUNKS = (1, 5, 64)
-PACKED_CHUNK = 7
 
 
 def served_ways(model: ChatModel) -> dict[str, GateRunner]:

@@ -21,6 +21,14 @@ from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, gate_h
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 BASE = "base"
+MEMORY_TOLERANCE = 1e-5  # of the largest entry of M or z
+MEMORY = ("M", "z", "M_end", "z_end", "segment_M.last_layer", "segment_z.last_layer")
+NAMES = {
+    "logits": "logits of the prompt",
+    "hidden": "hidden states",
+    "step_logits": "logits of every step",
+    "step_logits_last": "logits of the last step",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,16 +117,6 @@ class _Reader:
         except ConfigError as error:
             raise CheckpointError(f"{where}: options: {error}") from error
         return MemoryGate(rules=rules, layers=layers, mlp_hidden=layers[0].b1.shape[1])
-
-
-MEMORY_TOLERANCE = 1e-5  # of the largest entry of M or z
-MEMORY = ("M", "z", "M_end", "z_end", "segment_M.last_layer", "segment_z.last_layer")
-NAMES = {
-    "logits": "logits of the prompt",
-    "hidden": "hidden states",
-    "step_logits": "logits of every step",
-    "step_logits_last": "logits of the last step",
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

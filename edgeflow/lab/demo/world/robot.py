@@ -20,6 +20,8 @@ REACH_HIGH: Final = np.array([0.64, 0.30, 0.46])
 _HOME: Final = np.array([0.0, 0.30, 0.20, 0.0, -0.50, 0.0])
 _DAMPING: Final = 1e-4  # squared damping of the least squares, keeps steps finite near singular poses
 _TOLERANCE: Final = 1e-4  # metres and radians at which a solution is exact enough
+STATE_NAMES: Final = ("x", "y", "z", "tilt_x", "tilt_y", "turn_z", "gripper")
+STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
 
 
 class Kinematics:
@@ -118,10 +120,6 @@ def approach(pose: Pose, goal: Pose, seconds: float) -> Pose:
     far, angle = float(np.linalg.norm(left.position)), float(np.linalg.norm(turn))
     move = left.position * min(1.0, MAX_SPEED * seconds / max(far, 1e-12))
     return compose(pose, Pose(move, wxyz=from_rotvec(turn * min(1.0, MAX_TURN * seconds / max(angle, 1e-12)))))
-
-
-STATE_NAMES: Final = ("x", "y", "z", "tilt_x", "tilt_y", "turn_z", "gripper")
-STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
 
 
 def state_of(tool: Pose, aperture: float) -> Vector:

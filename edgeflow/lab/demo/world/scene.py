@@ -23,6 +23,12 @@ POLICY_CAMERA: Final = "wrist"
 POLICY_SIZE: Final = 96
 _BUFFER: Final = (640, 480)  # width and height of the off-screen buffer of assets/scene.xml
 _MAX_GEOMS = 200
+_HOW_TO_INSTALL = (
+    "headless rendering needs an OpenGL library: run `apt-get install libegl1 libgl1 libgl1-mesa-dri` "
+    "(or `apt-get install libosmesa6 libgl1` and set MUJOCO_GL=osmesa)"
+)
+_CANDIDATES = (("egl", ("libEGL.so.1", "libGL.so.1")), ("osmesa", ("libOSMesa.so", "libGL.so.1")))
+_OSMESA_NAMES = ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,14 +119,6 @@ class CameraView:
             self._context.free()
             self._context = None
             self._gl.free()
-
-
-_HOW_TO_INSTALL = (
-    "headless rendering needs an OpenGL library: run `apt-get install libegl1 libgl1 libgl1-mesa-dri` "
-    "(or `apt-get install libosmesa6 libgl1` and set MUJOCO_GL=osmesa)"
-)
-_CANDIDATES = (("egl", ("libEGL.so.1", "libGL.so.1")), ("osmesa", ("libOSMesa.so", "libGL.so.1")))
-_OSMESA_NAMES = ("libOSMesa.so", "libOSMesa.so.8", "libOSMesa.so.6")
 
 
 def _loadable(name: str) -> bool:

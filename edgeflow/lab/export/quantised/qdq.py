@@ -34,6 +34,7 @@ MOVES = ("Transpose", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")
 """Their results have the scale of their input."""
 OPERATORS = (*PRODUCTS, *ELEMENTWISE, *MOVES)
 STATISTICS = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")
+LOWEST, HIGHEST = "lowest", "highest"
 
 
 def quantise(
@@ -111,9 +112,6 @@ def _refuse_infinite(model: ir.Model) -> None:
                 f"precision: {value.name} is minus infinity, which leaves no scale for scores: export with the rewrite "
                 "finite-mask"
             )
-
-
-LOWEST, HIGHEST = "lowest", "highest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ Array = NDArray[Any]
 Arrays = dict[str, Array]
 Run = Callable[[StageProgram, Arrays], Sequence[Array]]
 """Computes a stage: its inputs by name, in their order → its outputs."""
+FILE, WEIGHTS = "graph.onnx", "graph.data"
 
 
 class StageKey(NamedTuple):
@@ -47,9 +48,6 @@ def padded(values: Array, length: int) -> Array:
     found = np.zeros((length, *values.shape[1:]), values.dtype)
     found[: len(values)] = values
     return found
-
-
-FILE, WEIGHTS = "graph.onnx", "graph.data"
 
 
 def session_of(model: ir.Model) -> Any:

@@ -31,6 +31,12 @@ HELD_OUT_SHARE = 8
 HELD_OUT_TOKENS = 8 * LENGTH
 MAX_FILE_BYTES = 64 << 20
 BUILT_IN_TEXT = Path(__file__).with_name("text.md")
+MOST_QUESTIONS = 4
+HELD_OUT_DIALOGS = 40
+WRITTEN_TOKENS = 256
+HELD_OUT_WRITTEN = 16
+HELD_OUT_SEED = 1000
+"""Seeds from here on are those of held-out texts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,14 +102,6 @@ def _up_to(tokens: int, samples: Iterable[Sequence[int]]) -> list[Sequence[int]]
             break
         found.append(sample)
     return found
-
-
-MOST_QUESTIONS = 4
-HELD_OUT_DIALOGS = 40
-WRITTEN_TOKENS = 256
-HELD_OUT_WRITTEN = 16
-HELD_OUT_SEED = 1000
-"""Seeds from here on are those of held-out texts."""
 
 
 def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: int) -> Calibration:

@@ -21,6 +21,9 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError
 
+DEFAULT_GROUPS = (64, 32)
+VISION = "visual"
+
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
@@ -28,9 +31,6 @@ class Grouping:
 
     group: int
     inner: int
-
-
-DEFAULT_GROUPS = (64, 32)
 
 
 def grouping(config: LlamaConfig, wanted: int | None = None) -> Grouping:
@@ -59,9 +59,6 @@ def _packable(config: LlamaConfig, found: Grouping) -> Grouping:
         if outputs % PER_WORD:
             raise CheckpointError(f"{linear} has {outputs} outputs: the GEMM layout needs a multiple of {PER_WORD}")
     return found
-
-
-VISION = "visual"
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -23,6 +23,8 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError, InvalidArgument
 
 RATE, ANY_RATE = "control_rate_hz", 1.0
+BATCH = 16
+"""Frames of equal length that pass through a block together."""
 
 
 class ServedPolicy:
@@ -77,8 +79,6 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return {RATE: ANY_RATE} if RATE not in stated and "type" in config else {}
 
 
-BATCH = 16
-"""Frames of equal length that pass through a block together."""
 Item = TypeVar("Item")
 
 

@@ -32,6 +32,7 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 STATE: Final = "gate-state.safetensors"
 EPOCHS: Final = 2
 KEPT_BYTES: Final = 1 << 30  # of one batch, for its gradients; above, layers are computed twice
+POOL: Final = 32  # batches whose lines are sorted together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +186,6 @@ def _settings(request: GateRequest) -> dict[str, str]:
     """The settings that a run shares with the one that it resumes."""
     rules = {name: str(value) for name, value in asdict(request.rules).items()}
     return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}
-
-
-POOL: Final = 32  # batches whose lines are sorted together
 
 
 class Epochs:

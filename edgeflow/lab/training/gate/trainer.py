@@ -27,6 +27,9 @@ Batches = Callable[[int], Sequence[Example]]
 LOGITS_AT_ONCE: Final = 1 << 26
 WARM_UP: Final = 20  # steps
 FLOOR: Final = 0.1  # of the peak rate, at the end
+WIDTHS: Final = 4  # h / D
+OPEN: Final = 0.0  # every number of g: memory has a share of a half
+NOISE: Final = 0.02  # deviation of the weights of spare hidden units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +121,6 @@ class GateTrainer:
 
     def _tensors(self) -> list[dict[str, Tensor]]:
         return [layer.tensors() for layer in self._gate.layers]
-
-
-WIDTHS: Final = 4  # h / D
-OPEN: Final = 0.0  # every number of g: memory has a share of a half
-NOISE: Final = 0.02  # deviation of the weights of spare hidden units
 
 
 def initial_gate(config: LlamaConfig, rules: GateRules, seed: int, base_fingerprint: str = "") -> MemoryGate:

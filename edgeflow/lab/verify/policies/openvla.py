@@ -57,6 +57,17 @@ from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
 
+CPU = torch.device("cpu")
+ACTION_TOLERANCE = 1e-12
+TOWER_KEYS = ("dino_patches", "siglip_patches")
+MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
+EXPORTED_MODES = (Mode.SERIAL, Mode.PIPELINED)
+OTHERS = (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE)
+SERIAL = Pace(1)
+TEXT_ROWS = 128  # of a slot as served by default, where KV formats are measured
+SERIALLY = "tokens, against serial"
+PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -97,18 +108,6 @@ def _case(directory: Path, recorded: RecordedCase) -> Case:
         actions=entry.optional_numbers("actions"),
         tensors=recorded.tensors,
     )
-
-
-CPU = torch.device("cpu")
-ACTION_TOLERANCE = 1e-12
-TOWER_KEYS = ("dino_patches", "siglip_patches")
-MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
-EXPORTED_MODES = (Mode.SERIAL, Mode.PIPELINED)
-OTHERS = (Mode.PIPELINED, Mode.DEPTH, Mode.SPECULATIVE)
-SERIAL = Pace(1)
-TEXT_ROWS = 128  # of a slot as served by default, where KV formats are measured
-SERIALLY = "tokens, against serial"
-PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state, drain
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,20 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 
 _BOUNDS = {"bounds_q99": "q99", "bounds": "min_max"}
 _CUSTOMARY_RATE_HZ = 10.0  # of a platform without preset; no recorded value depends on it
+MODE = "one pass"
+GIVEN = ("in.input_ids", "in.proprio_raw")
+"""Inputs, which are not compared."""
+ACTIONS = "out.actions"
+LARGEST = ("mid.action_logits_top32_ids", "mid.action_logits_top32_values")
+TOLERANCE = 1e-4
+"""Absolute, as the bundles state it."""
+PIXEL_TOLERANCE = 1e-6
+LARGEST_MARGIN = 1e9
+SPACE_ID = 29871
+"""Llama 2's space, with which prompts end, where a bundle has no tokenizer."""
+_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_SYMMETRIC = {"mean": [0.5] * 3, "std": [0.5] * 3}
+NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,22 +159,6 @@ def _case(directory: Path, recorded: RecordedCase, key: Any) -> OFTCase:
         values=values,
         tensors=recorded.tensors,
     )
-
-
-MODE = "one pass"
-GIVEN = ("in.input_ids", "in.proprio_raw")
-"""Inputs, which are not compared."""
-ACTIONS = "out.actions"
-LARGEST = ("mid.action_logits_top32_ids", "mid.action_logits_top32_values")
-TOLERANCE = 1e-4
-"""Absolute, as the bundles state it."""
-PIXEL_TOLERANCE = 1e-6
-LARGEST_MARGIN = 1e9
-SPACE_ID = 29871
-"""Llama 2's space, with which prompts end, where a bundle has no tokenizer."""
-_IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-_SYMMETRIC = {"mean": [0.5] * 3, "std": [0.5] * 3}
-NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
 
 
 def verify(directory: Path, asked: Verification) -> Results:
