@@ -7,11 +7,14 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from safetensors import SafetensorError
 
 from edgeflow_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_writable(out: Path) -> None:
@@ -43,6 +46,22 @@ def writing(out: Path) -> Iterator[None]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write an indented JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file under another name first, so that it is whole or absent.
+
+    The library gives its files mode 0600; this one gets that of any new file.
+    """
+    from safetensors.torch import save_file  # with torch, which not all that write need
+
+    draft = path.with_name(path.name + ".partial")
+    draft.unlink(missing_ok=True)
+    draft.touch()
+    mode = draft.stat().st_mode & 0o777
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, dict(metadata))
+    draft.chmod(mode)
+    draft.replace(path)
 
 
 @contextmanager

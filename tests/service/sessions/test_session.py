@@ -386,19 +386,3 @@ def test_an_ended_session_wants_no_ring():
     assert session.wants_ring
     session.end(End("CANCELLED", Reason.CLIENT_GONE))
     assert not session.wants_ring
-
-
-def test_a_robot_whose_stamp_is_always_zero_acts_and_is_notified_once():
-    session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, 0)
-    events = []
-    for seq in range(1, 100):
-        now_ns = seq * 100 * MS
-        session.admit(seq, 0, now_ns)
-        session.offer(CheckedFrame(seq=seq, stamp_ns=0, images=(b"abc",)), now_ns)
-        assert decoded(session, now_ns, alone=True) == seq
-        frame = session.start_sending(now_ns)
-        assert frame is not None
-        answer(session, frame)
-        events += session.take(now_ns)
-    assert all(event.seq for event in events if isinstance(event, ActionEvent))
-    assert [event.kind for event in events if isinstance(event, NoticeEvent)] == ["stamps"]

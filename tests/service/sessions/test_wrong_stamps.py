@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.sessions.frames import ActionEvent, NoticeEvent
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import OutOfRange
 from tests.cases import pairs_by_day
 from tests.service.scripted import SCHEMA
-from tests.service.sessions.test_session import stamped
+from tests.service.sessions.test_session import answer, decoded, stamped
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 SECOND = 1000 * MS
@@ -165,3 +167,19 @@ def test_old_frames_that_come_together_are_never_acted_on(period_ms: int, before
         assert not camera.sends(newest_ns - number * period_ms * MS + percent * period_ms * MS // 100)
     camera.due_ns = max(camera.due_ns, camera.clock.now_ns() - period_ms * MS)
     assert camera.step()
+
+
+def test_a_robot_whose_stamp_is_always_zero_acts_and_is_notified_once():
+    session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, 0)
+    events = []
+    for seq in range(1, 100):
+        now_ns = seq * 100 * MS
+        session.admit(seq, 0, now_ns)
+        session.offer(CheckedFrame(seq=seq, stamp_ns=0, images=(b"abc",)), now_ns)
+        assert decoded(session, now_ns, alone=True) == seq
+        frame = session.start_sending(now_ns)
+        assert frame is not None
+        answer(session, frame)
+        events += session.take(now_ns)
+    assert all(event.seq for event in events if isinstance(event, ActionEvent))
+    assert [event.kind for event in events if isinstance(event, NoticeEvent)] == ["stamps"]

@@ -11,9 +11,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from edgeflow.lab.outputs import check_writable
+from edgeflow.lab.outputs import check_writable, write_tensors
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
-from edgeflow.lab.tensor_files import write_tensors
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 

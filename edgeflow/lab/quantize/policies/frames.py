@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edgeflow.contract import Image, Observation
-from edgeflow.lab.tensor_files import write_tensors
+from edgeflow.lab.outputs import write_tensors
 from edgeflow_client.errors import ConfigError
 
 FRAMES = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edgeflow.lab.tensor_files import write_tensors
+from edgeflow.lab.outputs import write_tensors
 from edgeflow.models.memory_gate import (
     DIGEST,
     FORMAT,
