@@ -1,8 +1,8 @@
 """Checks of memory gates against recorded cases, in float32: tokens, logits, hidden states, memory, folds.
 
 Two naive twins compute every case, one as Algorithm 1 streams it, the other whole texts at once. The first must know
-every value that a bundle has. Then the executor that serves computes it in every way. Also
-checked is what the bundle says that another reading of the rules would change.
+every value that a bundle has. Then the executor that serves computes it in every way. Also checked is what the bundle
+says that another reading of the rules would change.
 """
 
 from __future__ import annotations
