@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 
 from benchmarks.serving import Serving
-from edgeflow.service.grpc.codec import lift_images
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.codec import lift_images
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.host.process import keep_freed_memory, new_loop
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.client.scripted import NAMES, opened

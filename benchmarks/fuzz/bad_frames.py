@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import Serving, serving
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz.exchange import Connect, Report, clean_run, run_kind

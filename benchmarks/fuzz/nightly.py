@@ -32,7 +32,7 @@ PROPERTIES = (
     "tests/service/sessions/test_session_properties.py",
     "tests/service/http/test_api_schema.py",
     "tests/service/chat/test_chat_schema.py",
-    "tests/service/grpc/test_codec.py",
+    "tests/service/frontends/grpc/test_codec.py",
     "tests/scheduler/test_properties.py",
     "tests/ipc/test_foreign_bytes.py",
     "tests/models/test_chat.py",  # with every wrong value of every name

@@ -20,7 +20,7 @@ from edgeflow.service.children.family import Family
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import Doors, LaunchChild
 from edgeflow.service.children.single_actions import SingleActions
-from edgeflow.service.grpc.server import ControlService, GrpcServer
+from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
 from edgeflow.service.host.resources import lock_memory, settle

@@ -9,7 +9,7 @@ from random import Random
 
 import grpc
 
-from edgeflow.service.grpc.codec import Unparsable, parse_client_message
+from edgeflow.service.frontends.grpc.codec import Unparsable, parse_client_message
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz.kinds import KINDS, OPEN, PERIOD_MS, Kind, good_frame
 from tests.service.harness import Robot

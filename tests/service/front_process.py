@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import grpc
 
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import frame_message, open_message
 from tests.service.processes import workers

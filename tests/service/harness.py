@@ -15,8 +15,8 @@ import simplejpeg
 
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.app import Service
-from edgeflow.service.grpc.codec import Received, parse_client_message
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.codec import Received, parse_client_message
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.status import ServiceStatus
 from edgeflow_client.clock import MonotonicClock

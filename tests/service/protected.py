@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import trustme
 
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.security.auth import digest
 from edgeflow_client.connection.credentials import Credentials, channel
 from tests.service.harness import WAIT_S, Robot, Served

@@ -18,7 +18,7 @@ from edgeflow.service.children.messages import (
     no_room,
     refusal,
 )
-from edgeflow.service.grpc.checks import check_numbers, check_request
+from edgeflow.service.observation.checks import check_numbers, check_request
 from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import Log

@@ -17,7 +17,7 @@ from edgeflow_client.loadtest.run import LoadRun
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.client.loadtest.conftest import CAMERA, PLAN
-from tests.service.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
+from tests.service.frontends.grpc.test_observations import HORIZON, SIZES, STEP_MS, wide_script
 from tests.service.harness import eventually, serving
 from tests.service.scripted import Script
 

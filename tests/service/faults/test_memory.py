@@ -18,7 +18,7 @@ import pytest
 from edgeflow.config.service import load_config
 from edgeflow.contract import Chunk, Pace
 from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
-from edgeflow.service.grpc.stream import receive, server_message
+from edgeflow.service.frontends.grpc.stream import receive, server_message
 from edgeflow.service.host import resources
 from edgeflow.service.host.process import no_core_dumps
 from edgeflow.service.host.resources import lock_memory, settle

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.chaos.resources import DAY_S, JUMPS
-from edgeflow.service.grpc.stream import StreamCall
+from edgeflow.service.frontends.grpc.stream import StreamCall
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.rpc import control_pb2 as pb

@@ -65,7 +65,7 @@ async def broken(*_: object) -> None:
     [
         (Service, "_tick", "ticker"),
         (Service, "_watch_files", "watch-files"),
-        ("edgeflow.service.grpc.server.GrpcServer", "report", "grpc-health"),
+        ("edgeflow.service.frontends.grpc.server.GrpcServer", "report", "grpc-health"),
         (supervisor.Supervisor, "_keep", "worker-supervisor"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgeflow.ipc.packets import Packets
-from tests.service.grpc.test_observations import HORIZON, ROWS, SIZES, STEP_MS, picture, wide_script
+from tests.service.frontends.grpc.test_observations import HORIZON, ROWS, SIZES, STEP_MS, picture, wide_script
 from tests.service.harness import Served, serving
 
 STATE = {"gripper": 0.5, "state": [1.25, -0.25]}

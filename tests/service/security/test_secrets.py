@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from edgeflow.service.children import single_actions
-from edgeflow.service.grpc import server as grpc_server
+from edgeflow.service.frontends.grpc import server as grpc_server
 from edgeflow.service.worker.process import ENTRY
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.rpc import control_pb2 as pb

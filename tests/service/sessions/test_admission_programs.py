@@ -8,7 +8,7 @@ import pytest
 
 from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
 from edgeflow.scheduler.pace import served_mode
-from edgeflow.service.grpc.stream import opened_message
+from edgeflow.service.frontends.grpc.stream import opened_message
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import Admission
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted

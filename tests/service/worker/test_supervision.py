@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edgeflow.contract import CameraNeed, Pace, PolicyInputs
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.host import watchdogs
 from edgeflow.service.observe.health import State
 from edgeflow.service.worker import supervisor

@@ -12,8 +12,9 @@ import grpc
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.grpc.checks import check_open, check_text, refuse_unknown_fields
-from edgeflow.service.grpc.codec import Received, Unparsable, check_frame
+from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.frontends.grpc.codec import Received, Unparsable, check_frame
+from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan

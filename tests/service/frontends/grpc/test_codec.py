@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.grpc.checks import check_open, check_text, refuse_unknown_fields
-from edgeflow.service.grpc.codec import Received, Unparsable, check_frame, parse_act_request, parse_client_message
+from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.frontends.grpc.codec import (
+    Received,
+    Unparsable,
+    check_frame,
+    parse_act_request,
+    parse_client_message,
+)
+from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.pixels import crc32c, decode_frame
 from edgeflow.service.observation.requests import Names, OpenRequest, matched
 from edgeflow_client.errors import InvalidArgument, RequestError

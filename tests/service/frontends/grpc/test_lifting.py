@@ -9,15 +9,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.service.grpc.checks import refuse_unknown_fields
-from edgeflow.service.grpc.codec import Received, lift_images, parse_act_request, parse_client_message
+from edgeflow.service.frontends.grpc.checks import refuse_unknown_fields
+from edgeflow.service.frontends.grpc.codec import Received, lift_images, parse_act_request, parse_client_message
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire
 from tests.fuzz.targets import seeds
 from tests.service.harness import JPEG, frame_message, open_message
 
-CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus" / "parser"
+CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus" / "parser"
 PARSERS = {pb.ClientMessage: parse_client_message, pb.ActRequest: parse_act_request}
 TRAIN = b"\x0d" * 40
 GROUP_BEGINS, GROUP_ENDS, FIXED64 = 3, 4, 1

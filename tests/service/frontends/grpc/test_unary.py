@@ -10,7 +10,7 @@ import pytest
 
 from edgeflow.contract import Pace
 from edgeflow.ipc.messages import CloseSession, OpenSession
-from edgeflow.service.grpc.codec import Received, check_act
+from edgeflow.service.frontends.grpc.codec import Received, check_act
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.plane import act_once
 from edgeflow_client.rpc import control_pb2 as pb

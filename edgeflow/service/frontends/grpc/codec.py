@@ -16,7 +16,8 @@ from google.protobuf.message import DecodeError
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.framing import Payload
-from edgeflow.service.grpc.checks import check_numbers, check_open, check_text, refuse_unknown_fields, text_too_long
+from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.observation.checks import check_numbers, check_text, text_too_long
 from edgeflow.service.observation.pixels import check_image
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import InvalidArgument

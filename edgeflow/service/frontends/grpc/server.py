@@ -12,8 +12,14 @@ from grpc_reflection.v1alpha import reflection
 
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.grpc.codec import Received, Unparsable, check_act, parse_act_request, parse_client_message
-from edgeflow.service.grpc.stream import Context, StreamCall, action_message, unparsable
+from edgeflow.service.frontends.grpc.codec import (
+    Received,
+    Unparsable,
+    check_act,
+    parse_act_request,
+    parse_client_message,
+)
+from edgeflow.service.frontends.grpc.stream import Context, StreamCall, action_message, unparsable
 from edgeflow.service.host.listen import address_text, bind
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, open_message, serving
 

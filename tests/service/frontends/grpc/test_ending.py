@@ -7,7 +7,7 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.service.grpc.server import MOST_BYTES, status_text
+from edgeflow.service.frontends.grpc.server import MOST_BYTES, status_text
 
 PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 MARK = " …"

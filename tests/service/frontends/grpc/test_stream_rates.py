@@ -7,7 +7,7 @@ import itertools
 
 import grpc
 
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.sessions.rates import BURST
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import WAIT_S, frame_message, open_message, rush, serving

@@ -16,7 +16,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, ChunkReport, Limited, LimitKind, Playing, Seam
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import STATE, TwinSize
-from tests.service.grpc.test_observations import observation, opening, wide_script
+from tests.service.frontends.grpc.test_observations import observation, opening, wide_script
 from tests.service.harness import eventually, frame_message, open_message, serving
 from tests.service.http.test_observations import body
 from tests.service.worker.test_real_worker import OWN

@@ -8,8 +8,8 @@ import time
 import grpc
 import pytest
 
-from edgeflow.service.grpc.codec import UNPARSABLE
-from edgeflow.service.grpc.stream import receive
+from edgeflow.service.frontends.grpc.codec import UNPARSABLE
+from edgeflow.service.frontends.grpc.stream import receive
 from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.in_flight import MOST_NOTES
 from edgeflow.service.worker import supervisor

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.service.grpc.server import SERVICE
+from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire
 from tests.fuzz.exchange import FIRST, PICTURES, clean_run, problem, run_kind

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.service.grpc.checks import MAX_NUMBER, check_numbers, check_open, check_request
-from edgeflow.service.grpc.codec import check_frame
+from edgeflow.service.frontends.grpc.checks import check_open
+from edgeflow.service.frontends.grpc.codec import check_frame
+from edgeflow.service.observation.checks import MAX_NUMBER, check_numbers, check_request
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import StateSpec
