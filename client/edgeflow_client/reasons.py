@@ -110,6 +110,8 @@ class Reason(str, Enum):
     WRONG_ROLE = "WRONG_ROLE"
 
     # HTTP requests and chat.
+    ARRAY_SHAPE = "ARRAY_SHAPE"
+    ARRAY_TYPE = "ARRAY_TYPE"
     BODY_DEPTH = "BODY_DEPTH"
     BODY_FIELD = "BODY_FIELD"
     BODY_SHAPE = "BODY_SHAPE"
