@@ -55,16 +55,15 @@ def stub_checkpoint(
     low: float | None = None,
     high: float | None = None,
     relative: bool = False,
-    named: bool = True,
     unnorm_keys: Sequence[str] = ("action",),
     table: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write a checkpoint into a folder, which is made; its path.
 
-    cameras: width and height by name; None = any size; one `camera` of any size by default. state: by name, the size of
-    a vector, or the names of its numbers. actions: how many numbers one has, or their names. step_ms follows from the
-    rate. pass_s: the time of a pass. low, high: of every number of an action. named: as of CameraNeed. table: answers
-    [horizon, dims] by `table_key`; without it, and for other images, an answer is `tests.plugins.edgeflow_stub.answer`.
+    cameras: width and height by name; None = any size; by default the robot's first camera, whatever it is. state: by
+    name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s: the
+    time of a pass. low, high: of every number of an action. table: answers [horizon, dims] by `table_key`; without it,
+    and for other images, an answer is `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"a{index}" for index in range(actions)] if isinstance(actions, int) else list(actions)
@@ -72,7 +71,7 @@ def stub_checkpoint(
     config: dict[str, Any] = {
         "type": "stub",
         "cameras": [
-            {"name": name, "named": named, **({"width": size[0], "height": size[1]} if size else {})}
+            {"name": name, "named": cameras is not None, **({"width": size[0], "height": size[1]} if size else {})}
             for name, size in sizes.items()
         ],
         "state": [

@@ -25,7 +25,7 @@ from edgeflow.policies.family import ONE_PASS_MODES, Family
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
-NAN, BEYOND, REFUSE, RAISE, HANG, DIE = "answer NaN", "answer beyond the limits", "refuse", "raise", "hang", "die"
+NAN, BEYOND, REFUSE, HANG, DIE = "answer NaN", "answer beyond the limits", "refuse", "hang", "die"
 """Instructions that the stub obeys; any other one is an instruction like those of robots."""
 
 
@@ -101,8 +101,6 @@ def _obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> 
         return np.full_like(values, math.nan)
     if instruction == BEYOND:
         return np.full_like(values, config["high"] + 1)
-    if instruction == RAISE:
-        raise RuntimeError("the stub raises, as the instruction says")
     if instruction == HANG:
         threading.Event().wait()
     if instruction == DIE:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import Verdict
+from edgeflow.config.sections import PolicyConfig
+from edgeflow.contract import Image, Observation
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.policies import registry
 from edgeflow.policies.registry import detected, family_of
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import write_checkpoint
+from tests.policies.test_served import answer_of, loaded
 from tests.stub_policy import environment, stub_checkpoint
 
 Install = Callable[..., Path]
@@ -52,11 +58,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
     yield add
     registry.plugins.cache_clear()
-    for name in [each for each in sys.modules if each.startswith("robot_")]:
+    for name in [each for each in sys.modules if each.startswith(("robot_", "edgeflow_linear"))]:
         del sys.modules[name]
 
 
-def folder_of(path: Path, **config: str) -> Path:
+def folder_of(path: Path, **config: object) -> Path:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     return path
@@ -81,6 +87,7 @@ def test_control_finds_it_without_torch(tmp_path: Path):
 
 def test_one_that_imports_torch_in_control_is_refused(install: Install, tmp_path: Path):
     folder = install(f"import torch\n{FAMILY}")
+    (folder / "torch.py").write_text("")  # another one, which takes no second to load
     code = (
         "from pathlib import Path\nfrom edgeflow.policies.registry import family_of\n"
         f"try: family_of(Path({str(tmp_path)!r}), 'other')\nexcept Exception as error: print(error, error.__cause__)"
@@ -156,6 +163,29 @@ def test_a_checkpoint_that_a_built_in_one_recognises_is_its_own(install: Install
     directory = write_checkpoint(tmp_path / "act")
     assert family_of(directory).name == "act"
     assert family_of(directory, "other").name == "other"
+
+
+def test_the_one_of_the_documents_runs(install: Install, tmp_path: Path):
+    text = (ROOT / "docs/policies.md").read_text().partition("## A policy of your own")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    name, value = re.search(r'policies"\]\n(\w+) = "(.*)"', text).groups()
+    distribution = re.search(r'^name = "(.*)"', text, re.MULTILINE)[1]
+    install(code, distribution=distribution, name=name, value=value)
+    directory = folder_of(tmp_path / "linear", type="linear", joints=2, horizon=3, rate_hz=10)
+    weights = np.random.default_rng(0).uniform(-1, 1, (6, 5)).astype(np.float32)
+    save_file({"weights": weights}, directory / "model.safetensors")
+    check_model_directory(directory)
+    image = Image(96, 96, bytes([255, 0, 51]) * 96 * 96)
+    seen = Observation(images={"wrist": image}, state={"joints": (0.5, -0.25)}, instruction="")
+    policy = loaded(directory, {})
+    wanted = (weights @ np.array([0.5, -0.25, 1, 0, 0.2], np.float32)).reshape(3, 2)
+    assert np.allclose(answer_of(policy, seen), wanted, atol=1e-6)
+    assert policy.action_schema().step_ms == 100 and policy.inputs.cameras[0].name == "wrist"
+    with pytest.raises(ConfigError, match=r"policy\.speed: this family, linear, has no settings"):
+        check_model_directory(directory, PolicyConfig(speed=1))
+    (directory / "config.json").write_text('{"type": "linear", "joints": 2, "rate_hz": 10}')
+    with pytest.raises(CheckpointError, match="has no horizon"):
+        check_model_directory(directory)
 
 
 def test_it_has_no_recordings_to_verify(stub_plugin: None, tmp_path: Path):
