@@ -52,6 +52,7 @@ def stub_checkpoint(
     horizon: int = 8,
     control_rate_hz: float = 20.0,
     pass_s: float = 0.0,
+    looks: bool = True,
     low: float | None = None,
     high: float | None = None,
     relative: bool = False,
@@ -62,8 +63,9 @@ def stub_checkpoint(
 
     cameras: width and height by name; None = any size; by default the robot's first camera, whatever it is. state: by
     name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s: the
-    time of a pass. low, high: of every number of an action. table: answers [horizon, dims] by `table_key`; without it,
-    and for other images, an answer is `tests.plugins.edgeflow_stub.answer`.
+    time of a pass. looks: False = row i of each answer is i, and no time goes into pixels. low, high: of every number
+    of an action. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
+    `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"a{index}" for index in range(actions)] if isinstance(actions, int) else list(actions)
@@ -85,6 +87,7 @@ def stub_checkpoint(
         "control_rate_hz": control_rate_hz,
         "step_ms": 1000.0 / control_rate_hz if horizon > 1 else 0.0,
         "pass_s": pass_s,
+        "looks": looks,
         "low": low,
         "high": high,
         "relative": relative,

@@ -21,6 +21,7 @@ from tests.policies.serving import served
 from tests.policies.test_served import answer_of, first_action, loaded
 from tests.recorded_sessions import SESSIONS, Exchange, recorded_checkpoint, recorded_session
 from tests.service.front_process import HANG_S
+from tests.stub_policy import stub_checkpoint
 
 OFT = "openvla/oft"
 
@@ -51,6 +52,12 @@ def test_recorded_observations_get_the_recorded_actions(stub_plugin: None, tmp_p
         state = {key: tuple(vector.tolist()) for key, vector in each.state.items()}
         found = answer_of(policy, Observation(images=images, state=state, instruction=each.instruction))
         assert np.array_equal(found, np.atleast_2d(each.actions))
+
+
+def test_one_that_does_not_look_counts_rows(stub_plugin: None, tmp_path: Path):
+    policy = loaded(stub_checkpoint(tmp_path / "stub", actions=2, horizon=3, looks=False), {})
+    seen = Observation(images={"camera": Image(1, 1, b"abc")}, instruction="go")
+    assert answer_of(policy, seen).tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 @pytest.mark.oracle("wire")
