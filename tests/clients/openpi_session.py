@@ -2,7 +2,7 @@
 
 .clients/openpi/bin/python tests/clients/openpi_session.py PORT OBSERVATION STEP...
 
-OBSERVATION is JSON: [224, 224, 3] is a new random image per call, [8] a state of zeros, a string itself.
+OBSERVATION is JSON: [224, 224, 3] is a new random image per call, [8] a new state, a string itself.
 
 infer:N             N calls of `infer`
 broker:N:HORIZON    N rows from an ActionChunkBroker
@@ -10,6 +10,7 @@ runtime:N:HORIZON   an episode of N rows of a Runtime with an agent and a broker
 without:KEY         a call without this key
 rate:N:HZ           N calls of `infer`, at a fixed rate
 
+`wrong` counts answers of `infer` other than those of the stub policy to this observation.
 A step that raises has an `error`, and the next one goes on with the same connection.
 """
 
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+import zlib
 
 import numpy as np
 from openpi_client.action_chunk_broker import ActionChunkBroker
@@ -34,8 +37,19 @@ def made(spec):
     if isinstance(spec, dict):
         return {key: made(part) for key, part in spec.items()}
     if isinstance(spec, list):
-        return np.zeros(spec, np.float32) if len(spec) == 1 else RANDOM.integers(0, 256, spec, np.uint8)
+        return (
+            RANDOM.normal(size=spec).astype(np.float32) if len(spec) == 1 else RANDOM.integers(0, 256, spec, np.uint8)
+        )
     return spec
+
+
+def stub_row(observation, dims):
+    """The first row with which the stub policy of the tests answers: from each image and each state, in this order."""
+    parts = [part for each in observation.values() for part in (each.values() if isinstance(each, dict) else [each])]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    seen = [zlib.crc32(part.tobytes()) / 2**32 for part in arrays if part.ndim == 3]
+    seen += [math.fsum(part.astype(np.float32)) for part in arrays if part.ndim == 1]
+    return np.array([seen[index % len(seen)] for index in range(dims)], np.float32)
 
 
 class RecordingArm(Environment):
@@ -59,7 +73,7 @@ class RecordingArm(Environment):
 
 def infer(policy, spec, count, hz=0.0):
     """Calls with what came and how long each took."""
-    times, replies = [], []
+    times, replies, wrong = [], [], 0
     start = time.perf_counter()
     for number in range(count):
         if hz:
@@ -68,14 +82,16 @@ def infer(policy, spec, count, hz=0.0):
         sent = time.perf_counter()
         replies.append(policy.infer(observation))
         times.append(1e3 * (time.perf_counter() - sent))
+        actions = replies[-1]["actions"]
+        if actions.ndim == 2:
+            wrong += not np.allclose(actions[0], stub_row(observation, actions.shape[1]), atol=1e-5)
     reply = replies[-1]
-    actions = reply["actions"]
     return {
         "calls": count,
         "shapes": sorted({str(each["actions"].shape) for each in replies}),
         "dtype": str(actions.dtype),
         "finite": all(bool(np.isfinite(each["actions"]).all()) for each in replies),
-        "first": np.ravel(actions)[:8].tolist(),
+        "wrong": wrong,
         "beside": {key: value for key, value in reply.items() if key != "actions"},
         "ms": {f"p{share}": round(float(np.percentile(times, share)), 3) for share in (0, 50, 99, 100)},
         "seconds": round(time.perf_counter() - start, 2),

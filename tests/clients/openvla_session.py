@@ -2,7 +2,7 @@
 
 .clients/openvla/bin/python tests/clients/openvla_session.py PORT OBSERVATION STEP...
 
-OBSERVATION is JSON: [224, 224, 3] is a new random image per call, [8] a state of zeros, a string itself.
+OBSERVATION is JSON: [224, 224, 3] is a new random image per call, [8] a new state, a string itself.
 
 act:N             N requests as OpenVLA's documentation has them: the answer is one action
 encoded:N         the same, encoded twice
@@ -11,14 +11,17 @@ oft-encoded:N     N requests of OFT, encoded twice
 without:KEY       a request without this key
 body:TEXT         TEXT instead of a body
 
-An answer is what `.json()` returns, whatever its status; a step that raises has an `error`.
+`wrong` counts answers other than the stub policy's to this observation. An `answer` is what `.json()` returns, whatever
+the status. A step that raises has an `error`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+import zlib
 from collections import deque
 
 import json_numpy
@@ -35,8 +38,23 @@ def made(spec):
     if isinstance(spec, dict):
         return {key: made(part) for key, part in spec.items()}
     if isinstance(spec, list):
-        return np.zeros(spec) if len(spec) == 1 else RANDOM.integers(0, 256, spec, np.uint8)
+        return RANDOM.normal(size=spec) if len(spec) == 1 else RANDOM.integers(0, 256, spec, np.uint8)
     return spec
+
+
+def stub_row(observation, dims):
+    """The first row with which the stub policy of the tests answers: from each image and each state, in this order."""
+    arrays = [part for part in observation.values() if isinstance(part, np.ndarray)]
+    seen = [zlib.crc32(part.tobytes()) / 2**32 for part in arrays if part.ndim == 3]
+    seen += [math.fsum(part.astype(np.float32)) for part in arrays if part.ndim == 1]
+    return np.array([seen[index % len(seen)] for index in range(dims)])
+
+
+def first_row(answer):
+    """The action, or the first one of a chunk; None of anything else."""
+    if isinstance(answer, list) and answer:
+        answer = answer[0]
+    return answer if isinstance(answer, np.ndarray) else None
 
 
 def double(observation):
@@ -56,12 +74,11 @@ def asked(url, headers, body):
 
 def described(answer):
     """An answer in a few words."""
-    if isinstance(answer, np.ndarray):
-        finite = bool(np.isfinite(answer).all())
-        return {"shape": list(answer.shape), "dtype": str(answer.dtype), "finite": finite, "first": answer[:8].tolist()}
-    if isinstance(answer, list):
-        return {"rows": len(answer), **(described(answer[0]) if answer else {})}
-    return {"answer": answer}
+    row = first_row(answer)
+    if row is None:
+        return {"answer": answer}
+    rows = np.stack(answer) if isinstance(answer, list) else answer[None]
+    return {"shape": list(rows.shape), "dtype": str(rows.dtype), "finite": bool(np.isfinite(rows).all())}
 
 
 def take(ask, spec, step):
@@ -81,17 +98,20 @@ def take(ask, spec, step):
                 queue.extend(ask(made(spec))[0].json()[:steps])
             done.append(queue.popleft().tolist())
         return {"executed": len(done), "requests": requests_made, "width": len(done[0])}
-    times, statuses = [], set()
+    times, statuses, wrong = [], set(), 0
     for _ in range(int(argument)):
-        response, took = ask(double(made(spec)) if name.endswith("encoded") else made(spec))
+        observation = made(spec)
+        response, took = ask(double(observation) if name.endswith("encoded") else observation)
+        answer = response.json()
+        if name.endswith("encoded") and isinstance(answer, str):
+            answer = json.loads(answer)
+        row = first_row(answer)
+        wrong += row is None or not np.allclose(row, stub_row(observation, len(row)), atol=1e-5)
         times.append(took)
         statuses.add(response.status_code)
-    answer = response.json()
-    if name.endswith("encoded") and isinstance(answer, str):
-        answer = json.loads(answer)
-    median = round(float(np.median(times)), 3)
     kind = response.headers.get("content-type")
-    return {"statuses": sorted(statuses), "type": kind, "p50_ms": median, **described(answer)}
+    p50 = round(float(np.median(times)), 3)
+    return {"statuses": sorted(statuses), "type": kind, "p50_ms": p50, "wrong": wrong, **described(answer)}
 
 
 def main():
