@@ -13,9 +13,9 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.front import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
+from edgeflow.service.frontends.act import act_request, parse_body
 from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
 from edgeflow.service.frontends.grpc.codec import Unparsable, check_frame, parse_client_message
-from edgeflow.service.gateway.acting import act_request, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.observation.jpeg import read_jpeg
 from edgeflow.service.observation.pixels import check_image, decode_jpeg

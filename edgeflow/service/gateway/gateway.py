@@ -32,8 +32,8 @@ from edgeflow.service.children.messages import (
     State,
 )
 from edgeflow.service.children.start import ChildStart
-from edgeflow.service.gateway.acting import Observations, act_answer
-from edgeflow.service.gateway.control import Control, whole
+from edgeflow.service.frontends.act import Observations, act_answer
+from edgeflow.service.frontends.control import Control, whole
 from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES

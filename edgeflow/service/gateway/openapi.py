@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
-from edgeflow.service.gateway.acting import ActBody
+from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 

@@ -13,7 +13,7 @@ from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pa
 from edgeflow.service.children import single_actions
 from edgeflow.service.children.messages import CODING, ActDone, ActRefused
 from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
-from edgeflow.service.gateway.control import whole
+from edgeflow.service.frontends.control import whole
 from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Command
 from tests.service.harness import serving

@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
 from edgeflow.service.children.messages import CODING, LogEvent
-from edgeflow.service.gateway import acting, proxy
-from edgeflow.service.gateway import control as control_module
+from edgeflow.service.frontends import act as acting
+from edgeflow.service.frontends import control as control_module
 from edgeflow.service.gateway import gateway as gateway_module
+from edgeflow.service.gateway import proxy
 from edgeflow.service.gateway.gateway import merge
 from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.observe.process_metrics import ProcessMetrics

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.service.gateway.acting import MAX_VALUES, parse_body
+from edgeflow.service.frontends.act import MAX_VALUES, parse_body
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, UnsupportedMedia, parse_json, parse_msgpack
 from edgeflow_client.errors import InvalidArgument, RequestError
 

@@ -20,8 +20,8 @@ from starlette.requests import Request
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
+from edgeflow.service.frontends.control import Observation
 from edgeflow.service.frontends.grpc.codec import Received, check_act
-from edgeflow.service.gateway.control import Observation
 from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge, next_part
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.observation.jpeg import read_jpeg

@@ -11,8 +11,8 @@ import pytest
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
-from edgeflow.service.gateway import control as control_module
-from edgeflow.service.gateway.control import Control, Decoder, Observation
+from edgeflow.service.frontends import control as control_module
+from edgeflow.service.frontends.control import Control, Decoder, Observation
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import ResourceExhausted
