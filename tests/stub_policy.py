@@ -52,6 +52,7 @@ def stub_checkpoint(
     horizon: int = 8,
     control_rate_hz: float = 20.0,
     pass_s: float = 0.0,
+    load_s: float = 0.0,
     low: float | None = None,
     high: float | None = None,
     relative: bool = False,
@@ -63,8 +64,9 @@ def stub_checkpoint(
 
     cameras: width and height by name; None = any size; one `camera` of any size by default. state: by name, the size of
     a vector, or the names of its numbers. actions: how many numbers one has, or their names. step_ms follows from the
-    rate. pass_s: the time of a pass. low, high: of every number of an action. named: as of CameraNeed. table: answers
-    [horizon, dims] by `table_key`; without it, and for other images, an answer is `tests.plugins.edgeflow_stub.answer`.
+    rate. pass_s, load_s: the time of a pass, and of loading. low, high: of every number of an action. named: as of
+    CameraNeed. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
+    `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"a{index}" for index in range(actions)] if isinstance(actions, int) else list(actions)
@@ -86,6 +88,7 @@ def stub_checkpoint(
         "control_rate_hz": control_rate_hz,
         "step_ms": 1000.0 / control_rate_hz if horizon > 1 else 0.0,
         "pass_s": pass_s,
+        "load_s": load_s,
         "low": low,
         "high": high,
         "relative": relative,

@@ -112,8 +112,17 @@ def take(client, spec, step):
     if name == "broker":
         return infer(broker, spec, rows)
     arm = RecordingArm(spec)
-    Runtime(arm, PolicyAgent(broker), [], max_episode_steps=rows - 1).run()
-    return {"rows": len(arm.rows), "finite": bool(np.isfinite(arm.rows).all()), "shape": str(arm.rows[0].shape)}
+    result = {}
+    try:
+        Runtime(arm, PolicyAgent(broker), [], max_episode_steps=rows - 1).run()
+    except Exception as error:
+        result["error"] = named(error)
+    return {"rows": len(arm.rows), "finite": bool(np.isfinite(arm.rows).all()), **result}
+
+
+def named(error):
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}"
 
 
 def main():
@@ -130,7 +139,7 @@ def main():
     try:
         client = WebsocketClientPolicy(arguments.host, arguments.port, arguments.api_key)
     except Exception as error:
-        report["error"] = f"{type(error).__name__}: {error}"
+        report["error"] = named(error)
     else:
         report["metadata"] = client.get_server_metadata()
         report["connected_s"] = round(time.perf_counter() - start, 3)
@@ -138,7 +147,7 @@ def main():
             try:
                 result = take(client, arguments.observation, step)
             except Exception as error:
-                result = {"error": f"{type(error).__name__}: {error}"}
+                result = {"error": named(error)}
             report["steps"].append({"step": step, **result})
     print(json.dumps(report, default=lambda value: value.tolist()))
 
