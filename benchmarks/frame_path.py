@@ -57,7 +57,7 @@ def traced(model: str, frames: int) -> dict[str, list[str]]:
         environment = {**os.environ, "PYTHONPATH": path, "FRAME_PATH_FOLDER": name}
         ready = folder / "ready.json"
         command = [sys.executable, "-m", "edgeflow", "serve", "--model", model, "--ready-file", str(ready)]
-        command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
+        command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0"]
         with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL) as service:
             try:
                 while not ready.exists() and service.poll() is None:

@@ -1,6 +1,6 @@
 """Bundles recorded from the original implementations: where they are, and a last line on what was skipped without them.
 
-Mark a test with `@pytest.mark.oracle("llama-tiny")` and read `oracle("llama-tiny")`. One case each of five is in
+Mark a test with `@pytest.mark.oracle("llama-tiny")` and read `oracle("llama-tiny")`. A few cases are in
 `tests/recorded`, and used where the whole bundle is missing. A test of any other is skipped without its bundle, and
 counted at the end of the run; docs/testing.md says how to point at them.
 """

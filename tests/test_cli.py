@@ -181,7 +181,7 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    ports = ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
+    ports = ["--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0"]
     before_s = computed_s()
     result = run("serve", *ports, *arguments, cwd=tmp_path)
     assert computed_s() - before_s < START_LIMIT_S

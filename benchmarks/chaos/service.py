@@ -59,7 +59,7 @@ class ServiceUnderTest:
         program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
         self._command = [*self._around.under, sys.executable, *program]
         self._command += ["serve", "--config", str(self._path / "config.json"), "--json"]
-        self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0"]
+        self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0"]
         self._command += ["--ready-file", str(self._path / "ready.json")]
         self._ports: dict[str, int] = {}
 

@@ -55,12 +55,15 @@ def serve(
     http_host: Annotated[OptionalText, typer.Option(help="Address of the HTTP server.")] = None,
     http_port: Annotated[OptionalInt, typer.Option(help="Port of the HTTP server; 0 = any free port.")] = None,
     health_port: Annotated[OptionalInt, typer.Option(help="Port of the health listener; 0 = any free port.")] = None,
+    robots_port: Annotated[
+        OptionalInt, typer.Option(help="Port for openpi's and OpenVLA's clients; 0 = any free port.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
     ] = False,
     given: Settings = [],  # noqa: B006 - typer reads it
     ready_file: Annotated[
-        OptionalPath, typer.Option(help="File to write when ready: the grpc, http and health ports, as JSON.")
+        OptionalPath, typer.Option(help="File to write when ready: the grpc, http, health and robots ports, as JSON.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -80,6 +83,7 @@ def serve(
         "http.host": http_host,
         "http.port": http_port,
         "health.port": health_port,
+        "frontends.port": robots_port,
         "insecure": insecure or None,
     }
     with Output() as output:

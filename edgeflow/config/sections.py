@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
@@ -47,6 +47,82 @@ class HealthConfig(Section):
 
     host: str = "127.0.0.1"
     port: int = Field(8001, ge=0, le=65535)
+
+
+class FrontendConfig(Section):
+    """A protocol of robots' own clients: its names, its rate, and who needs no token."""
+
+    cameras: dict[Name, Name] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="client's camera by the policy's name for it, where the two differ; wins over cameras",
+    )
+    state: dict[Name, Name | Annotated[list[Name], Field(min_length=1, max_length=4096)]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="client's state vector by the policy's name for it, or a list of vectors; wins over state",
+    )
+    instruction: str = Field("", max_length=4096, description="for clients that send none")
+    rows: int = Field(
+        0, ge=0, le=4096, description="rows of a chunk that a client executes before it asks again; 0 = all of them"
+    )
+    period_ms: int = Field(
+        0, ge=0, le=10_000, description="time between a client's requests; 0 = that of its rows at the control rate"
+    )
+    peers: list[str] = Field(
+        default_factory=list,
+        max_length=64,
+        description="networks (192.0.2.0/24) whose clients need no token, for clients that cannot send one",
+    )
+
+    @field_validator("peers")
+    @classmethod
+    def _networks(cls, peers: list[str]) -> list[str]:
+        for each in peers:
+            try:
+                network = ipaddress.ip_network(each)
+            except ValueError as error:
+                raise ValueError(f"{each!r} is not a network such as 192.0.2.0/24: {error}") from None
+            if network.prefixlen == 0:
+                raise ValueError(f"{each} is everybody: name the network of the robots")
+        return peers
+
+
+class OpenpiConfig(FrontendConfig):
+    """openpi's websocket clients, and RoboArena's and others that speak alike."""
+
+    metadata: dict[str, Any] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="values that a client gets when it connects, besides those of the policy, such as reset_pose",
+    )
+
+
+class ForcedFault(Section):
+    """A fault for tests of clients: how requests of a session are answered instead of by the policy."""
+
+    answer: Literal["hold", "stop", "reject", "delay"]
+    session: int = Field(0, ge=0, description="which session since the start, from 1; 0 = each")
+    first: int = Field(1, ge=1, description="its first request that is answered so")
+    last: int = Field(0, ge=0, description="its last one; 0 = no last one")
+    delay_ms: int = Field(0, ge=0, le=600_000, description="with delay: how much later the request is handled")
+
+
+class FrontendsConfig(Section):
+    """Robots' own clients, served by a process and on a port of their own (HTTP and websocket)."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8002, ge=0, le=65535)
+    openpi: OpenpiConfig = OpenpiConfig()
+    openvla: FrontendConfig = FrontendConfig()
+    faults: list[ForcedFault] = Field(
+        default_factory=list, max_length=64, description="forced on sessions, to see what a client does; for tests only"
+    )
+
+    @property
+    def dialects(self) -> dict[str, FrontendConfig]:
+        """The protocols by name."""
+        return {name: value for name, value in self if isinstance(value, FrontendConfig)}
 
 
 class TlsConfig(Section):
@@ -95,6 +171,9 @@ class LimitsConfig(Section):
     http_connections: int = Field(256, ge=1, le=65536, description="open HTTP connections")
     http_connections_per_address: int = Field(
         16, ge=1, le=65536, description="open HTTP connections per client address"
+    )
+    robots_memory_mb: int = Field(
+        1024, ge=256, le=65536, description="memory of the process that serves robots' own clients, in MiB"
     )
     gateway_memory_mb: int = Field(512, ge=128, le=65536, description="memory of the HTTP gateway process, in MiB")
     chat_memory_mb: int = Field(1024, ge=256, le=65536, description="memory of the chat front process, in MiB")

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import (
     ArtifactConfig,
+    FrontendsConfig,
     GrpcConfig,
     HealthConfig,
     HttpConfig,
@@ -130,6 +131,7 @@ class ServiceConfig(Section):
     decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in control")
     grpc: GrpcConfig = GrpcConfig()
     http: HttpConfig = HttpConfig()
+    frontends: FrontendsConfig = FrontendsConfig()
     health: HealthConfig = HealthConfig()
     limits: LimitsConfig = LimitsConfig()
     timing: TimingConfig = TimingConfig()
@@ -165,14 +167,18 @@ class ServiceConfig(Section):
 
     @property
     def warnings(self) -> list[str]:
-        """Addresses that `insecure` leaves open, one line each."""
+        """What the configuration leaves open, one line each: addresses, networks without tokens, forced faults."""
         lacking = [name for name, there in (("TLS", self.tls.cert), ("tokens", self.tokens_file)) if not there]
-        if not lacking:
-            return []
-        return [
+        found = [
             f"{key} {host} is reachable from other machines without {' or '.join(lacking)}"
-            for key, host in _outside(self)
+            for key, host in (_outside(self) if lacking else ())
         ]
+        for name, front in self.frontends.dialects.items():
+            if front.peers and self.tokens_file:
+                found.append(f"frontends.{name}.peers: {', '.join(front.peers)} may move robots without a token")
+        if self.frontends.faults:
+            found.append("frontends.faults: robots get forced answers; for tests only")
+        return found
 
     @property
     def chosen_operators(self) -> str:
@@ -298,7 +304,11 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
 
 
 def _outside(config: ServiceConfig) -> list[tuple[str, str]]:
-    hosts = (("grpc.host", config.grpc.host), ("http.host", config.http.host))
+    hosts = (
+        ("grpc.host", config.grpc.host),
+        ("http.host", config.http.host),
+        ("frontends.host", config.frontends.host),
+    )
     return [(key, host) for key, host in hosts if not is_loopback(host)]
 
 

@@ -19,6 +19,7 @@ from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.children.family import Family
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import Doors, LaunchChild
+from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
@@ -83,7 +84,8 @@ class Service:
             observers=observers,
         )
         self._tokens = TokensFile(config.tokens_file, log)
-        self._guard = Guard(self._tokens.entries, self.metrics, log)
+        peers = [each for front in config.frontends.dialects.values() for each in front.peers]
+        self._guard = Guard(self._tokens.entries, self.metrics, log, peers=peers)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
         self._forks = Forks(config, log)
         self._launch_child = launch_child or self._forks.launch
@@ -233,7 +235,8 @@ class Service:
         self._family = Family(
             doors.roles(),
             self._launch_child,
-            actions=SingleActions(self.plane, self._guard, self._log),
+            actions=lambda: SingleActions(self.plane, self._guard, self._log),
+            robots=RobotSessions(self.plane, self._guard, self._log),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,
@@ -248,8 +251,10 @@ class Service:
             grpc_port=grpc_port,
             http_port=doors.http_port,
             health_port=self._listener.port,
+            robots_port=doors.robots_port,
             grpc_address=address_text(config.grpc.host, grpc_port),
             http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, doors.http_port)}",
+            robots_address=address_text(config.frontends.host, doors.robots_port),
         )
 
     def _models(self) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Entry of the fork server: it loads the children's modules once, and each child is a copy of it, ready within ms.
 
 It reads nothing but control's messages, has one thread and no event loop. Children are its own: their ends are reported
-to control, and they die with it as it dies with control.
+to control, and they die with it as it dies with control. Those of strangers' requests get a low priority and are the
+first to go when memory is short; the one of robots has neither, and cannot have a server that does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import select
 import signal
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from edgeflow.service.children.start import (
     CHAT,
     FORK_CODING,
     GATEWAY,
+    ROBOTS,
     ChildStart,
     Ended,
     Fork,
@@ -48,7 +51,7 @@ Serve = Callable[[ChildStart], Coroutine[Any, Any, int]]
 def run() -> NoReturn:
     """Run the process from start to exit."""
     parser = argparse.ArgumentParser(description="edgeflow's server of child processes; started by `edgeflow serve`")
-    parser.add_argument("--roles", nargs="+", choices=(GATEWAY, CHAT), required=True)
+    parser.add_argument("--roles", nargs="+", choices=(GATEWAY, ROBOTS, CHAT), required=True)
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--every-cpu", action="store_true", help="run on other CPUs than control, too")
@@ -56,15 +59,36 @@ def run() -> NoReturn:
     arguments = parser.parse_args()
     follow_parent(arguments.parent)
     name_process(NAME)
-    be_expendable(every_cpu=arguments.every_cpu)
-    served = {role: _load(role) for role in arguments.roles}
+    be_ordinary(every_cpu=arguments.every_cpu)
+    served = _load_all(arguments.roles)
     gc.collect()
     gc.freeze()  # or a child's first collection would copy what it shares
     ForkServer(socket.socket(fileno=arguments.fd), arguments.config, served).run()
 
 
+def _load_all(roles: Sequence[str]) -> dict[str, Serve]:
+    """Load the modules of all roles, in a thread with a low priority that ends with it; returns what serves each."""
+    served: dict[str, Serve] = {}
+
+    def load() -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone
+        served.update((role, _load(role)) for role in roles)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    loading.join()
+    if len(served) < len(roles):
+        os._exit(1)  # the thread has printed why
+    return served
+
+
 def _load(role: str) -> Serve:
     """Load a role's modules; returns what serves."""
+    if role == ROBOTS:
+        from edgeflow.service.frontends import robots
+
+        return robots.serve
     if role == GATEWAY:
         from edgeflow.service.gateway import gateway
 
@@ -141,6 +165,8 @@ class ForkServer:
         try:
             self._leave()
             name_process(f"ef-{message.role}")
+            if message.role != ROBOTS:
+                be_expendable()
             bind_to_parent(server, control, None)
             limit_memory(message.memory_mb)
             start = ChildStart(
@@ -166,18 +192,19 @@ class ForkServer:
         close_all([self._woken, self._wakes])
 
 
-def be_expendable(*, every_cpu: bool) -> None:
-    """Take a low priority, and be the first to be killed without memory.
-
-    Control's real-time policy is given up, under which a nice level means nothing; so are its CPUs with `every_cpu`.
-    """
+def be_ordinary(*, every_cpu: bool) -> None:
+    """Give up control's real-time policy, and its CPUs with `every_cpu`."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     if every_cpu:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel leaves out those that are not permitted
+
+
+def be_expendable() -> None:
+    """Take a low priority, and be the first to be killed without memory."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
 

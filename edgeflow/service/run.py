@@ -38,7 +38,7 @@ def run_service(
 
     Raises StartError if the service cannot start, WorkerError if it cannot continue.
     announce: called with every phase and the progress of the warm-up; "ready" carries the bound addresses.
-    ready_file: written as {"grpc": port, "http": port, "health": port} once robots can connect.
+    ready_file: written as {"grpc": port, "http": port, "health": port, "robots": port} once robots can connect.
     launch: starts a worker; default: a process running edgeflow.worker.start.
     log: receives the lines of the log; default: standard error, which then must not block.
     observers: see every session, after metrics and log.
@@ -84,7 +84,13 @@ async def _serve(make: Callable[[], Service], ready_file: Path | None) -> int:
     try:
         if ready_file is not None:
             status = service.status
-            write_ready_file(ready_file, grpc=status.grpc_port, http=status.http_port, health=status.health_port)
+            write_ready_file(
+                ready_file,
+                grpc=status.grpc_port,
+                http=status.http_port,
+                health=status.health_port,
+                robots=status.robots_port,
+            )
         await asyncio.wait({stopped, faulted}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()

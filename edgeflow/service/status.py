@@ -31,6 +31,8 @@ class ServiceStatus:
     grpc_port: int = 0
     http_port: int = 0
     health_port: int = 0
+    robots_address: str = ""
+    robots_port: int = 0
     model: str = ""
     device: str = ""
     chat: str = ""

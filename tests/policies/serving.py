@@ -18,7 +18,7 @@ from tests.service.front_process import wait_for
 def served(folder: Path, model: str, **config: Any) -> Iterator[str]:
     """Run the command, as a person would, with its files in a folder; the address of its gRPC server."""
     path, ready, log = (folder / name for name in ("config.json", "ready.json", "log"))
-    ports = {name: {"port": 0} for name in ("grpc", "http", "health")}
+    ports = {name: {"port": 0} for name in ("grpc", "http", "health", "frontends")}
     settings = {"model": model, "chat": {"enabled": False}, "standby": False}
     path.write_text(json.dumps({**settings, **ports, **config}))
     command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(path), "--ready-file", str(ready)]

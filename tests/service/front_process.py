@@ -33,7 +33,7 @@ from edgeflow.commands.serving import JsonPrinter
 from edgeflow.service import app
 from edgeflow.service.run import run_service
 from edgeflow.service.host.output import Output
-ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "max_action_age_ms": 60_000}
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "frontends.port": 0, "max_action_age_ms": 60_000}
 plain = {"chat.enabled": False, "standby": False}
 config = load_config(None, {"model": sys.argv[1], **plain, **ports, **json.loads(sys.argv[3])})
 app.Workers = partial(app.Workers, entry="tests.service.process_worker")

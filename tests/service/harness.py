@@ -214,7 +214,7 @@ def config(**overrides) -> ServiceConfig:
     dotted = {key.replace("__", "."): value for key, value in overrides.items()}
     if not any(key.startswith("chat.") for key in dotted):
         dotted["chat.enabled"] = False
-    free = {"grpc.port": 0, "http.port": 0, "health.port": 0}
+    free = {"grpc.port": 0, "http.port": 0, "health.port": 0, "frontends.port": 0}
     return load_config(None, {**free, "decode_threads": 1, "max_action_age_ms": 60_000, **dotted})
 
 

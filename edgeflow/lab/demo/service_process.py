@@ -42,7 +42,7 @@ class ServiceProcess:
 
         on_progress: called with (step, done, total).
         """
-        ports = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0")
+        ports = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0")
         output = ("--ready-file", str(self._ready_file), "--json")
         command = [sys.executable, "-m", "edgeflow.cli", "serve", *ports, *output, *self._options]
         with self._errors.open("w") as errors:

@@ -20,6 +20,7 @@ from edgeflow.service.children.messages import (
     ChildMessage,
     LogEvent,
     Policy,
+    RobotActed,
     Serving,
     ToChild,
 )
@@ -89,7 +90,7 @@ class ControlLink:
         except DescriptorsLackingError as lack:
             if isinstance(lack.message, MUST_TAKE):
                 self._give_up(lack)
-            elif isinstance(lack.message, ActDone):
+            elif isinstance(lack.message, ActDone | RobotActed):
                 self._pass_on(lack.message, [])  # its client must hear something
         except EOFError:
             self._give_up(None)

@@ -18,9 +18,11 @@ from edgeflow.service.children.messages import (
     ActCancel,
     Certificates,
     ChatSocket,
+    FromRobots,
     Keep,
     Kept,
     Models,
+    ObserveRobot,
     Policy,
     Snapshot,
     State,
@@ -28,8 +30,9 @@ from edgeflow.service.children.messages import (
     WantSocket,
     no_room,
 )
+from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
-from edgeflow.service.children.start import CHAT, GATEWAY
+from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -56,7 +59,8 @@ class Family:
         roles: Iterable[Role],
         launch: LaunchChild,
         *,
-        actions: SingleActions,
+        actions: Callable[[], SingleActions],
+        robots: RobotSessions,
         health: Health,
         tokens: TokensFile,
         tls: Tls | None,
@@ -66,7 +70,8 @@ class Family:
         clock: Clock,
         log: EventLog,
     ) -> None:
-        self._actions = actions
+        self._actions = {name: actions() for name in (GATEWAY, ROBOTS)}
+        self._robots = robots
         self._health = health
         self._tokens = tokens
         self._tls = tls
@@ -110,7 +115,7 @@ class Family:
                     self._owe(self._keepers[name], what, send)
         text = self._snapshots.step()
         if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
-            _send_sealed(gateway, Snapshot(), text)
+            _send_sealed(gateway, Snapshot("control"), text)
             self.models_changed()
 
     def say_state(self) -> None:
@@ -120,9 +125,11 @@ class Family:
             keeper.send(state)
 
     def models_changed(self) -> None:
-        """Send control's entries in /v1/models to the gateway."""
-        if (gateway := self._keepers.get(GATEWAY)) is not None:
-            _send_sealed(gateway, Models(self._inputs()), json.dumps(self._models()).encode())
+        """Send control's entries in /v1/models, and what the policy needs, to the processes that read observations."""
+        models = json.dumps(self._models()).encode()
+        for name in (GATEWAY, ROBOTS):
+            if (keeper := self._keepers.get(name)) is not None:
+                _send_sealed(keeper, Models(self._inputs()), models)
 
     def credentials_changed(self) -> None:
         """Send the tokens and certificates in force to every child."""
@@ -140,7 +147,7 @@ class Family:
     def child_started(self, keeper: Keeper) -> None:
         self._owed = {key: send for key, send in self._owed.items() if key[0] != keeper.name}
         self._give(keeper)
-        if keeper.name == GATEWAY:
+        if keeper.name != CHAT:
             self.models_changed()
         else:
             for key, data in self._kept.items():
@@ -149,13 +156,18 @@ class Family:
         keeper.send(State(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
-        if isinstance(message, Act) and keeper.name == GATEWAY:
-            self._actions.act(keeper, message, descriptors)
+        if isinstance(message, Act) and keeper.name in self._actions:
+            self._actions[keeper.name].act(keeper, message, descriptors)
+            return
+        if isinstance(message, FromRobots) and keeper.name == ROBOTS:
+            self._robots.take(keeper, message, descriptors)
             return
         try:
             match message:
-                case ActCancel() if keeper.name == GATEWAY:
-                    self._actions.cancel(message)
+                case ActCancel() if keeper.name in self._actions:
+                    self._actions[keeper.name].cancel(message)
+                case Snapshot() if keeper.name == ROBOTS and (gateway := self._keepers.get(GATEWAY)) is not None:
+                    gateway.send(Snapshot(ROBOTS), descriptors)
                 case Keep() if keeper.name == CHAT:
                     self._keep(message, descriptors)
                 case WantSocket() if keeper.name == CHAT:  # at most once per second, however often it asks
@@ -167,12 +179,16 @@ class Family:
         match message:
             case Act():
                 keeper.send(no_room(message.request))
+            case ObserveRobot():
+                self._robots.lost_message(keeper, message)
             case Keep():
                 self._log.event("prefix_not_kept", slot=message.key)
 
     def child_lost(self, keeper: Keeper) -> None:
-        if keeper.name == GATEWAY:
-            self._actions.cancel_all()
+        if keeper.name in self._actions:
+            self._actions[keeper.name].cancel_all()
+        if keeper.name == ROBOTS:
+            self._robots.lost()
 
     def _keep(self, message: Keep, descriptors: list[int]) -> None:
         """Keep what a chat front wants its successor to have; control never looks into it."""
@@ -189,9 +205,9 @@ class Family:
         self._owe(keeper, "socket", partial(_connect, keeper, self._handover))
 
     def _give(self, keeper: Keeper) -> None:
-        """Send a child the tokens and, to the gateway, the certificates in force."""
+        """Send a child the tokens and, unless it is chat's, the certificates in force."""
         self._owe(keeper, "tokens", partial(self._give_tokens, keeper))
-        if self._tls is not None and keeper.name == GATEWAY:
+        if self._tls is not None and keeper.name != CHAT:
             self._owe(keeper, "certificates", partial(_give_certificates, keeper, self._tls))
 
     def _give_tokens(self, keeper: Keeper) -> bool:

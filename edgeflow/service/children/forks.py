@@ -14,6 +14,7 @@ from edgeflow.service.children.start import (
     CHAT,
     FORK_CODING,
     GATEWAY,
+    ROBOTS,
     Ended,
     Fork,
     Forked,
@@ -38,7 +39,7 @@ class Forks:
     """Launches children, all of them from one fork server, which is replaced when it is lost. Use it on the loop."""
 
     def __init__(self, config: ServiceConfig, log: EventLog) -> None:
-        self._roles = (GATEWAY, CHAT) if config.chat_path is not None else (GATEWAY,)
+        self._roles = (GATEWAY, ROBOTS, *((CHAT,) if config.chat_path is not None else ()))
         self._every_cpu = bool(config.realtime.front_cpus)  # which this process has when the server starts
         self._log = log
         self._config = config.model_dump_json().encode()

@@ -22,9 +22,11 @@ from edgeflow.service.children.messages import (
     ChildMessage,
     Drain,
     Drained,
+    FromRobots,
     Keep,
     LogEvent,
     Serving,
+    Snapshot,
     ToChild,
     WantSocket,
 )
@@ -35,7 +37,7 @@ from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError, WorkerError
 
 MAX_PER_S = 500  # messages other than observations; a child sends a tenth of it
-MAX_ACTS_PER_S = 5000  # observations, which have a credit as well, and their ends
+MAX_ACTS_PER_S = 5000  # observations and what sessions of robots need, of which few are open at once
 MAX_LOG_BYTES = 16 << 10
 MAX_NAMES = 64  # of events, per role
 NAME = re.compile(r"[a-z_]{1,64}")
@@ -48,7 +50,8 @@ BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
-FORWARDED = (Act, ActCancel, Keep, WantSocket)  # to the listener
+ACTS = (Act, ActCancel, *FromRobots.__args__)
+FORWARDED = (*ACTS, Keep, WantSocket, Snapshot)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 
@@ -66,7 +69,7 @@ class Rate:
         second = self._clock.now_ns() // NS_PER_S
         if second != self._second:
             self._second, self._acts, self._others = second, 0, 0
-        if isinstance(message, Act | ActCancel):
+        if isinstance(message, ACTS):
             self._acts += 1
         else:
             self._others += 1

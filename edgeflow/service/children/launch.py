@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.children.start import CHAT, GATEWAY
+from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
 from edgeflow.service.host.listen import BACKLOG, bind
 from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
@@ -103,6 +103,8 @@ class Doors:
         try:
             self.http = self._bind("http.port", config.http.host, config.http.port)
             self.http_port: int = self.http.getsockname()[1]
+            self.robots = self._bind("frontends.port", config.frontends.host, config.frontends.port)
+            self.robots_port: int = self.robots.getsockname()[1]
             self.health = self._bind("health.port", config.health.host, config.health.port)
             self._chat = self._bind_chat() if config.chat_path is not None else None
         except BaseException:
@@ -113,7 +115,10 @@ class Doors:
         """The children and what they serve."""
         limits = self._config.limits
         path = str(self._chat.getsockname()) if self._chat is not None else ""
-        found = [Role(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb)]
+        found = [
+            Role(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb),
+            Role(name=ROBOTS, listener=self.robots, chat_path="", memory_mb=limits.robots_memory_mb),
+        ]
         if self._chat is not None:
             found.append(Role(name=CHAT, listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
         return found

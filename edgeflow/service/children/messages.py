@@ -52,14 +52,16 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Control → gateway, once per second. Sealed: control's metrics as text."""
+    """Robots' process → control → gateway, and control's own → gateway, once per second. Sealed: metrics as text."""
+
+    process: str
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Control → gateway, at its start, with each worker and each Snapshot. Sealed: entries in /v1/models as JSON.
+    """Control → gateway and robots' process, at its start, with each worker and each Snapshot.
 
-    inputs: what the policy needs; None while no worker is ready.
+    Sealed: entries in /v1/models as JSON. inputs: what the policy needs; None while no worker is ready.
     """
 
     inputs: PolicyInputs | None
@@ -108,6 +110,46 @@ class ActRefused:
     field: str
     reason: str
     retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RobotOpened:
+    """Control → robots' process: the session of OpenRobot is open. schema: of the robot's chunks."""
+
+    session: int
+    schema: ActionSchema
+    valid_for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RobotActed:
+    """Control → robots' process: the answer to ObserveRobot. action: its chunk has no values where these are sealed."""
+
+    session: int
+    action: ActionEvent
+
+    def with_numbers(self, numbers: tuple[float, ...]) -> RobotActed:
+        """The same answer with other numbers in its chunk, which it must have."""
+        chunk = self.action.chunk
+        return replace(self, action=replace(self.action, chunk=chunk and replace(chunk, values=numbers)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobotRefused:
+    """Control → robots' process: an observation gets no action, or (seq 0) the session is refused or has ended.
+
+    code, text, field, reason, retry_after_ms: as of ActRefused. command: "hold" or "stop" where the robot has to;
+    "" for a refusal of what it sent.
+    """
+
+    session: int
+    seq: int
+    code: str
+    text: str
+    field: str
+    reason: str
+    retry_after_ms: int = 0
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +219,72 @@ class ActCancel:
     request: int
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRobot:
+    """Robots' process → control: open a session; answered by RobotOpened, or by RobotRefused with seq 0.
+
+    session: a number that the process has not used before. opened: as of Act, and with the name of its front end.
+    """
+
+    session: int
+    opened: OpenRequest
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveRobot:
+    """Robots' process → control: an observation of an open session, the next one after its answer.
+
+    Sealed: pixels as of Act. seq: the session's number of it, from 1 on. Answered by RobotActed, or by RobotRefused
+    with its seq.
+    """
+
+    session: int
+    seq: int
+    state: list[float]
+    instruction: str
+    received_ns: int
+    decode_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRobot:
+    """Robots' process → control: a new episode begins; not answered."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRobot:
+    """Robots' process → control: the robot is gone; not answered."""
+
+    session: int
+
+
+FromRobots: TypeAlias = OpenRobot | ObserveRobot | ResetRobot | CloseRobot
 ToChild: TypeAlias = (
-    State | Policy | Certificates | Snapshot | Models | Drain | ChatSocket | Kept | ActDone | ActRefused
+    State
+    | Policy
+    | Certificates
+    | Snapshot
+    | Models
+    | Drain
+    | ChatSocket
+    | Kept
+    | ActDone
+    | ActRefused
+    | RobotOpened
+    | RobotActed
+    | RobotRefused
 )
-FromChild: TypeAlias = Beat | Serving | ChildFailed | Drained | LogEvent | Keep | WantSocket | Act | ActCancel
+FromChild: TypeAlias = (
+    Beat | Serving | ChildFailed | Drained | LogEvent | Keep | WantSocket | Snapshot | Act | ActCancel | FromRobots
+)
 ChildMessage: TypeAlias = ToChild | FromChild
 
 MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
 
-CODING: Coding[ChildMessage] = Coding((*ToChild.__args__, *FromChild.__args__))
+CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)
 
 
 def refusal(request: int, error: EdgeflowError) -> ActRefused:

@@ -1,4 +1,4 @@
-"""Control's side of the gateway's observations: each becomes a session of one frame."""
+"""Control's side of observations that come alone, over HTTP: each becomes a session of one frame."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 from array import array
 from dataclasses import replace
 
-from edgeflow.ipc.packets import Sealed, close_all, seal, unseal
+from edgeflow.ipc.packets import Sealed, close_all, seal
+from edgeflow.service.children.checked import checked_frame, checked_open
 from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.messages import (
     ACTS_AT_ONCE,
@@ -15,12 +16,11 @@ from edgeflow.service.children.messages import (
     ActCancel,
     ActDone,
     ActRefused,
+    RobotActed,
     no_room,
     refusal,
 )
-from edgeflow.service.observation.checks import check_numbers, check_request
-from edgeflow.service.observation.pixels import frame_bytes, images_of
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
 from edgeflow.service.sessions.plane import ControlPlane, act_once
@@ -28,7 +28,6 @@ from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     EdgeflowError,
     PermissionDenied,
-    RequestError,
     ResourceExhausted,
     Unavailable,
     WorkerError,
@@ -58,7 +57,8 @@ class SingleActions:
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
                 keeper.send(refusal(number, _busy()))
                 return
-            opened, frame = self._checked(message, descriptors)
+            opened = checked_open(self._plane, message.opened)
+            frame = checked_frame(self._plane, opened, descriptors, message.state, seq=1, decode_ns=message.decode_ns)
         except Unavailable as error:
             keeper.send(refusal(number, error))
             return
@@ -83,46 +83,6 @@ class SingleActions:
         for task in self._running.values():
             task.cancel()
         self._running.clear()
-
-    def _checked(self, message: Act, descriptors: list[int]) -> tuple[OpenRequest, CheckedFrame]:
-        """The request as matched here, and the frame with its pixels and its state.
-
-        WorkerError for what a gateway has not checked; Unavailable where it matched another policy.
-        """
-        if len(descriptors) != 1:
-            raise WorkerError("an observation lacks its pixels")
-        try:
-            check_request(message.opened, self._plane.config.limits)
-            state = check_numbers(message.state, message.opened.numbers)
-        except RequestError as error:
-            raise WorkerError(f"an observation that was not checked: {error.field}") from None
-        opened = self._matched(message.opened)
-        wanted = frame_bytes(opened)
-        memory = unseal(descriptors[0], wanted)
-        if len(memory) != wanted:
-            raise WorkerError("an observation has the wrong number of pixels")
-        frame = CheckedFrame(
-            seq=1,
-            stamp_ns=0,
-            images=(),
-            state=state,
-            pixels=images_of(memory, opened),
-            decode_ns=message.decode_ns,
-        )
-        return opened, frame
-
-    def _matched(self, opened: OpenRequest) -> OpenRequest:
-        """The request matched with the present policy, whose cameras must be those that the gateway decoded."""
-        try:
-            found = self._plane.matched(opened)
-        except Unavailable:
-            raise
-        except RequestError:
-            found = None
-        if found is None or found.policy_cameras != opened.policy_cameras:
-            text = "the policy changed while the observation was read"
-            raise Unavailable(text, reason=Reason.WORKER_RESTARTING, retry_after_ms=RETRY_AFTER_MS)
-        return found
 
     async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
         """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""
@@ -151,12 +111,12 @@ def send_answer(keeper: Keeper, answer: ActDone | ActRefused) -> None:
     """Send an answer; a refusal in place of one that cannot be sent, so that its client does not wait for it."""
     if isinstance(answer, ActRefused):
         keeper.send(answer)
-    elif not _send_done(keeper, answer):
+    elif not send_numbers(keeper, answer):
         keeper.send(no_room(answer.request))
 
 
-def _send_done(keeper: Keeper, answer: ActDone) -> bool:
-    """Send an answer; the numbers of a long chunk cross as sealed memory."""
+def send_numbers(keeper: Keeper, answer: ActDone | RobotActed) -> bool:
+    """Send an answer; the numbers of a long chunk cross as sealed memory. False if it cannot be sent now."""
     chunk = answer.action.chunk
     if chunk is None or len(chunk.values) <= PACKET_NUMBERS:
         return keeper.send(answer)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from edgeflow.ipc.coding import Coding
 
-GATEWAY, CHAT = "gateway", "chat"
+GATEWAY, ROBOTS, CHAT = "gateway", "robots", "chat"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

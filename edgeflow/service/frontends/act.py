@@ -249,7 +249,7 @@ class Observations:
     def __init__(self, config: ServiceConfig) -> None:
         limits = self._limits = config.limits
         self._alias = config.alias
-        self._names = Names.of(config)
+        self._config = config
         self._most = min(limits.http_body_bytes, limits.cameras * limits.image_bytes * 4 // 3 + OTHER_BYTES)
         self._places = _Places()
         self._parsing = asyncio.Lock()
@@ -268,7 +268,7 @@ class Observations:
         async with self._parsing:
             parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
             opened, frame = check_act(parsed, self._alias, self._limits)
-            opened = matched(opened, inputs, self._names)
+            opened = matched(opened, inputs, Names.of(self._config, inputs))
         return Observation(opened=opened, frame=frame, received_ns=received_ns)
 
     async def _body(self, request: Request, place: contextlib.AsyncExitStack) -> bytes:

@@ -1,4 +1,4 @@
-"""The gateway's view of control: the state of the service, and observations to be decoded and answered."""
+"""Control as a process with front ends sees it: the state of the service, and observations decoded and answered."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ import time
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, PolicyInputs
 from edgeflow.ipc.packets import Sealed, seal_written
 from edgeflow.service.children.child import ControlLink, sealed
-from edgeflow.service.children.messages import ACTS_AT_ONCE, NUMBER, Act, ActCancel, ActDone, ActRefused, State, no_room
+from edgeflow.service.children.messages import (
+    ACTS_AT_ONCE,
+    NUMBER,
+    Act,
+    ActCancel,
+    ActDone,
+    ActRefused,
+    RobotActed,
+    State,
+    no_room,
+)
 from edgeflow.service.faults import error_of_code, no_worker
 from edgeflow.service.host.held import start_threads
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
@@ -29,8 +40,10 @@ from edgeflow_client.errors import (
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MAX_CHUNK_NUMBERS
 
+Acted = TypeVar("Acted", ActDone, RobotActed)
 STALE_S = 2.0  # control's last word counts for so long
 SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to arrive
+LOADING = ("starting", "warming")  # states of a service whose first worker is not ready
 SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a thread
 
 
@@ -59,6 +72,7 @@ class Control:
         self._last = 0
         self._state = State(state="starting", live=True, ready=False)
         self._heard_s = time.monotonic()
+        self._changed = asyncio.Event()
 
     @property
     def state(self) -> State:
@@ -70,6 +84,14 @@ class Control:
     def said(self, state: State) -> None:
         """Control says how the service is."""
         self._state, self._heard_s = state, time.monotonic()
+        self._changed.set()
+
+    async def loaded(self) -> PolicyInputs:
+        """The inputs, once the service has started; Unavailable if it ends before."""
+        while self._state.state in LOADING:
+            self._changed.clear()
+            await self._changed.wait()
+        return self.needs()
 
     def needs(self) -> PolicyInputs:
         """The inputs; Unavailable before the first worker is ready."""
@@ -109,6 +131,13 @@ class Control:
         if message.retry_after_ms and isinstance(error, RequestError):
             error.retry_after_ms = message.retry_after_ms
         answer.set_exception(error)
+
+    def take(self, message: ActDone | ActRefused, descriptors: list[int]) -> None:
+        """Control answers; a refusal if the numbers of its answer are lost."""
+        if isinstance(message, ActDone):
+            self.answered(whole(message, descriptors) or no_room(message.request))
+        else:
+            self.answered(message)
 
     async def _decoded(self, seen: Observation, credit: contextlib.ExitStack) -> tuple[Sealed, int]:
         """The pixels, and the time that they took. They take more memory than anything else here, so only what has
@@ -204,8 +233,8 @@ def _decoded(frame: CheckedFrame, opened: OpenRequest) -> tuple[Sealed, int]:
     return pixels, time.monotonic_ns() - began_ns
 
 
-def whole(answer: ActDone, descriptors: list[int]) -> ActDone | ActRefused:
-    """An answer with all of its numbers; a refusal if they are lost."""
+def whole(answer: Acted, descriptors: list[int]) -> Acted | None:
+    """An answer with all of its numbers; None if they are lost."""
     chunk = answer.action.chunk
     if chunk is None or chunk.values:
         return answer
@@ -214,4 +243,4 @@ def whole(answer: ActDone, descriptors: list[int]) -> ActDone | ActRefused:
         numbers.frombytes(sealed(descriptors, MAX_CHUNK_NUMBERS * numbers.itemsize))
         return answer.with_numbers(tuple(numbers))
     except (OSError, WorkerError):
-        return no_room(answer.request)
+        return None

@@ -7,7 +7,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -33,7 +33,7 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
-from edgeflow.service.frontends.control import Control, whole
+from edgeflow.service.frontends.control import Control
 from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
@@ -41,7 +41,8 @@ from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow_client.errors import NotFound, Unavailable, WorkerError
+from edgeflow.service.security.tls import load_pair, server_context
+from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
 POLL_S = 1.0  # between snapshots of the chat front
@@ -127,14 +128,12 @@ class Gateway(ServingChild):
         match message:
             case State():
                 self._control.said(message)
-            case ActDone():
-                self._control.answered(whole(message, descriptors))
-            case ActRefused():
-                self._control.answered(message)
+            case ActDone() | ActRefused():
+                self._control.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
-            case Snapshot():
-                self._texts["control"] = sealed(descriptors).decode()
+            case Snapshot(process):
+                self._texts[process] = sealed(descriptors).decode()
             case Models(inputs):
                 self._control.inputs = inputs or self._control.inputs
                 self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
@@ -237,28 +236,6 @@ def _labelled(line: str, process: str) -> str:
     if 0 <= brace < space:
         return f'{line[: brace + 1]}process="{process}",{line[brace + 1 :]}'
     return f'{line[:space]}{{process="{process}"}}{line[space:]}'
-
-
-def server_context(descriptors: Sequence[int]) -> ssl.SSLContext:
-    """The context for a certificate chain, its key and, as a third, the CA of client certificates."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_pair(context, descriptors)
-    if len(descriptors) > 2:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(_path(descriptors[2]))
-    return context
-
-
-def load_pair(context: ssl.SSLContext, descriptors: Sequence[int]) -> None:
-    """Use a certificate chain and key for new connections."""
-    if len(descriptors) < 2:
-        raise WorkerError("certificates lack a descriptor")
-    context.load_cert_chain(_path(descriptors[0]), _path(descriptors[1]))
-
-
-def _path(descriptor: int) -> str:
-    return f"/proc/self/fd/{descriptor}"
 
 
 def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Gateway) -> Starlette:

@@ -82,8 +82,8 @@ def clear_ready_file(path: Path) -> None:
         raise ConfigError(f"ready_file: {path} cannot be replaced: {error.strerror}") from None
 
 
-def write_ready_file(path: Path, *, grpc: int, http: int, health: int) -> None:
+def write_ready_file(path: Path, **ports: int) -> None:
     """Write the ready file atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"grpc": grpc, "http": http, "health": health}) + "\n")
+    partial.write_text(json.dumps(ports) + "\n")
     partial.replace(path)

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeflow.service.observe.log import Log
@@ -45,6 +45,10 @@ ABORT = "edgeflow.abort"  # key in the state of a request: ends its connection
 REQUEST_ID = "edgeflow.request_id"  # key in the ASGI scope: the client's id or a new one, repeated in every answer
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Value = TypeVar("Value")
+KINDS = {
+    "http": "http.response",
+    "websocket": "websocket.http.response",
+}  # the answers of each scope; the latter is no upgrade
 GOOD_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -92,7 +96,7 @@ async def _framework_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error_of_status(refused.status_code, str(refused.detail)), refused.status_code, refused.headers)
 
 
-def application(routes: Sequence[Route]) -> Starlette:
+def application(routes: Sequence[BaseRoute]) -> Starlette:
     """The application of a process."""
     app = Starlette(routes=routes, exception_handlers={HTTPException: _framework_error})
     app.router.redirect_slashes = False  # a redirect would repeat the Host header
@@ -143,7 +147,7 @@ class Middleware:
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in KINDS:
             return
         answer = _Answer(scope, send, self._reader_s)
         try:
@@ -163,6 +167,7 @@ class _Answer:
 
     def __init__(self, scope: Scope, send: Send, reader_s: float) -> None:
         self._send = send
+        self._kind = KINDS[scope["type"]]
         self._reader_s = reader_s
         self._abort = scope.get("state", {}).get(ABORT, lambda: None)
         self._id = scope[REQUEST_ID] = _request_id(scope["headers"])
@@ -171,7 +176,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         """Send a part, and end the connection if its reader takes nothing for too long."""
         self._started = True
-        if message["type"] == "http.response.start":
+        if message["type"] == f"{self._kind}.start":
             message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id.encode())]
         timer = asyncio.get_running_loop().call_later(self._reader_s, self._abort)
         try:
@@ -191,8 +196,8 @@ class _Answer:
             headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(error, RequestError) and error.retry_after_ms is not None:
             headers.append((b"retry-after", str(-(-error.retry_after_ms // 1000)).encode()))
-        await self.send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.send({"type": f"{self._kind}.start", "status": error.http_status, "headers": headers})
+        await self.send({"type": f"{self._kind}.body", "body": body})
 
 
 def _check_encoding(headers: dict[bytes, bytes]) -> None:

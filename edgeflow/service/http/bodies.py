@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgpack
@@ -39,18 +40,37 @@ def parse_json(data: bytes, most: int) -> Any:
     """Parse a JSON text of at most `most` values, containers included; InvalidArgument says what is wrong with it."""
     _Scan(most).check(data)
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=object_of, parse_constant=_constant)
     except (ValueError, RecursionError):
         raise _unparsable("must be JSON in UTF-8") from None
 
 
-def parse_msgpack(data: bytes, most: int) -> Any:
-    """Parse a msgpack value of at most `most` values, keys and containers included."""
-    _count_msgpack(data, most)
+def object_of(pairs: list[tuple[Any, Any]], field: str = "body") -> dict[str, Any]:
+    """An object of these members; a name given twice would mean one thing here and another elsewhere."""
+    if not all(isinstance(name, str) for name, _ in pairs):
+        raise _unparsable("must have text as keys", field)
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise _unparsable("must not name a key of an object twice", field)
+    return members
+
+
+def parse_msgpack(
+    data: bytes,
+    most: int,
+    make: Callable[[list[tuple[Any, Any]]], Any] = object_of,
+    field: str = "body",
+) -> Any:
+    """Parse a msgpack value of at most `most` values, keys and containers included.
+
+    make: makes the value of a map from its pairs, whose keys are texts or bytes.
+    field: the field that errors name.
+    """
+    _count_msgpack(data, most, field)
     try:
-        return msgpack.unpackb(data, object_pairs_hook=_object, max_ext_len=0)
+        return msgpack.unpackb(data, object_pairs_hook=make, max_ext_len=0)
     except (ValueError, msgpack.UnpackException, RecursionError):
-        raise _unparsable("must be valid msgpack") from None
+        raise _unparsable("must be valid msgpack", field) from None
 
 
 class _Scan:
@@ -100,16 +120,6 @@ class _Scan:
                 raise InvalidArgument(text, field="body", reason=Reason.BODY_DEPTH)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these members; a name given twice would mean one thing here and another elsewhere."""
-    if not all(isinstance(name, str) for name, _ in pairs):
-        raise _unparsable("must have text as keys")
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise _unparsable("must not name a key of an object twice")
-    return members
-
-
 def _constant(name: str) -> NoReturn:
     raise _unparsable(f"must be JSON, which has no {name}")
 
@@ -120,22 +130,22 @@ _SIZES = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4
 _SIZES |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 
 
-def _count_msgpack(data: bytes, most: int) -> None:
+def _count_msgpack(data: bytes, most: int, field: str) -> None:
     """Step from header to header; only the number of values matters, the parser checks everything else."""
     at, left, values = 0, 1, 0
     try:
         while left:
             values += 1
             if values + left - 1 > most:
-                raise _too_many(most)
-            size, members = _header(data, at)
+                raise _too_many(most, field)
+            size, members = _header(data, at, field)
             at += size
             left += members - 1
     except (IndexError, struct.error):
-        raise _unparsable("must be valid msgpack") from None
+        raise _unparsable("must be valid msgpack", field) from None
 
 
-def _header(data: bytes, at: int) -> tuple[int, int]:
+def _header(data: bytes, at: int, field: str) -> tuple[int, int]:
     """The bytes of a value up to its members, if it has any, and the values these are."""
     kind = data[at]
     if kind < 0x80 or kind >= 0xE0:
@@ -151,13 +161,13 @@ def _header(data: bytes, at: int) -> tuple[int, int]:
         code, each = _MEMBERS[kind]
         return 1 + struct.calcsize(code), each * int(struct.unpack_from(code, data, at + 1)[0])
     if kind not in _SIZES:
-        raise _unparsable("must be valid msgpack without extension types")
+        raise _unparsable("must be valid msgpack without extension types", field)
     return 1 + _SIZES[kind], 0
 
 
-def _too_many(most: int) -> InvalidArgument:
-    return InvalidArgument(f"must not hold more than {most} values", field="body", reason=Reason.BODY_VALUES)
+def _too_many(most: int, field: str = "body") -> InvalidArgument:
+    return InvalidArgument(f"must not hold more than {most} values", field=field, reason=Reason.BODY_VALUES)
 
 
-def _unparsable(why: str) -> InvalidArgument:
-    return InvalidArgument(why, field="body", reason=Reason.BODY_UNPARSABLE)
+def _unparsable(why: str, field: str = "body") -> InvalidArgument:
+    return InvalidArgument(why, field=field, reason=Reason.BODY_UNPARSABLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ from edgeflow.config.sections import HttpConfig, is_loopback
 from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Role
+from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Networks, Role, is_within
 from edgeflow_client.errors import PermissionDenied, Unauthenticated
 from edgeflow_client.reasons import Reason
 
@@ -84,7 +85,7 @@ class PublicMiddleware(Middleware):
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
-    reader_s: as of Middleware.
+    reader_s: as of Middleware. roles: by path. peers: networks without tokens, by path.
     """
 
     def __init__(
@@ -97,8 +98,12 @@ class PublicMiddleware(Middleware):
         *,
         hosts: Hosts,
         reader_s: float,
+        roles: Mapping[str, frozenset[Role]] = ROLES,
+        peers: Mapping[str, Networks] | None = None,
     ) -> None:
         super().__init__(app, log, reader_s)
+        self._roles = roles
+        self._peers = peers or {}
         self._hosts = hosts
         self._guard = guard
         self._body_bytes = body_bytes
@@ -130,10 +135,17 @@ class PublicMiddleware(Middleware):
                     field="peer",
                     reason=Reason.NOT_LOOPBACK,
                 )
-            return self._guard.check(shown, ROLES.get(listed(path), ADMIN), peer)
+            if not shown and is_within(peer, self._peers.get(path, ())):
+                return Caller(peer)
+            return self._guard.check(shown, self._roles.get(self._listed(path), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(listed(path), peer, error)
+            self._guard.refused(self._listed(path), peer, error)
             raise
+
+    def _listed(self, path: str) -> str:
+        """The path with roles that a path belongs to; "unknown" for another."""
+        known = MODELS if path.startswith(f"{MODELS}/") else path
+        return known if known in self._roles else "unknown"
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
@@ -159,12 +171,6 @@ class PublicMiddleware(Middleware):
         return BodyTooLarge(
             f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
         )
-
-
-def listed(path: str) -> str:
-    """The path in ROLES that a path belongs to; "unknown" for another."""
-    known = MODELS if path.startswith(f"{MODELS}/") else path
-    return known if known in ROLES else "unknown"
 
 
 class InternalMiddleware(Middleware):

@@ -10,6 +10,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -149,10 +150,16 @@ class Bounds:
         self.metrics = metrics
         self.refusals = Refusals(limits.http_body_bytes + HEADER_BYTES)
         self.open: Counter[str] = Counter()
+        self.partial_bytes = 0  # of messages of all websockets that have not arrived whole
 
     def connect(self, config: Config, state: ServerState) -> BoundedProtocol:
         """A connection under these limits."""
         return BoundedProtocol(config, state, {}, bounds=self)
+
+    def left(self, address: str) -> None:
+        """A connection from `address` is gone."""
+        self.open[address] -= 1
+        self.open += Counter()  # forgets addresses without connections
 
     def refuse(self, address: str) -> str:
         """The limit that one more connection from `address` would exceed, or ""."""
@@ -197,8 +204,7 @@ class BoundedProtocol(Connection):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()
         if self._address is not None:
-            self._bounds.open[self._address] -= 1
-            self._bounds.open += Counter()  # forgets addresses without connections
+            self._bounds.left(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -207,8 +213,18 @@ class BoundedProtocol(Connection):
         self._received += len(data)
         super().data_received(data)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection on, and with it the place that it has among those of its address."""
+        self._stop()
+        address, self._address = self._address, None
+        made = self.ws_protocol_class
+        self.ws_protocol_class = partial(made, bounds=self._bounds, address=address)  # type: ignore[assignment,arg-type]
+        super().handle_websocket_upgrade(event)
+
     def handle_events(self) -> None:
         super().handle_events()
+        if self.transport.get_protocol() is not self:
+            return  # it is a websocket now
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             if not self._waits_for_body:

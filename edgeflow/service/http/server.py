@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -18,12 +19,22 @@ from edgeflow.service.http.protocol import Connection
 
 FLUSH_S = 1.0  # for answers to leave at the end
 FLUSH_CHECK_S = 0.01
+PING_S = 10.0  # between pings of a websocket, and for its answer: one whose client is gone ends within twice this
 ServerTls: TypeAlias = tuple[ssl.SSLContext, float]  # and how many seconds a handshake may take
 Connect: TypeAlias = Callable[[uvicorn.Config, ServerState], Connection]
 
 
-def quiet_settings(app: ASGIApp) -> uvicorn.Config:
+def quiet_settings(app: ASGIApp, websockets: Websockets | None = None) -> uvicorn.Config:
     """Settings without logs, which would repeat what clients send, and without trust in a proxy's headers."""
+    upgraded: dict[str, Any] = {"ws": "none"}
+    if websockets is not None:
+        upgraded = {
+            "ws": websockets.protocol,
+            "ws_max_size": websockets.most_bytes,
+            "ws_ping_interval": PING_S,
+            "ws_ping_timeout": PING_S,
+            "ws_per_message_deflate": False,
+        }
     logging.getLogger("uvicorn").addHandler(logging.NullHandler())
     return uvicorn.Config(
         app,
@@ -32,7 +43,7 @@ def quiet_settings(app: ASGIApp) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         proxy_headers=False,
-        ws="none",
+        **upgraded,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=1,
     )
@@ -41,6 +52,14 @@ def quiet_settings(app: ASGIApp) -> uvicorn.Config:
 def plain(config: uvicorn.Config, state: ServerState) -> Connection:
     """A connection without limits, for callers that are trusted."""
     return Connection(config, state, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Websockets:
+    """Connections may become websockets. protocol: their class. most_bytes: of a message."""
+
+    protocol: type[asyncio.Protocol]
+    most_bytes: int
 
 
 class _Server(uvicorn.Server):
@@ -74,9 +93,14 @@ class HttpServer:
     """Serves an application between `start` and `stop`. sock: bound. connect: makes its connections."""
 
     def __init__(
-        self, app: ASGIApp, sock: socket.socket, connect: Connect = plain, tls: ServerTls | None = None
+        self,
+        app: ASGIApp,
+        sock: socket.socket,
+        connect: Connect = plain,
+        tls: ServerTls | None = None,
+        websockets: Websockets | None = None,
     ) -> None:
-        self._server = _Server(quiet_settings(app), connect, tls)
+        self._server = _Server(quiet_settings(app, websockets), connect, tls)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
 

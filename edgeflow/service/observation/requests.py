@@ -30,6 +30,7 @@ class OpenRequest:
     rtc: answers continue the chunk that the robot plays, where the policy can.
     mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
     only, as in contract.Speculation.
+    front: the front end whose names apply, and whose robots are silent while they execute a chunk; "" = none.
     policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
     numbers of a frame; both empty until they are `matched`.
     """
@@ -46,6 +47,7 @@ class OpenRequest:
     depth: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    front: str = ""
     policy_cameras: tuple[CameraSpec, ...] = ()
     policy_numbers: tuple[int, ...] = ()
 
@@ -78,7 +80,7 @@ class CheckedFrame:
 
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
-PREFIXES = ("observation.images.", "observation.")
+PREFIXES = ("observation.images.", "observation.", "observation/", "images.")
 Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
 
@@ -117,19 +119,27 @@ class Names:
     state: Mapping[str, str | list[str]]
 
     @classmethod
-    def of(cls, config: ServiceConfig) -> Names:
-        return cls(cameras=config.cameras, state=config.state)
+    def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:
+        """The names that apply at a front end, with the policy's own names as keys; ConfigError as of `of_policy`."""
+        names = cls(cameras=config.cameras, state=config.state).of_policy(inputs)
+        if front:
+            dialect = config.frontends.dialects[front]
+            own = cls(cameras=dialect.cameras, state=dialect.state).of_policy(inputs, f"frontends.{front}.")
+            names = cls(cameras={**names.cameras, **own.cameras}, state={**names.state, **own.state})
+        return names
 
-    def of_policy(self, inputs: PolicyInputs) -> Names:
+    def of_policy(self, inputs: PolicyInputs, section: str = "") -> Names:
         """The mapping with the policy's own names as keys; ConfigError for what it does not have, or has twice."""
-        cameras = _resolved("cameras", self.cameras, [need.name for need in inputs.cameras])
+        cameras = _resolved(f"{section}cameras", self.cameras, [need.name for need in inputs.cameras])
         for name, camera in cameras.items():
             twice = [other for other, mapped in cameras.items() if mapped == camera and other != name]
             if twice:
                 raise ConfigError(
-                    f"cameras: {camera!r} is mapped to {name!r} and {twice[0]!r}; give each its own camera"
+                    f"{section}cameras: {camera!r} is mapped to {name!r} and {twice[0]!r}; give each its own camera"
                 )
-        return Names(cameras=cameras, state=_resolved("state", self.state, [need.name for need in inputs.state]))
+        return Names(
+            cameras=cameras, state=_resolved(f"{section}state", self.state, [need.name for need in inputs.state])
+        )
 
 
 def short(name: str) -> str:
@@ -160,9 +170,8 @@ def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str])
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
     """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
 
-    ConfigError where the names are not the policy's, which the service checks when its worker is ready.
+    names: with the policy's own names as keys.
     """
-    names = names.of_policy(inputs)
     cameras = _Cameras(inputs.cameras, request.cameras, names.cameras)
     state = _State(inputs.state, request.state, names.state)
     return replace(request, policy_cameras=cameras.matched(), policy_numbers=state.matched())

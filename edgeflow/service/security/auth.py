@@ -7,13 +7,14 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from enum import Enum
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -24,7 +25,7 @@ from edgeflow_client.errors import ConfigError, PermissionDenied, RequestError, 
 from edgeflow_client.reasons import Reason
 
 KEY = "tokens_file"
-SCHEME = "Bearer "
+SCHEMES = ("Bearer ", "Api-Key ")  # the second is openpi's
 MAX_CREDENTIAL = 512  # characters
 TOKEN_BYTES = 32  # random ones
 
@@ -54,6 +55,23 @@ class Caller:
     token: str = field(default="", repr=False)
 
 
+Networks: TypeAlias = Sequence[IPv4Network | IPv6Network]
+
+
+def networks_of(texts: Iterable[str]) -> Networks:
+    """Networks from their texts, such as 192.0.2.0/24."""
+    return [ip_network(each) for each in texts]
+
+
+def is_within(peer: str, networks: Networks) -> bool:
+    """True if an address is in one of the networks."""
+    try:
+        address = ip_address(peer)
+    except ValueError:
+        return False
+    return any((getattr(address, "ipv4_mapped", None) or address) in each for each in networks)
+
+
 class TokenEntry(BaseModel):
     """A token: its SHA-256 in hexadecimal, owner, roles and expiry."""
 
@@ -69,7 +87,10 @@ ENTRIES = TypeAdapter(list[TokenEntry])
 
 
 class Guard:
-    """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted."""
+    """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted.
+
+    peers: networks whose robots may connect without a token, to front ends for clients that cannot send one.
+    """
 
     def __init__(
         self,
@@ -77,8 +98,10 @@ class Guard:
         metrics: ProcessMetrics,
         log: Log,
         now: Callable[[], datetime] | None = None,
+        peers: Sequence[str] = (),
     ) -> None:
         self._entries = entries
+        self._peers = networks_of(peers)
         self._metrics = metrics
         self._log = log
         self._now = now or (lambda: datetime.now(timezone.utc))
@@ -113,8 +136,8 @@ class Guard:
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 
     def may_control(self, caller: Caller) -> bool:
-        """True if the token with which a session was opened still permits it."""
-        return self._may(caller, CONTROL)
+        """True if the token with which a session was opened still permits it, or the network of one without."""
+        return self._may(caller, CONTROL) or (not caller.token and is_within(caller.peer, self._peers))
 
     def may_chat(self, caller: Caller) -> bool:
         """True if the token of a chat request still permits it."""
@@ -134,8 +157,9 @@ class Guard:
                 reason=Reason.NO_TOKEN,
             )
         found = None
-        if len(credentials) == 1 and credentials[0].startswith(SCHEME) and len(credentials[0]) <= MAX_CREDENTIAL:
-            shown = digest(credentials[0].removeprefix(SCHEME).strip())
+        scheme = next((each for each in SCHEMES if credentials[0].startswith(each)), "")
+        if len(credentials) == 1 and scheme and len(credentials[0]) <= MAX_CREDENTIAL:
+            shown = digest(credentials[0].removeprefix(scheme).strip())
             for entry in entries:  # all of them, so that timing reveals nothing
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry

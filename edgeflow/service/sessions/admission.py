@@ -143,7 +143,7 @@ class Admission:
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
         asked = _Asked(
-            mode=request.mode or Mode(self._config.mode),
+            mode=self._mode(request),
             program=self._programs.get(request.unnorm_key, self._default),
             cameras=_policy_cameras(request),
             limit_ns=request.max_action_age_ns,
@@ -173,6 +173,11 @@ class Admission:
                 retry_after_ms=RETRY_AFTER_MS,
             )
         return fitting[0]
+
+    def _mode(self, request: OpenRequest) -> Mode:
+        """The session's mode. A client that waits for each answer has one frame in flight, which no pipeline serves."""
+        mode = request.mode or Mode(self._config.mode)
+        return Mode.AUTO if request.front and mode in (Mode.PIPELINED, Mode.DEPTH) else mode
 
     def enter(self, number: int, plan: SessionPlan) -> None:
         """Count the session as open."""
@@ -210,8 +215,9 @@ class Admission:
     def _paces(self, asked: _Asked, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            alone = asked.limit_ns is None or request.rtc  # in a pipeline, few chunks continue the one being played
-            return [auto_pace(asked.program)] if alone else paces_of(asked.program).values()
+            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one being played
+                return [auto_pace(asked.program)]
+            return [auto_pace(asked.program), Pace(1)] if request.front else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
         if mode is Mode.DEPTH and not 1 <= depth <= stages:
             raise InvalidArgument(f"is {depth}; this model takes 1 to {stages}", field="open.depth")

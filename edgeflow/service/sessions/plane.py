@@ -80,7 +80,7 @@ class ControlPlane:
         self._log = log
         self._observers = Observers([metrics, SessionLog(log), *observers])
         self._rules = SessionRules.of(config)
-        self._names = Names.of(config)
+        self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}
         self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
@@ -121,7 +121,7 @@ class ControlPlane:
         if self.worker is None:
             raise no_worker()
         with self._metrics.refusals():
-            return matched(request, self.worker.inputs, self._names)
+            return matched(request, self.worker.inputs, self._names[request.front])
 
     async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, single: bool) -> SessionRunner:
         worker = self.worker
@@ -174,7 +174,9 @@ class ControlPlane:
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
-        self._names.of_policy(ready.inputs)
+        self._names = {
+            front: Names.of(self.config, ready.inputs, front) for front in ("", *self.config.frontends.dialects)
+        }
         self.worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)

@@ -147,10 +147,12 @@ class Silence:
     """How long a robot has been silent, and what follows from it.
 
     A robot that never sent a frame cannot lengthen the silence that is permitted. held: it was ordered to hold.
+    normal: it is silent while it executes a chunk, so it is not ordered to hold, and its end is no failure.
     """
 
-    def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
+    def __init__(self, rules: SessionRules, period_ns: int, now_ns: int, *, normal: bool = False) -> None:
         self.held = False
+        self._normal = normal
         self._rules = rules
         self._hold_after_ns = max(PERIODS_SILENT * period_ns, rules.silent_hold_ns)
         self._begun = False
@@ -174,13 +176,19 @@ class Silence:
             return End("DEADLINE_EXCEEDED", Reason.SESSION_AGE, "the session reached its maximum age")
         if now_ns - self._heard_ns > self._rules.silent_end_ns:
             seconds = self._rules.silent_end_ns / 1e9
-            return End("DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s")
+            return End("OK" if self._normal else "DEADLINE_EXCEEDED", Reason.SILENT, f"no frame for {seconds:g} s")
         return None
 
     def hold_due(self, now_ns: int) -> bool:
         """True if the robot has to hold."""
         most_ns = self._hold_after_ns if self._begun else min(self._hold_after_ns, self._rules.silent_free_ns)
         return not self.held and now_ns - self._heard_ns > most_ns
+
+    def hold(self) -> bool:
+        """Note that the robot has to hold; False if it does already, or its silence is normal."""
+        news = not self.held and not self._normal
+        self.held = self.held or news
+        return news
 
     def place_is_free(self, now_ns: int) -> bool:
         """True if the robot has sent nothing usable for so long that others may have its place."""

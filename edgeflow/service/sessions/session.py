@@ -76,7 +76,7 @@ class Session:
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self.rates = Rates(rules, request.control_period_ns, now_ns)
-        self._silence = Silence(rules, request.control_period_ns, now_ns)
+        self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = Ring.HELD
         self._outbox = Outbox()
@@ -305,8 +305,7 @@ class Session:
             self._hold_silent()
 
     def _hold_silent(self) -> None:
-        if not self._silence.held and not self._input_ended:
-            self._silence.held = True
+        if not self._input_ended and self._silence.hold():
             self.hold(Reason.INGRESS_SILENT)
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:

@@ -76,6 +76,6 @@ def test_a_socket_that_is_no_socket_is_kept(place: Path):
 
 def test_no_folder_for_temporary_files_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    values = {"http": {"port": 0}, "health": {"port": 0}}
+    values = {"http": {"port": 0}, "health": {"port": 0}, "frontends": {"port": 0}}
     with pytest.raises(AddressError, match=r"^chat: no folder for its socket: No such file or directory: set TMPDIR"):
         Doors(ServiceConfig.model_validate(values))

@@ -54,7 +54,7 @@ async def test_it_needs_neither_token_nor_certificate(checkpoint, tmp_path):
 
 def test_a_port_that_anyone_took_cannot_be_asked():
     with pytest.raises(ConfigError, match=r"health\.port"):
-        probe(load_config(None, {"health.port": 0}), TIMEOUT_S)
+        probe(load_config(None, {"health.port": 0, "frontends.port": 0}), TIMEOUT_S)
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-other\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]"])

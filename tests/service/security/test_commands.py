@@ -46,7 +46,7 @@ def test_a_token_s_own_file_is_private_and_never_replaced(tmp_path: Path):
     assert len(json.loads(tokens.read_text())) == 1
 
 
-PORTS = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--model", "nowhere")
+PORTS = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0", "--model", "nowhere")
 
 
 def test_insecure_is_warned_about_before_anything_else(tmp_path: Path):

@@ -98,7 +98,7 @@ def test_serving_runs_no_code_of_a_model_and_calls_nobody(trapped: tuple[Path, P
     policy, chat, marker = trapped
     ready, errors = tmp_path / "ready.json", tmp_path / "errors"
     settings = {"model": str(policy), "chat": {"model": str(chat)}, "grpc": {"port": 0}, "http": {"port": 0}}
-    settings["health"] = {"port": 0}
+    settings["health"] = settings["frontends"] = {"port": 0}
     (tmp_path / "service.json").write_text(json.dumps(settings))
     command = [str(EDGEFLOW), "serve", "--config", str(tmp_path / "service.json"), "--ready-file", str(ready)]
     with errors.open("w") as stream:

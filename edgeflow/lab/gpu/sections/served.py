@@ -81,6 +81,7 @@ def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found
         "grpc": {"port": 0},
         "http": {"port": 0},
         "health": {"port": 0},
+        "frontends": {"port": 0},
         "limits": {"rate_hz": 1000.0},
         "standby": False,
     }

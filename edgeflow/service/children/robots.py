@@ -1,0 +1,293 @@
+"""Control's side of the robots' process: the sessions of robots that speak other protocols than gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from edgeflow.config.sections import FrontendConfig, LimitsConfig
+from edgeflow.config.service import ServiceConfig
+from edgeflow.ipc.packets import close_all
+from edgeflow.service.children.checked import checked_frame, checked_open
+from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.messages import (
+    CloseRobot,
+    FromRobots,
+    ObserveRobot,
+    OpenRobot,
+    ResetRobot,
+    RobotActed,
+    RobotOpened,
+    RobotRefused,
+)
+from edgeflow.service.children.single_actions import send_numbers
+from edgeflow.service.observation.checks import MAX_PERIOD_MS
+from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.observe.log import Log
+from edgeflow.service.security.auth import Guard
+from edgeflow.service.sessions.forced import Forced
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.runner import SessionRunner
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    EdgeflowError,
+    PermissionDenied,
+    RequestError,
+    ResourceExhausted,
+    WorkerError,
+)
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema, Command, Disposition
+
+MOST_SESSIONS = 512  # of the process, those that are being opened included
+RESEND_S = 0.005  # between attempts to send what the process could not take
+DEFAULT_PERIOD_MS = 100  # of a policy that states no rate
+Answer = RobotOpened | RobotActed | RobotRefused
+
+
+class RobotSessions:
+    """Sessions by the numbers that the robots' process gave them; runs on the loop.
+
+    They are admitted, planned, observed and ended like every robot's.
+    """
+
+    def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
+        self._plane = plane
+        self._guard = guard
+        self._log = log
+        self._opened = 0  # since the start
+        self._robots: dict[int, _Robot] = {}
+
+    def take(self, keeper: Keeper, message: FromRobots, descriptors: list[int]) -> None:
+        """Handle a message; WorkerError if it is none that the robots' process sends."""
+        try:
+            match message:
+                case OpenRobot():
+                    self._open(keeper, message)
+                case ObserveRobot():
+                    if (robot := self._robots.get(message.session)) is not None:
+                        robot.observe(message, descriptors)
+                case ResetRobot():
+                    if (robot := self._robots.get(message.session)) is not None:
+                        robot.reset()
+                case CloseRobot():
+                    if (robot := self._robots.pop(message.session, None)) is not None:
+                        robot.close()
+        finally:
+            close_all(descriptors)
+
+    def lost_message(self, keeper: Keeper, message: ObserveRobot) -> None:
+        """An observation came without its pixels: this process has no room for their descriptor."""
+        text = "no memory for another observation"
+        error = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+        keeper.send(_refused(message.session, message.seq, error))
+
+    def lost(self) -> None:
+        """The robots' process is gone, and its connections with it: their sessions end."""
+        robots, self._robots = self._robots, {}
+        for robot in robots.values():
+            robot.close()
+
+    def _open(self, keeper: Keeper, message: OpenRobot) -> None:
+        if message.session in self._robots:
+            raise WorkerError("the robots' process repeats the number of a session")
+        if len(self._robots) >= MOST_SESSIONS:
+            text = "too many sessions are open or being opened"
+            busy = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+            keeper.send(_refused(message.session, 0, busy))
+            return
+        self._opened += 1
+        forced = Forced(self._plane.config.frontends.faults, self._opened)
+        robot = _Robot(self._plane, self._guard, self._log, keeper, message, forced, self._forget)
+        self._robots[message.session] = robot
+
+    def _forget(self, robot: _Robot) -> None:
+        if self._robots.get(robot.number) is robot:
+            del self._robots[robot.number]
+
+
+class _Robot:
+    """One session, from the request to open it until it ends or its connection is gone."""
+
+    def __init__(
+        self,
+        plane: ControlPlane,
+        guard: Guard,
+        log: Log,
+        keeper: Keeper,
+        message: OpenRobot,
+        forced: Forced,
+        over: Callable[[_Robot], None],
+    ) -> None:
+        self.number = message.session
+        self._plane = plane
+        self._guard = guard
+        self._log = log
+        self._keeper = keeper
+        self._forced = forced
+        self._over = over
+        self._runner: SessionRunner | None = None
+        self._unsent: list[Answer] = []
+        self._resend: asyncio.TimerHandle | None = None
+        self._seq = 0
+        self._closed = False
+        self._task = asyncio.create_task(self._run(message), name="robot")
+
+    def observe(self, message: ObserveRobot, descriptors: list[int]) -> None:
+        """Offer an observation to the session."""
+        runner = self._runner
+        if runner is None or runner.session.ended is not None or self._closed:
+            return  # its end is on the way
+        if message.seq <= self._seq:
+            raise WorkerError("the robots' process repeats the number of an observation")
+        self._seq = message.seq
+        try:
+            frame = checked_frame(
+                self._plane,
+                runner.session.request,
+                descriptors,
+                message.state,
+                seq=message.seq,
+                decode_ns=message.decode_ns,
+                instruction=message.instruction,
+                stamp_ns=message.received_ns,
+            )
+        except OSError:
+            text = "no memory for another observation"
+            self._send(_refused(self.number, message.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL)))
+            return
+        self._forced.apply(runner, message.seq, lambda: self._receive(runner, frame))
+
+    def reset(self) -> None:
+        """Begin a new epoch."""
+        if self._runner is not None:
+            self._runner.reset("")
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._closed = True
+        self._task.cancel()
+
+    def _receive(self, runner: SessionRunner, frame: CheckedFrame) -> None:
+        if runner.session.ended is None:
+            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, frame.stamp_ns)
+
+    async def _run(self, message: OpenRobot) -> None:
+        try:
+            runner = self._runner = await self._open(message)
+            try:
+                await self._serve(runner)
+            finally:
+                self._plane.close(runner)
+        except EdgeflowError as error:
+            self._send(_refused(self.number, 0, error))
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('robot', error)}"
+            self._send(_refused(self.number, 0, EdgeflowError(text)))
+        finally:
+            if self._closed and self._resend is not None:
+                self._resend.cancel()
+            self._over(self)
+
+    async def _open(self, message: OpenRobot) -> SessionRunner:
+        if not self._guard.may_control(message.caller):
+            raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
+        opened = checked_open(self._plane, message.opened)
+        worker = self._plane.worker
+        if worker is not None:
+            opened = replace(opened, control_period_ns=period_ns(self._plane.config, opened.front, worker.schema))
+        return await self._plane.open(opened, message.caller)
+
+    async def _serve(self, runner: SessionRunner) -> None:
+        session = runner.session
+        self._send(RobotOpened(self.number, session.robot_schema, session.valid_for_ms))
+        while events := await runner.next_events():
+            for answer in answers_of(self.number, events):
+                self._send(answer)
+        end = session.ended or End("CANCELLED", Reason.CLIENT_GONE)
+        self._send(
+            RobotRefused(
+                session=self.number,
+                seq=0,
+                code=end.code,
+                text=end.text,
+                field="",
+                reason=end.reason.value,
+                command="" if end.code == "OK" else end.command.value,
+            )
+        )
+
+    def _send(self, answer: Answer) -> None:
+        """Send an answer; while the process takes nothing, the newest one of an observation waits for it."""
+        if isinstance(answer, RobotActed):
+            self._unsent = [each for each in self._unsent if not isinstance(each, RobotActed)]
+        self._unsent.append(answer)
+        if self._resend is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._resend = None
+        while self._unsent:
+            answer = self._unsent[0]
+            sent = send_numbers(self._keeper, answer) if isinstance(answer, RobotActed) else self._keeper.send(answer)
+            if not sent:
+                if self._keeper.lives and not self._closed:
+                    self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._flush)
+                return
+            del self._unsent[0]
+
+
+def answers_of(number: int, events: list[Event]) -> list[Answer]:
+    """What the robots' process hears of events: of each frame its action, or why it gets none."""
+    safe = next((each for each in events if isinstance(each, ActionEvent) and each.command is not Command.ACT), None)
+    answers: list[Answer] = []
+    for event in events:
+        if isinstance(event, ActionEvent) and event.command is Command.ACT:
+            answers.append(RobotActed(number, event))
+        elif isinstance(event, StatusEvent) and event.disposition is not Disposition.ACTED:
+            answers.append(
+                RobotRefused(
+                    session=number,
+                    seq=event.last_seq or event.seq,
+                    code=event.code or "ABORTED",
+                    text=event.text,
+                    field=event.field,
+                    reason=event.reason,
+                    command=_command(event, safe),
+                )
+            )
+    return answers
+
+
+def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
+    """What the robot has to do whose frame gets no action; "" where it was at fault, and goes on as it likes."""
+    if event.reason == Reason.FAULT:
+        return Command.STOP.value
+    if safe is not None:
+        return safe.command.value
+    return "" if event.disposition is Disposition.REJECTED else Command.HOLD.value
+
+
+def period_ns(config: ServiceConfig, front: str, schema: ActionSchema) -> int:
+    """The time between a client's requests: as configured, or that of the rows that it executes at the control rate."""
+    dialect = config.frontends.dialects[front]
+    return _period_ms(dialect, config.limits, schema) * 1_000_000
+
+
+def _period_ms(dialect: FrontendConfig, limits: LimitsConfig, schema: ActionSchema) -> int:
+    if dialect.period_ms:
+        found = dialect.period_ms
+    else:
+        step_ms = schema.step_ms or (1000 / schema.control_rate_hz if schema.control_rate_hz else DEFAULT_PERIOD_MS)
+        found = math.floor(step_ms * min(dialect.rows or schema.horizon, schema.horizon))
+    return min(max(found, math.ceil(1000 / limits.rate_hz)), MAX_PERIOD_MS)
+
+
+def _refused(session: int, seq: int, error: EdgeflowError) -> RobotRefused:
+    refused = RobotRefused(session=session, seq=seq, code=error.code, text=error.text, field="", reason="")
+    if not isinstance(error, RequestError):
+        return refused
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)

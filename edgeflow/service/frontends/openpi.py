@@ -1,0 +1,275 @@
+"""openpi's websocket: metadata at connect, then one reply for each observation, on a connection that stays open.
+
+RoboArena's requests (`endpoint`), vLLM-Omni's (the same, with replies in msgpack) and StarVLA's (an envelope with
+`type` and `payload`) are understood beside openpi's own. Arrays are answered in the coding in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from starlette.websockets import WebSocket
+
+from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import PolicyInputs
+from edgeflow.service.frontends.control import Control
+from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
+from edgeflow.service.frontends.observation import Reader, Seen
+from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection
+from edgeflow.service.observation.requests import Names, short
+from edgeflow.service.observe.log import Log
+from edgeflow.service.sessions.rates import RollingCount
+from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError
+from edgeflow_client.reasons import Reason
+
+NAME = "openpi"
+PATHS = ("/", "/openpi/policy", "/v1/realtime/robot/openpi")
+MSGPACK_PATH = PATHS[2]  # vLLM-Omni's: everything that is sent there is msgpack
+MAX_VALUES = 4096  # of a message: keys, numbers and containers; an array is one
+MOST_TEXT = 1000  # characters of a refusal
+TEXTS = ("prompt", "task", "instruction")
+IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", "session_id", "endpoint"})
+ENVELOPE = ("type", "payload")
+RESET = "reset successful"
+POLICY_VIOLATION = 1008  # a code of closing
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """A message of a client. kind: infer, reset or ping. envelope: StarVLA's; None without."""
+
+    kind: str
+    observation: Mapping[str, Any]
+    coding: ArrayCoding
+    envelope: Mapping[str, Any] | None = None
+
+
+class OpenpiConversation:
+    """One connection's messages and replies. Control is asked for one action at a time.
+
+    answers: entered while a message is answered; Unavailable once the service is stopping.
+    """
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        control: Control,
+        connection: RobotConnection,
+        path: str,
+        log: Log,
+        answers: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._log = log
+        self._answers = answers
+        self._control = control
+        self._connection = connection
+        self._reader = Reader(config, NAME)
+        self._all_msgpack = path == MSGPACK_PATH
+        self._session_id: str | None = None
+        self._total_ms: float | None = None  # of the reply before
+        self._refusals = RollingCount(config.limits.rejected_frames)
+        self.over = False  # too much was refused: the connection is to be closed
+
+    async def reply(self, data: bytes | str | None) -> bytes | str:
+        """The reply to a message: bytes or, for a refusal and after a reset, text."""
+        received_ns = time.monotonic_ns()
+        request: Request | None = None
+        try:
+            if not isinstance(data, bytes):
+                raise InvalidArgument("must be binary: msgpack", field="message", reason=Reason.MESSAGE_UNPARSABLE)
+            request = read_request(data)
+            with self._answers():
+                answer = await self._answer(request, received_ns)
+            if isinstance(answer, dict):
+                self._total_ms = (time.monotonic_ns() - received_ns) / 1e6
+            return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
+        except EdgeflowError as error:
+            if not isinstance(error, NoAction):
+                self.over = self._refusals.exceeded(received_ns)
+            return self.refusal(error, request)
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('openpi', error)}"
+            return self.refusal(EdgeflowError(text), request)
+
+    def refusal(self, error: EdgeflowError, request: Request | None = None) -> bytes | str:
+        """The reply to what gets no action: one line with the field and the limit, or the reason of a HOLD."""
+        reason = error.reason if isinstance(error, NoAction | RequestError) else error.code
+        command = error.command if isinstance(error, NoAction) else "rejected"
+        text = " ".join(f"{command.upper()} {reason}: {error.text}".split())[:MOST_TEXT]
+        if request is not None and request.envelope is not None:
+            shown = {key: request.envelope.get(key) for key in ("type", "request_id")}
+            return pack({"status": "error", "ok": False, **shown, "error": {"message": text}}, request.coding)
+        if self._all_msgpack:
+            coding = request.coding if request is not None else ArrayCoding.OPENPI
+            return pack({"type": "error", "message": text}, coding)
+        return text
+
+    async def _answer(self, request: Request, received_ns: int) -> dict[str, Any] | str:
+        if request.kind == "ping":
+            return {}
+        if request.kind == "reset":
+            self._connection.reset()
+            return {"status": RESET} if self._all_msgpack or request.envelope is not None else RESET
+        inputs = await self._control.loaded()
+        session_id = request.observation.get("session_id")
+        if isinstance(session_id, str) and session_id != self._session_id:
+            if self._session_id is not None:
+                self._connection.reset()
+            self._session_id = session_id
+        opened, frame = self._reader.read(seen_of(request.observation), inputs)
+        answer = await self._connection.act(opened, frame, received_ns)
+        return self._found(answer, received_ns)
+
+    def _found(self, answer: Answer, received_ns: int) -> dict[str, Any]:
+        """The chunk, and what took how long; nothing else is an array, since clients cut every array by rows."""
+        action = answer.action
+        chunk = action.chunk
+        horizon = chunk.horizon if chunk is not None else 0
+        server: dict[str, float] = {"infer_ms": (time.monotonic_ns() - received_ns) / 1e6}
+        if self._total_ms is not None:
+            server["prev_total_ms"] = self._total_ms
+        server |= {
+            "age_ms": answer.age_ns / 1e6,
+            "valid_for_ms": action.valid_for_ms,
+            "epoch": answer.epoch,
+            "seq": action.seq,
+        }
+        return {
+            "actions": np.array(action.values, np.float32).reshape(horizon, -1),
+            "policy_timing": {"infer_ms": action.timings.inference_ns / 1e6},
+            "server_timing": server,
+        }
+
+
+def read_request(data: bytes) -> Request:
+    """A message of any of the dialects; InvalidArgument names the field."""
+    value, coding = unpack(data, MAX_VALUES)
+    if not isinstance(value, dict):
+        raise InvalidArgument("must be a map", field="message", reason=Reason.BODY_SHAPE)
+    envelope = None
+    if all(key in value for key in ENVELOPE) or value.get("type") in ("ping", "init"):
+        envelope, kind, value = value, value.get("type"), value.get("payload") or {}
+        if not isinstance(value, dict):
+            raise InvalidArgument("must be a map", field="payload", reason=Reason.BODY_SHAPE)
+        kind = "ping" if kind == "init" else kind
+        known = ("infer", "reset", "ping")
+    else:
+        kind, known = value.get("endpoint", "infer"), ("infer", "reset")
+    if kind not in known:
+        field = "type" if envelope is not None else "endpoint"
+        raise InvalidArgument(f"must be {' or '.join(known)}", field=field, reason=Reason.BODY_FIELD)
+    return Request(kind=kind, observation=value, coding=coding, envelope=envelope)
+
+
+def seen_of(observation: Mapping[str, Any]) -> Seen:
+    """The images, the state and the text of an observation, by the client's own names; what else it has is ignored."""
+    images: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    fields = {"cameras": "observation", "state": "observation", "instruction": TEXTS[0]}
+    _collect(observation, "", images, state, texts, fields)
+    instruction = next((texts[each] for each in TEXTS if each in texts), "")
+    return Seen(
+        images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
+    )
+
+
+def _collect(
+    values: Mapping[str, Any],
+    path: str,
+    images: dict[str, Any],
+    state: dict[str, Any],
+    texts: dict[str, str],
+    fields: dict[str, str],
+) -> None:
+    """Sort the values of a map and of the maps in it; names of inner ones are those of their own map."""
+    for name, value in values.items():
+        if name in IGNORED:
+            continue
+        fields[name] = path + name
+        if isinstance(value, dict):
+            _collect(value, f"{path}{name}.", images, state, texts, fields)
+        elif isinstance(value, np.ndarray) and value.ndim > 1:
+            images[name] = value
+        elif isinstance(value, np.ndarray) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            state[name] = np.asarray(value)
+        elif isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
+            state[name] = np.array(value, np.float64)
+        elif isinstance(value, str | bytes) and name in (*TEXTS, "unnorm_key"):
+            texts[name] = _text(value, path + name)
+
+
+def _text(value: str | bytes, field: str) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument("is not UTF-8", field=field, reason=Reason.TEXT_BAD_CHARACTER) from None
+
+
+def _enveloped(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+    if request.envelope is None:
+        return answer
+    shown = {"type": request.envelope.get("type"), "request_id": request.envelope.get("request_id")}
+    return {"status": "ok", "ok": True, **shown, "data": answer}
+
+
+def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a client gets when it connects: what is known of the policy, and what the configuration adds.
+
+    inputs: None while no policy is loaded. model: its entry in /v1/models.
+    """
+    found: dict[str, Any] = {"model": config.alias}
+    if inputs is not None:
+        clients = Names.of(config, inputs, NAME).cameras
+        names = [clients.get(need.name, short(need.name)) for need in inputs.cameras]
+        sizes = {(need.height, need.width) for need in inputs.cameras}
+        resolution = next(iter(sizes)) if len(sizes) == 1 else (0, 0)
+        found |= {
+            "image_resolution": list(resolution) if all(resolution) else None,
+            "n_external_cameras": sum("exterior" in name for name in names),
+            "needs_wrist_camera": any("wrist" in name for name in names),
+            "needs_stereo_camera": False,
+            "needs_session_id": False,
+            "action_horizon": model.get("horizon"),
+            "action_chunk_size": model.get("horizon"),
+            "available_unnorm_keys": model.get("unnorm_keys", []),
+        }
+    return found | config.frontends.openpi.metadata
+
+
+async def converse(websocket: WebSocket, conversation: OpenpiConversation, slow_s: float) -> None:
+    """Answer a connection's messages in order until its client leaves; its request ends with it.
+
+    slow_s: how long a client may leave a reply unread; TimeoutError after it.
+    """
+    coming = asyncio.ensure_future(websocket.receive())
+    answering: asyncio.Task[bytes | str] | None = None
+    try:
+        while True:
+            message = await coming
+            if message["type"] == "websocket.disconnect":
+                return
+            coming = asyncio.ensure_future(websocket.receive())
+            data = message.get("bytes")
+            answering = asyncio.ensure_future(conversation.reply(message.get("text") if data is None else data))
+            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
+                return
+            reply = await answering
+            send = websocket.send_text(reply) if isinstance(reply, str) else websocket.send_bytes(reply)
+            await asyncio.wait_for(send, slow_s)
+            if conversation.over:
+                await websocket.close(POLICY_VIOLATION, "too many refused messages in 10 s")
+                return
+    finally:
+        for task in filter(None, (coming, answering)):
+            task.cancel()
+        await asyncio.gather(*filter(None, (coming, answering)), return_exceptions=True)

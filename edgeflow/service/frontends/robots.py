@@ -1,0 +1,223 @@
+"""The robots' process: robots' own clients, apart from strangers' requests, each connection a session at control.
+
+A robot is a websocket. POST /act is an observation that comes alone, since its clients open a connection for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from edgeflow.config.service import ServiceConfig, load_config
+from edgeflow.ipc.packets import close_all, seal
+from edgeflow.service.children.child import ServingChild, sealed
+from edgeflow.service.children.messages import (
+    ActDone,
+    ActRefused,
+    Certificates,
+    ChildMessage,
+    Drain,
+    Drained,
+    Models,
+    RobotActed,
+    RobotOpened,
+    RobotRefused,
+    Snapshot,
+    State,
+)
+from edgeflow.service.children.start import ROBOTS, ChildStart
+from edgeflow.service.frontends import openpi
+from edgeflow.service.frontends.control import Control
+from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
+from edgeflow.service.frontends.openpi import OpenpiConversation, converse
+from edgeflow.service.frontends.sessions import RobotSessions
+from edgeflow.service.http.answers import ABORT, CALLER, application
+from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
+from edgeflow.service.http.protocol import Bounds
+from edgeflow.service.http.server import HttpServer, Websockets
+from edgeflow.service.http.websocket import BoundedWebsocket
+from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow.service.security.auth import ANY, CONTROL, Caller, networks_of
+from edgeflow.service.security.tls import load_pair, server_context
+from edgeflow_client.errors import NotFound, Unavailable
+from edgeflow_client.reasons import Reason
+
+SNAPSHOT_S = 1.0
+READER_S = 30.0  # for a client to take a piece of an answer over HTTP
+OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
+MAX_MODEL_BYTES = 1 << 20
+POLICY_VIOLATION = 1008  # a code of closing
+ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), "/act": CONTROL}
+
+
+async def serve(start: ChildStart) -> int:
+    """Serve until control is gone or ends this process; returns the exit code."""
+    return await RobotsFront(start, load_config(start.config, {})).run()
+
+
+class RobotsFront(ServingChild):
+    """The composition. Clients may connect before a model is loaded; their first observation waits for it."""
+
+    def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
+        self.metrics = ProcessMetrics()
+        super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
+        self._listener = start.listener
+        self._config = config
+        self._control = Control(self._link, config)
+        self._sessions = RobotSessions(self._link, config)
+        self._websockets: dict[WebSocket, Caller] = {}
+        self._answering = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._model: dict[str, Any] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._http: HttpServer | None = None
+
+    def _serve(self) -> None:
+        config, limits = self._config, self._config.limits
+        bounds = Bounds(config, self.metrics)
+        tls = (self._tls, config.timing.handshake_ms / 1000) if self._tls is not None else None
+        websockets = Websockets(BoundedWebsocket, limits.cameras * limits.image_bytes + OTHER_BYTES)
+        self._http = HttpServer(self._app(), self._listener, bounds.connect, tls, websockets)
+        self._http.start()
+        self._spawn(self._show_metrics())
+
+    def _app(self) -> ASGIApp:
+        config = self._config
+        app = application(self._routes())
+        peers = {name: networks_of(front.peers) for name, front in config.frontends.dialects.items()}
+        app.add_middleware(
+            PublicMiddleware,
+            guard=self._guard,
+            body_bytes=config.limits.http_body_bytes,
+            metrics=self.metrics,
+            log=self._log,
+            hosts=Hosts.of(config.http),
+            reader_s=READER_S,
+            roles=ROLES,
+            peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), "/act": peers["openvla"]},
+        )
+        return app
+
+    def _routes(self) -> list[BaseRoute]:
+        async def health(_: Request) -> Response:
+            """Liveness, in the words of openpi's server."""
+            live = self._control.state.live
+            return PlainTextResponse("OK\n" if live else "the service does not answer\n", 200 if live else 503)
+
+        async def clients(_: Request) -> Response:
+            """List the clients that can connect here."""
+            return JSONResponse(self._model.get("clients", {}))
+
+        async def unknown(websocket: WebSocket) -> None:
+            raise NotFound(f"no websocket here; openpi's is at {' and '.join(openpi.PATHS)}", field="path")
+
+        return [
+            *(Route(path, health, methods=["GET"]) for path in sorted(OPEN_PATHS)),
+            Route("/", clients, methods=["GET"]),
+            *(WebSocketRoute(path, self._openpi) for path in openpi.PATHS),
+            WebSocketRoute("/{path:path}", unknown),
+        ]
+
+    async def _openpi(self, websocket: WebSocket) -> None:
+        self._check_open()
+        caller: Caller = websocket.scope[CALLER]
+        connection = self._sessions.connection(caller)
+        conversation = OpenpiConversation(
+            self._config, self._control, connection, websocket.scope["path"], self._log, self._answers
+        )
+        self._websockets[websocket] = caller
+        try:
+            await websocket.accept()
+            known = openpi.metadata(self._config, self._control.inputs, self._model)
+            await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
+            await converse(websocket, conversation, self._config.timing.slow_reader_ms / 1000)
+        except asyncio.TimeoutError:
+            self.metrics.limit_rejections.labels("slow_reader").inc()
+            websocket.scope["state"][ABORT]()
+        except WebSocketDisconnect:
+            pass
+        finally:
+            del self._websockets[websocket]
+            connection.close()
+
+    @contextlib.contextmanager
+    def _answers(self) -> Any:
+        """Count a request while it is answered; Unavailable once the service is stopping."""
+        self._check_open()
+        self._answering += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._answering -= 1
+            if not self._answering:
+                self._idle.set()
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("the service is stopping", reason=Reason.DRAINING)
+
+    def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
+        match message:
+            case State():
+                self._control.said(message)
+            case RobotOpened() | RobotActed() | RobotRefused():
+                self._sessions.take(message, descriptors)
+            case ActDone() | ActRefused():
+                self._control.take(message, descriptors)
+            case Certificates():
+                self._renew(descriptors)
+            case Models(inputs):
+                self._control.inputs = inputs or self._control.inputs
+                self._model = next(iter(json.loads(sealed(descriptors, MAX_MODEL_BYTES))), {})
+            case Drain():
+                self._draining = True
+                self._spawn(self._drain())
+
+    def _renew(self, descriptors: list[int]) -> None:
+        """Use new certificates for new connections; a new client CA needs a new context, so a restart."""
+        if self._tls is None:
+            self._tls = server_context(descriptors)
+        else:
+            load_pair(self._tls, descriptors)
+
+    def _credentials_changed(self) -> None:
+        """End the connections whose token is no longer in force."""
+        for websocket, caller in list(self._websockets.items()):
+            if not self._guard.may_control(caller):
+                self._spawn(_close(websocket, "the token no longer permits this"))
+
+    async def _drain(self) -> None:
+        await self._idle.wait()
+        if self._http is not None:
+            await self._http.flush()
+        self._link.send(Drained())
+
+    async def _show_metrics(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                descriptors = [seal(self.metrics.text())]
+                self._link.send(Snapshot(ROBOTS), descriptors)
+                close_all(descriptors)
+            await asyncio.sleep(SNAPSHOT_S)
+
+    async def _end(self) -> None:
+        if self._http is not None:
+            await self._http.stop()
+        self._control.close()
+
+
+async def _close(websocket: WebSocket, text: str) -> None:
+    with contextlib.suppress(Exception):  # the client may have left
+        await websocket.close(POLICY_VIOLATION, text)

@@ -1,0 +1,278 @@
+"""Sessions at control as the robots' process holds them: one for each connection, opened by its first observation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from edgeflow.config.service import ServiceConfig
+from edgeflow.ipc.packets import seal_written
+from edgeflow.service.children.child import ControlLink
+from edgeflow.service.children.messages import (
+    CloseRobot,
+    ObserveRobot,
+    OpenRobot,
+    ResetRobot,
+    RobotActed,
+    RobotOpened,
+    RobotRefused,
+)
+from edgeflow.service.faults import error_of_code
+from edgeflow.service.frontends.control import SLACK_S, whole
+from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
+from edgeflow.service.security.auth import Caller
+from edgeflow.service.sessions.frames import ActionEvent
+from edgeflow_client.errors import (
+    RETRY_AFTER_MS,
+    DeadlineExceeded,
+    EdgeflowError,
+    RequestError,
+    ResourceExhausted,
+)
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
+
+Forget: TypeAlias = Callable[[int], None]
+FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
+
+
+class NoAction(EdgeflowError):
+    """An observation gets no action: the robot has to hold, or to stop. reason: why. error: as control states it."""
+
+    def __init__(self, command: str, error: EdgeflowError, reason: str) -> None:
+        super().__init__(error.text)
+        self.code = error.code
+        self.http_status = error.http_status
+        self.command = command
+        self.reason = reason
+
+
+class _SilentTooLongError(EdgeflowError):
+    """The session ended because its client was silent; the next observation opens another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The action of an observation."""
+
+    action: ActionEvent
+    schema: ActionSchema
+    epoch: int
+    """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
+    age_ns: int
+    """Since the observation arrived here. What the camera and the network took before is unknown."""
+
+
+class RobotSessions:
+    """The sessions of this process by number; runs on the loop."""
+
+    def __init__(self, link: ControlLink, config: ServiceConfig) -> None:
+        self._link = link
+        self._limit_s = config.timing.act_timeout_ms / 1000 + SLACK_S
+        self._last = 0
+        self._open: dict[int, _OpenSession] = {}
+
+    def connection(self, caller: Caller) -> RobotConnection:
+        """The sessions of one connection, one after the other."""
+        return RobotConnection(self, caller)
+
+    def take(self, message: FromControl, descriptors: list[int]) -> None:
+        """A message of control; ignored where its session is closed."""
+        session = self._open.get(message.session)
+        if session is None:
+            return
+        if isinstance(message, RobotActed) and (found := whole(message, descriptors)) is None:
+            text = "no memory for the answer"
+            session.refused(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
+        elif isinstance(message, RobotActed):
+            session.acted(found)
+        else:
+            session.heard(message)
+
+    async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
+        """A new session at control; raises its refusal."""
+        self._last += 1
+        session = _OpenSession(self._last, self._link, opened, self._limit_s, self._forget)
+        self._open[session.number] = session
+        request, _ = narrowed(opened, state)
+        try:
+            if not self._link.send(OpenRobot(session.number, request, caller)):
+                raise _busy()
+            await session.opening()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _forget(self, number: int) -> None:
+        self._open.pop(number, None)
+
+
+class RobotConnection:
+    """One client's sessions: the present one, and after its end or a change of cameras another one."""
+
+    def __init__(self, sessions: RobotSessions, caller: Caller) -> None:
+        self._sessions = sessions
+        self._caller = caller
+        self._session: _OpenSession | None = None
+        self._key: object = None
+        self._epochs = 0  # of the sessions before
+
+    async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
+        """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
+        key = (opened.cameras, opened.state, opened.unnorm_key, opened.chunks)
+        session = await self._present(key, opened, frame)
+        try:
+            action = await session.observe(opened, frame, received_ns)
+        except _SilentTooLongError:  # it ended as this observation was on its way
+            session = await self._present(key, opened, frame)
+            action = await session.observe(opened, frame, received_ns)
+        age_ns = time.monotonic_ns() - received_ns
+        if action.max_age_ms and age_ns > _oldest_ns(action):
+            text = f"the action is older than {action.max_age_ms} ms"
+            raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
+        return Answer(action=action, schema=session.schema, epoch=self._epochs + action.epoch, age_ns=age_ns)
+
+    def reset(self) -> None:
+        """A new episode begins."""
+        if self._session is not None:
+            self._session.reset()
+
+    def close(self) -> None:
+        """The client is gone; idempotent."""
+        self._drop()
+
+    async def _present(self, key: object, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
+        """The session for an observation: the one before, or a new one."""
+        session = self._session
+        if session is None or session.ended or key != self._key:
+            self._drop()
+            session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
+            self._key = key
+        return session
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._epochs += self._session.epoch
+            self._session = None
+
+
+class _OpenSession:
+    """One session at control, and the observation that waits for its answer."""
+
+    def __init__(self, number: int, link: ControlLink, opened: OpenRequest, limit_s: float, forget: Forget) -> None:
+        self.number = number
+        self.epoch = 1
+        self.ended = False
+        self.schema: ActionSchema
+        self._link = link
+        self._opened = opened
+        self._limit_s = limit_s
+        self._forget = forget
+        self._seq = 0
+        loop = asyncio.get_running_loop()
+        self._opening: asyncio.Future[None] = loop.create_future()
+        self._answer: asyncio.Future[ActionEvent] | None = None
+
+    async def opening(self) -> None:
+        """Wait until it is open."""
+        try:
+            await asyncio.wait_for(self._opening, self._limit_s)
+        except asyncio.TimeoutError:
+            raise _late() from None
+
+    async def observe(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> ActionEvent:
+        """The action for a frame. An answer that comes too late is that of no other frame."""
+        began_ns = time.monotonic_ns()
+        try:
+            pixels = seal_written(frame_bytes(opened), lambda memory: decode_frame_into(memory, frame, opened))
+        except OSError:
+            raise _busy() from None
+        self._seq += 1
+        _, state = narrowed(opened, frame.state)
+        message = ObserveRobot(
+            session=self.number,
+            seq=self._seq,
+            state=state,
+            instruction=opened.instruction,
+            received_ns=received_ns,
+            decode_ns=time.monotonic_ns() - began_ns,
+        )
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        try:
+            if not self._link.send(message, [pixels.descriptor]):
+                raise _busy()
+            del pixels
+            return await asyncio.wait_for(answer, self._limit_s)
+        except asyncio.TimeoutError:
+            raise _late() from None
+        finally:
+            self._answer = None
+
+    def reset(self) -> None:
+        """Begin a new episode."""
+        if not self.ended:
+            self._link.send(ResetRobot(self.number))
+
+    def close(self) -> None:
+        """End it, unless it has ended."""
+        self._forget(self.number)
+        if not self.ended:
+            self.ended = True
+            self._link.send(CloseRobot(self.number))
+
+    def acted(self, message: RobotActed) -> None:
+        """Control answers an observation."""
+        self.epoch = max(self.epoch, message.action.epoch)
+        if message.action.seq == self._seq and self._answer is not None and not self._answer.done():
+            self._answer.set_result(message.action)
+
+    def heard(self, message: RobotOpened | RobotRefused) -> None:
+        """Control opens the session, refuses it or an observation, or ends it."""
+        if isinstance(message, RobotOpened):
+            self.schema = message.schema
+            if not self._opening.done():
+                self._opening.set_result(None)
+            return
+        found = _error(message)
+        if message.seq == 0:
+            self.ended = True
+            self._forget(self.number)
+            if not self._opening.done():
+                self._opening.set_exception(found)
+        self.refused(message.seq or self._seq, found)
+
+    def refused(self, seq: int, error: EdgeflowError) -> None:
+        """An observation gets no action."""
+        if seq == self._seq and self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def _error(message: RobotRefused) -> EdgeflowError:
+    if message.code == "OK":
+        return _SilentTooLongError(message.text)
+    error = error_of_code(message.code, message.text, message.reason, message.field)
+    if isinstance(error, RequestError):
+        error.retry_after_ms = message.retry_after_ms or None
+    return NoAction(message.command, error, message.reason) if message.command else error
+
+
+def _oldest_ns(action: ActionEvent) -> int:
+    """The age from which no row of an action may be executed."""
+    chunk = action.chunk
+    reach_ms = (chunk.horizon - 1) * chunk.step_ms if chunk is not None else 0.0
+    return round((action.max_age_ms + reach_ms) * 1e6)
+
+
+def _busy() -> ResourceExhausted:
+    text = "the service has no room for another observation"
+    return ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the service did not answer in time", reason=Reason.ACT_TIMEOUT)

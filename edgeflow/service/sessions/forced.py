@@ -1,0 +1,34 @@
+"""Faults forced on sessions, so that tests see what a robot's own client does with them; off unless configured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from edgeflow.config.sections import ForcedFault
+from edgeflow.service.sessions.runner import SessionRunner
+from edgeflow_client.errors import InvalidArgument, Unavailable
+from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Command
+
+TEXT = "forced by frontends.faults"
+
+
+class Forced:
+    """The faults of one session. session: how many were opened before it, and itself."""
+
+    def __init__(self, faults: Sequence[ForcedFault], session: int) -> None:
+        self._faults = [each for each in faults if each.session in (0, session)]
+
+    def apply(self, runner: SessionRunner, seq: int, receive: Callable[[], None]) -> None:
+        """Receive a frame, or answer it as configured."""
+        fault = next((each for each in self._faults if each.first <= seq and (not each.last or seq <= each.last)), None)
+        if fault is None:
+            receive()
+        elif fault.answer == "delay":
+            asyncio.get_running_loop().call_later(fault.delay_ms / 1000, receive)
+        elif fault.answer == "reject":
+            runner.reject(seq, InvalidArgument(TEXT, field="observation", reason=Reason.FORCED))
+        else:
+            runner.session.hold(Reason.FORCED, Command(fault.answer))
+            runner.reject(seq, Unavailable(TEXT, reason=Reason.FORCED))
