@@ -53,6 +53,7 @@ def stub_checkpoint(
     control_rate_hz: float = 20.0,
     pass_s: float = 0.0,
     looks: bool = True,
+    load_s: float = 0.0,
     low: float | None = None,
     high: float | None = None,
     relative: bool = False,
@@ -65,6 +66,10 @@ def stub_checkpoint(
     name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s: the
     time of a pass. looks: False = row i of each answer is i, and no time goes into pixels. low, high: of every number
     of an action. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
+    cameras: width and height by name; None = any size; one `camera` of any size by default. state: by name, the size of
+    a vector, or the names of its numbers. actions: how many numbers one has, or their names. step_ms follows from the
+    rate. pass_s, load_s: the time of a pass, and of loading. low, high: of every number of an action. named: as of
+    CameraNeed. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
     `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,6 +93,7 @@ def stub_checkpoint(
         "step_ms": 1000.0 / control_rate_hz if horizon > 1 else 0.0,
         "pass_s": pass_s,
         "looks": looks,
+        "load_s": load_s,
         "low": low,
         "high": high,
         "relative": relative,

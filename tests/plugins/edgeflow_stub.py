@@ -123,6 +123,7 @@ class PublishedStub:
     def load(self, placement: Any) -> StubPolicy:
         from safetensors.numpy import load_file
 
+        time.sleep(self.config["load_s"])
         table = load_file(self.directory / "model.safetensors")
         return StubPolicy(self.config, table, placement.dtype, placement.device)
 

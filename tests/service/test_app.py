@@ -29,7 +29,8 @@ from pathlib import Path
 from edgeflow.config.service import load_config
 from edgeflow.service.run import run_service
 from tests.service.scripted import Script
-config = load_config(None, {"model": sys.argv[1], "grpc.port": 0, "http.port": 0, "health.port": 0, "frontends.port": 0})
+ports = {"grpc.port": 0, "http.port": 0, "health.port": 0, "frontends.port": 0}
+config = load_config(None, {"model": sys.argv[1], **ports})
 announce = lambda status: print(status.phase.value, status.grpc_port, flush=True)
 sys.exit(run_service(config, announce, ready_file=Path(sys.argv[2]), launch=Script().launch))
 """

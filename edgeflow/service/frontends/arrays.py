@@ -89,3 +89,8 @@ def as_array(value: object, field: str) -> NDArray[Any]:
 def shortened(text: str) -> str:
     """A text from a client as an answer repeats it: in one line, printable and short."""
     return (text if text.isprintable() else ascii(text))[:MAX_FIELD]
+
+
+def joined(path: str, key: str) -> str:
+    """The path to a member: a client's keys joined by dots, in one line, and bounded in length."""
+    return f"{path}.{shortened(key)}"[:MAX_FIELD] if path else shortened(key)

@@ -18,7 +18,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.service.frontends.arrays import MAX_FIELD, TYPES, array_of, array_type, shortened
+from edgeflow.service.frontends.arrays import TYPES, array_of, array_type, joined
 from edgeflow.service.http.bodies import MAX_DEPTH, object_of, parse_msgpack
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
@@ -84,8 +84,7 @@ class _Reader:
             return _scalar(value["data"], value["dtype"], field)
         if value.keys() >= {"nd", "type", "data"}:
             return self._nd(value, field)
-        prefix = f"{path}." if path else ""
-        return {key: self.read(each, (prefix + shortened(key))[:MAX_FIELD], depth + 1) for key, each in value.items()}
+        return {key: self.read(each, joined(path, key), depth + 1) for key, each in value.items()}
 
     def _nd(self, value: dict[str, Any], field: str) -> Any:
         letter, kind = array_type(value["type"], field).kind, value.get("kind", "")

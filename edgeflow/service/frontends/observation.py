@@ -122,7 +122,7 @@ def _pixels(name: str, image: NDArray[Any]) -> memoryview:
             text = "has values outside 0 to 1; an image of floats has its brightness there"
             raise InvalidArgument(text, field=name, reason=Reason.IMAGE_WRONG_FORMAT)
         image = (image * 255).astype(np.uint8)
-    return memoryview(np.ascontiguousarray(image)).cast("B")
+    return np.ascontiguousarray(image).data.cast("B")
 
 
 def _vector(name: str, numbers: NDArray[Any]) -> StateSpec:

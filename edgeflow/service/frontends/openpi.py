@@ -152,15 +152,16 @@ def read_request(data: bytes) -> Request:
     value, coding = unpack(data, MAX_VALUES)
     if not isinstance(value, dict):
         raise InvalidArgument("must be a map", field="message", reason=Reason.BODY_SHAPE)
-    envelope = None
+    envelope: dict[str, Any] | None = None
+    known: tuple[str, ...] = ("infer", "reset")
     if all(key in value for key in ENVELOPE) or value.get("type") in ("ping", "init"):
         envelope, kind, value = value, value.get("type"), value.get("payload") or {}
         if not isinstance(value, dict):
             raise InvalidArgument("must be a map", field="payload", reason=Reason.BODY_SHAPE)
         kind = "ping" if kind == "init" else kind
-        known = ("infer", "reset", "ping")
+        known = (*known, "ping")
     else:
-        kind, known = value.get("endpoint", "infer"), ("infer", "reset")
+        kind = value.get("endpoint", "infer")
     if kind not in known:
         field = "type" if envelope is not None else "endpoint"
         raise InvalidArgument(f"must be {' or '.join(known)}", field=field, reason=Reason.BODY_FIELD)

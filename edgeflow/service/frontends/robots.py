@@ -43,11 +43,10 @@ from edgeflow.service.frontends.sessions import RobotSessions
 from edgeflow.service.http.answers import ABORT, CALLER, application
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
-from edgeflow.service.http.server import HttpServer, Websockets
+from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import BoundedWebsocket
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ANY, CONTROL, Caller, networks_of
-from edgeflow.service.security.tls import load_pair, server_context
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -119,7 +118,7 @@ class RobotsFront(ServingChild):
             """List the clients that can connect here."""
             return JSONResponse(self._model.get("clients", {}))
 
-        async def unknown(websocket: WebSocket) -> None:
+        async def unknown(_: WebSocket) -> None:
             raise NotFound(f"no websocket here; openpi's is at {' and '.join(openpi.PATHS)}", field="path")
 
         return [

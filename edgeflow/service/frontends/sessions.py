@@ -41,13 +41,12 @@ FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
 
 
 class NoAction(EdgeflowError):
-    """An observation gets no action: the robot has to hold, or to stop. reason: why. error: as control states it."""
+    """An observation gets no action: the robot has to hold, or to stop. reason: why. cause: as control states it."""
 
-    def __init__(self, command: str, error: EdgeflowError, reason: str) -> None:
-        super().__init__(error.text)
-        self.code = error.code
-        self.http_status = error.http_status
+    def __init__(self, command: str, cause: EdgeflowError, reason: str) -> None:
+        super().__init__(cause.text)
         self.command = command
+        self.cause = cause
         self.reason = reason
 
 
@@ -85,13 +84,13 @@ class RobotSessions:
         session = self._open.get(message.session)
         if session is None:
             return
-        if isinstance(message, RobotActed) and (found := whole(message, descriptors)) is None:
-            text = "no memory for the answer"
-            session.refused(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
-        elif isinstance(message, RobotActed):
+        if not isinstance(message, RobotActed):
+            session.heard(message)
+        elif (found := whole(message, descriptors)) is not None:
             session.acted(found)
         else:
-            session.heard(message)
+            text = "no memory for the answer"
+            session.refused(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
 
     async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
         """A new session at control; raises its refusal."""

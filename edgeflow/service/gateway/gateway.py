@@ -39,9 +39,8 @@ from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unl
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
-from edgeflow.service.http.server import HttpServer
+from edgeflow.service.http.server import HttpServer, load_pair, server_context
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.tls import load_pair, server_context
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 

@@ -217,8 +217,8 @@ class BoundedProtocol(Connection):
         """Hand the connection on, and with it the place that it has among those of its address."""
         self._stop()
         address, self._address = self._address, None
-        made = self.ws_protocol_class
-        self.ws_protocol_class = partial(made, bounds=self._bounds, address=address)  # type: ignore[assignment,arg-type]
+        made: Any = self.ws_protocol_class
+        self.ws_protocol_class = partial(made, bounds=self._bounds, address=address)  # type: ignore[assignment]
         super().handle_websocket_upgrade(event)
 
     def handle_events(self) -> None:

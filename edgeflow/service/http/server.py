@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from edgeflow.service.http.protocol import Connection
+from edgeflow_client.errors import WorkerError
 
 FLUSH_S = 1.0  # for answers to leave at the end
 FLUSH_CHECK_S = 0.01
@@ -126,3 +127,25 @@ class HttpServer:
     def _answering(self) -> bool:
         connections = self._server.server_state.connections
         return any(isinstance(each, Connection) and each.answering for each in connections)
+
+
+def server_context(descriptors: Sequence[int]) -> ssl.SSLContext:
+    """The context for a certificate chain, its key and, as a third, the CA of client certificates."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_pair(context, descriptors)
+    if len(descriptors) > 2:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(_path(descriptors[2]))
+    return context
+
+
+def load_pair(context: ssl.SSLContext, descriptors: Sequence[int]) -> None:
+    """Use a certificate chain and key for new connections."""
+    if len(descriptors) < 2:
+        raise WorkerError("certificates lack a descriptor")
+    context.load_cert_chain(_path(descriptors[0]), _path(descriptors[1]))
+
+
+def _path(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"

@@ -1,0 +1,208 @@
+"""`POST /act` as the servers of OpenVLA, OpenVLA-OFT and GR00T N1.5 offer it: its bodies and their answers.
+
+The three dialects share a path, and json-numpy as their coding; a key tells them apart:
+
+| dialect | key | answer |
+|---|---|---|
+| OPENVLA | image | the first row of the chunk |
+| OFT | full_image | a list of all rows |
+| GROOT | observation | all rows by part of the robot: `action.<part>`, in the parts of the state |
+
+Answers are float64. Every body may be encoded twice, and its answer then is too; arrays may be nested lists of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeflow.contract import CHANNELS
+from edgeflow.service.frontends.arrays import as_array, joined
+from edgeflow.service.frontends.numpy_json import answer_body, parse
+from edgeflow.service.frontends.observation import Seen
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.reasons import Reason
+
+MAX_VALUES = 1 << 18  # an image of 224x224 pixels as a list has 200,929
+_VIDEO, _STATE, _TEXT = "video.", "state.", "annotation."
+
+
+class ActDialect(Enum):
+    """The server that a body was written for, by the key that only its bodies have."""
+
+    OPENVLA = "image"
+    OFT = "full_image"
+    GROOT = "observation"
+
+
+@dataclass(frozen=True, slots=True)
+class ActStyle:
+    """How a body is answered."""
+
+    dialect: ActDialect
+    double: bool
+    """True for a body that was encoded twice: so is its answer."""
+    parts: tuple[tuple[str, int], ...] = ()
+    """GROOT: name and numbers of each part of the state, which actions are divided into."""
+
+
+def read(body: bytes) -> tuple[Seen, ActStyle]:
+    """The observation in a body, and how it is answered; InvalidArgument names the field at fault.
+
+    Images are [height, width, 3] of bytes, state is finite. Sizes, limits and the policy's needs are not checked here.
+    """
+    values, double = parse(body, MAX_VALUES)
+    dialect = _dialect(values)
+    if dialect is ActDialect.GROOT:
+        seen, parts = _groot(values)
+        return seen, ActStyle(dialect, double, parts)
+    return (_openvla if dialect is ActDialect.OPENVLA else _oft)(values), ActStyle(dialect, double)
+
+
+def answer(rows: NDArray[Any], style: ActStyle) -> bytes:
+    """The body of the answer: a chunk [rows, numbers] with at least one row, in the dialect of the request.
+
+    FailedPrecondition where GROOT's state has another number of elements than an action.
+    """
+    actions = rows.astype(np.float64)
+    if style.dialect is ActDialect.OPENVLA:
+        return answer_body(actions[0], style.double)
+    if style.dialect is ActDialect.OFT:
+        return answer_body(list(actions), style.double)
+    return answer_body(_by_part(actions, style.parts), style.double)
+
+
+def _dialect(values: dict[str, Any]) -> ActDialect:
+    found = [each for each in ActDialect if each.value in values]
+    if not found:
+        text = "is missing: send image (OpenVLA), full_image (OpenVLA-OFT) or observation (GR00T N1.5)"
+        raise InvalidArgument(text, field=ActDialect.OPENVLA.value, reason=Reason.BODY_FIELD)
+    if len(found) > 1:
+        text = f"cannot stand beside {found[0].value}"
+        raise InvalidArgument(text, field=found[1].value, reason=Reason.BODY_FIELD)
+    return found[0]
+
+
+def _openvla(values: dict[str, Any]) -> Seen:
+    _check_keys(values, {"image", "instruction", "unnorm_key"})
+    return Seen(
+        images={"image": _image(_pixels(values["image"], "image"), "image")},
+        state={},
+        instruction=_text(values.get("instruction"), "instruction"),
+        unnorm_key=_unnorm_key(values),
+    )
+
+
+def _oft(values: dict[str, Any]) -> Seen:
+    """The robot's whole observation, where keys that the original does not look at may stand as well."""
+    cameras = ["full_image", *(key for key in values if "wrist" in key)]
+    fields = {name: joined("", name) for name in cameras}
+    return Seen(
+        images={name: _image(_pixels(values[name], fields[name]), fields[name]) for name in cameras},
+        state={"state": _vector(values["state"], "state")} if "state" in values else {},
+        instruction=_text(values.get("instruction"), "instruction"),
+        unnorm_key=_unnorm_key(values),
+    )
+
+
+def _groot(values: dict[str, Any]) -> tuple[Seen, tuple[tuple[str, int], ...]]:
+    """The observation of one step; a camera or a part of the state is named by its whole key."""
+    key = ActDialect.GROOT.value
+    _check_keys(values, {key})
+    members = values[key]
+    if not isinstance(members, dict):
+        raise InvalidArgument("must be an object", field=key, reason=Reason.BODY_FIELD)
+    fields = {name: joined(key, name) for name in members}
+    videos, vectors = _with(_VIDEO, members), _with(_STATE, members)
+    pixels = {name: _step(_pixels(members[name], fields[name]), fields[name]) for name in videos}
+    images = {name: _image(each, fields[name]) for name, each in pixels.items()}
+    steps = {name: _step(as_array(members[name], fields[name]), fields[name]) for name in vectors}
+    state = {name: _vector(each, fields[name]) for name, each in steps.items()}
+    texts = _with(_TEXT, members)
+    if unknown := members.keys() - images.keys() - state.keys() - set(texts):
+        text = f"must begin with {_VIDEO}, {_STATE} or {_TEXT}"
+        raise InvalidArgument(text, field=min(map(fields.__getitem__, unknown)), reason=Reason.BODY_FIELD)
+    if not images or len(texts) != 1:
+        text = f"must have a {_VIDEO}<camera> at least, and one {_TEXT}<name>"
+        raise InvalidArgument(text, field=key, reason=Reason.BODY_FIELD)
+    instruction = members[texts[0]]
+    if isinstance(instruction, list) and len(instruction) == 1:
+        instruction = instruction[0]
+    seen = Seen(images=images, state=state, instruction=_text(instruction, fields[texts[0]]), fields=fields)
+    return seen, tuple((name.removeprefix(_STATE), each.size) for name, each in state.items())
+
+
+def _with(prefix: str, members: dict[str, Any]) -> list[str]:
+    return [name for name in members if name.startswith(prefix)]
+
+
+def _by_part(actions: NDArray[np.float64], parts: tuple[tuple[str, int], ...]) -> dict[str, NDArray[np.float64]]:
+    numbers, width = sum(size for _, size in parts), actions.shape[1]
+    if numbers != width:
+        text = f"has {numbers} numbers, an action of the policy {width}: they cannot be divided into the state's parts"
+        raise FailedPrecondition(text, field=f"{ActDialect.GROOT.value}.state", reason=Reason.PROPRIO_COUNT)
+    found, at = {}, 0
+    for name, size in parts:
+        found[f"action.{name}"] = actions[:, at : at + size]
+        at += size
+    return found
+
+
+def _check_keys(values: dict[str, Any], known: set[str]) -> None:
+    if unknown := sorted(values.keys() - known):
+        text = "is not a field of this request"
+        raise InvalidArgument(text, field=joined("", unknown[0]), reason=Reason.BODY_FIELD)
+
+
+def _pixels(value: Any, field: str) -> NDArray[np.uint8]:
+    array = as_array(value, field)
+    if isinstance(value, list) and array.dtype == np.int64 and array.size and array.min() >= 0 and array.max() <= 255:
+        return array.astype(np.uint8)
+    if array.dtype != np.uint8:
+        text = f"must have pixels of uint8 (in a list: integers of 0 to 255), not {array.dtype.name}"
+        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_TYPE)
+    return array
+
+
+def _image(array: NDArray[np.uint8], field: str) -> NDArray[np.uint8]:
+    if array.ndim != 3 or array.shape[2] != CHANNELS or not array.size:
+        text = f"must be [height, width, {CHANNELS}], not {list(array.shape)}"
+        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_SHAPE)
+    return array
+
+
+def _vector(value: Any, field: str) -> NDArray[Any]:
+    array = as_array(value, field)
+    if array.dtype.kind == "b":
+        raise InvalidArgument("must have numbers, not booleans", field=field, reason=Reason.ARRAY_TYPE)
+    if array.ndim > 1:
+        text = f"must be a vector, not {list(array.shape)}"
+        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_SHAPE)
+    if not np.isfinite(array).all():
+        place = int(np.argmin(np.isfinite(np.atleast_1d(array))))
+        raise InvalidArgument("must be finite", field=f"{field}[{place}]", reason=Reason.PROPRIO_NOT_FINITE)
+    return array
+
+
+def _step(array: NDArray[Any], field: str) -> NDArray[Any]:
+    """The only step of an array whose first dimension is time."""
+    if array.ndim < 2 or len(array) != 1:
+        text = f"must have one step as first dimension, not {list(array.shape)}"
+        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_SHAPE)
+    step: NDArray[Any] = array[0]
+    return step
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument("must be a text", field=field, reason=Reason.BODY_FIELD)
+    return value
+
+
+def _unnorm_key(values: dict[str, Any]) -> str:
+    value = values.get("unnorm_key")
+    return "" if value is None else _text(value, "unnorm_key")
