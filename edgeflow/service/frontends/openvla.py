@@ -1,6 +1,6 @@
 """`POST /act` as the servers of OpenVLA, OpenVLA-OFT and GR00T N1.5 offer it: its bodies and their answers.
 
-The three dialects share a path, and json-numpy as their coding; a key tells them apart:
+The three dialects share a path, and json-numpy as their coding; they differ by a key:
 
 | dialect | key | answer |
 |---|---|---|
