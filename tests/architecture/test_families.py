@@ -11,7 +11,8 @@ from tests.architecture.test_imports import PACKAGE, imported
 
 ROOMS = ("service", "scheduler", "engine", "worker", "commands")
 SOURCES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-COMMON_WORDS = {"act"}  # also the name of a route and of a command: such a family is found by what is imported
+COMMON_WORDS = {"act", "openvla"}
+"""Also names of a route, a command and a protocol of robots: such a family is found by what is imported."""
 SHARED = {"flow"}
 """Folders that several families import."""
 NAMES = [family.name for family in FAMILIES if family.name not in COMMON_WORDS]

@@ -80,7 +80,7 @@ class CheckedFrame:
 
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
-PREFIXES = ("observation.images.", "observation.", "observation/", "images.")
+PREFIXES = ("observation.images.", "observation.", "observation/", "images.", "video.", "state.")
 Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
 
