@@ -20,7 +20,8 @@ import typer
 from rich.markup import escape
 
 from edgeflow.commands.options import Json
-from edgeflow_client.errors import how_to_install
+from edgeflow.policies.registry import plugins
+from edgeflow_client.errors import ConfigError, how_to_install
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 EXTRAS = {
@@ -66,7 +67,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Run every check, in the order in which a new user meets trouble."""
     checks: list[Callable[[], list[Finding]]] = [
-        _python, _machine, _packages, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
+        _python, _machine, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
         _rendering, _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
@@ -105,6 +106,21 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _plugins() -> list[Finding]:
+    """The families of policies that other distributions bring; those of a usable one are served."""
+    findings = []
+    for plugin in plugins().values():
+        subject, origins = f"policy {plugin.name}", ", ".join(plugin.origins)
+        try:
+            plugin.load()
+        except ConfigError as error:
+            found = f"{origins}: {error.__cause__!r}" if error.__cause__ else error.text
+            findings.append(Finding(subject, Verdict.OPTIONAL, found, "mend or remove the distribution"))
+        else:
+            findings.append(Finding(subject, Verdict.OK, origins))
+    return findings
 
 
 def _torch() -> list[Finding]:

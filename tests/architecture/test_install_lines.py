@@ -14,6 +14,7 @@ READ = (
     "Makefile",
     ".ci/*",
     "docs/*.md",
+    "docs/robots/*.md",
     "deploy/**/*",
     "examples/*",
     "scripts/*",

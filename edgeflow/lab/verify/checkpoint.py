@@ -106,6 +106,8 @@ def verify_checkpoint(
             device=place,
             artifact=artifact,
         )
+        if known.name not in VERIFY:
+            raise ConfigError(f"model: policies of the family {known.name}, a plug-in, have no recordings to verify")
         return VERIFY[known.name](directory, asked)
 
 

@@ -1,0 +1,85 @@
+"""Services for robots' own clients, and the clients, each in its environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.front_process import wait_for
+from tests.stub_policy import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class RobotsService:
+    """A running service. robots: the port of robots' own clients. log: what it printed so far."""
+
+    process: subprocess.Popen[bytes]
+    robots: int
+    log_file: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path, model: Path, *, robots: int = 0, loaded: bool = True, **config: Any
+) -> Iterator[RobotsService]:
+    """Run the command with the stub policy. robots: its port; with loaded false, it is given and nothing is awaited."""
+    path, ready, log = (folder / name for name in ("config.json", "ready.json", "log"))
+    ports = {name: {"port": 0} for name in ("grpc", "http", "health")}
+    frontends = {"port": robots, **config.pop("frontends", {})}
+    settings = {"model": str(model), "chat": {"enabled": False}, "standby": False, "frontends": frontends}
+    path.write_text(json.dumps({**settings, **ports, **config}))
+    command = [sys.executable, "-m", "edgeflow.cli", "serve", "--config", str(path), "--ready-file", str(ready)]
+    with log.open("w") as stream:
+        process = subprocess.Popen([*command, "--json"], stdout=stream, stderr=stream, env=environment())
+    try:
+        if loaded:
+            wait_for(lambda: ready.exists() or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
+            robots = json.loads(ready.read_text())["robots"]
+        yield RobotsService(process, robots, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+
+
+def client(name: str) -> Path:
+    """The Python of a client's environment; skips the test where scripts/clients has not made it."""
+    folder = ROOT / ".clients" / name
+    if not (folder / "ready").exists():
+        pytest.skip(f"no {folder}: scripts/clients {name}")
+    return folder / "bin" / "python"
+
+
+def started(name: str, port: int, observation: Mapping[str, Any], *steps: str) -> subprocess.Popen[str]:
+    """A client's program, tests/clients/NAME_session.py, at the beginning of its steps; see there."""
+    program = ROOT / "tests" / "clients" / f"{name}_session.py"
+    command = [str(client(name)), str(program), str(port), json.dumps(observation), *steps]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(program: subprocess.Popen[str]) -> dict[str, Any]:
+    """The report of a client's program."""
+    output, errors = program.communicate(timeout=200)
+    assert program.returncode == 0, errors
+    report: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return report
+
+
+def session(name: str, port: int, observation: Mapping[str, Any], *steps: str) -> dict[str, Any]:
+    """The report of a client's program after all of its steps."""
+    return finished(started(name, port, observation, *steps))

@@ -1,0 +1,89 @@
+"""Clients of OpenVLA and OpenVLA-OFT, as their documentation writes them (.clients/openvla, at night)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.running import serving, session
+from tests.stub_policy import stub_checkpoint
+
+pytestmark = pytest.mark.night
+
+OPENVLA: dict[str, Any] = {"image": [224, 224, 3], "instruction": "grasp the red handle"}
+OFT: dict[str, Any] = {
+    "full_image": [224, 224, 3],
+    "left_wrist_image": [224, 224, 3],
+    "right_wrist_image": [224, 224, 3],
+    "state": [14],
+    "instruction": "fold the shirt",
+}
+
+
+def one_action(folder: Path) -> Path:
+    """A policy as OpenVLA: one camera of any name, one action."""
+    return stub_checkpoint(folder / "stub", named=False, horizon=1)
+
+
+def chunks(folder: Path) -> Path:
+    """A policy as OFT on ALOHA: three cameras, 14 joints, 25 rows at 25 Hz."""
+    cameras: dict[str, Any] = {"full_image": None, "left_wrist_image": None, "right_wrist_image": None}
+    return stub_checkpoint(
+        folder / "stub", cameras=cameras, state={"state": 14}, actions=14, horizon=25, control_rate_hz=25.0
+    )
+
+
+def test_openvla(tmp_path: Path):
+    with serving(tmp_path, one_action(tmp_path)) as service:
+        plain, encoded = session("openvla", service.robots, OPENVLA, "act:10", "encoded:5")["steps"]
+    for result in (plain, encoded):
+        assert (result["statuses"], result["wrong"]) == ([200], 0), result
+        assert (result["shape"], result["dtype"]) == ([1, 7], "float64")
+
+
+def test_oft(tmp_path: Path):
+    with serving(tmp_path, chunks(tmp_path)) as service:
+        plain, encoded, arm = session("openvla", service.robots, OFT, "act:5", "oft-encoded:5", "oft:60:25")["steps"]
+    for result in (plain, encoded):
+        assert (result["statuses"], result["wrong"]) == ([200], 0), result
+        assert (result["shape"], result["dtype"]) == ([25, 14], "float64")
+    assert (arm["executed"], arm["requests"], arm["width"]) == (60, 3, 14)
+
+
+def test_errors_are_objects_with_a_status(tmp_path: Path):
+    words = ("without:full_image", 'body:{"a"', "body:[]", "act:1")
+    with serving(tmp_path, chunks(tmp_path)) as service:
+        *bad, good = session("openvla", service.robots, OFT, *words)["steps"]
+    for result in bad:
+        assert result["statuses"][0] in (400, 422), result
+        assert isinstance(result["answer"], dict) and result["answer"]["error"], result
+    assert "full_image" in str(bad[0]["answer"])
+    assert good["wrong"] == 0
+
+
+@pytest.mark.parametrize("answer", ["hold", "stop"])
+def test_a_safe_answer_ends_the_episode_of_oft(tmp_path: Path, answer: str):
+    with serving(tmp_path, chunks(tmp_path), frontends={"faults": [{"answer": answer}]}) as service:
+        arm, result = session("openvla", service.robots, OFT, "oft:60:25", "act:1")["steps"]
+    assert "error" in arm and "executed" not in arm  # its program slices what it got
+    assert result["statuses"] == [503] and result["answer"]["error"]
+
+
+def test_clients_without_tokens_are_admitted_by_their_network_alone(tmp_path: Path):
+    tokens, secret = tmp_path / "tokens.json", tmp_path / "arm.token"
+    new = [sys.executable, "-m", "edgeflow.cli", "token", "new", "--principal", "arm", "--role", "control"]
+    subprocess.run([*new, "--tokens", str(tokens), "--out", str(secret)], check=True, capture_output=True)
+    model = one_action(tmp_path)
+    statuses = []
+    for peers in ([], ["192.0.2.0/24"], ["127.0.0.0/8"]):
+        folder = tmp_path / str(len(statuses))
+        folder.mkdir()
+        frontends = {"openvla": {"peers": peers}}
+        with serving(folder, model, tokens_file=str(tokens), frontends=frontends) as service:
+            (result,) = session("openvla", service.robots, OPENVLA, "act:2")["steps"]
+        statuses.append(result["statuses"])
+    assert statuses == [[401], [401], [200]]

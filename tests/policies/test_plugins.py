@@ -1,0 +1,193 @@
+"""Families from installed distributions: found, refused by name where they are broken, and no burden to others."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from edgeflow.commands import doctor
+from edgeflow.commands.doctor import Verdict
+from edgeflow.config.sections import PolicyConfig
+from edgeflow.contract import Image, Observation
+from edgeflow.lab.verify.checkpoint import verify_checkpoint
+from edgeflow.policies import registry
+from edgeflow.policies.registry import detected, family_of
+from edgeflow.service.host.preflight import check_model_directory
+from edgeflow_client.errors import CheckpointError, ConfigError
+from tests.policies.act.checkpoint import write_checkpoint
+from tests.policies.test_served import answer_of, loaded
+from tests.stub_policy import environment, stub_checkpoint
+
+Install = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+FAMILY = """
+from edgeflow.policies.family import ONE_PASS_MODES, Family
+
+def none(*_): ...
+
+OTHER = Family(name="other", modes=ONE_PASS_MODES, detect=lambda files: files.config["kind"] == "other", check=none,
+               load=none, prepare=none)
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Installs a distribution of one module, `code`, with one family; returns where it lies."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+
+    def add(code: str, *, distribution: str = "robot-other", name: str = "other", value: str = "") -> Path:
+        module = distribution.replace("-", "_")
+        (folder / f"{module}.py").write_text(code)
+        about = folder / f"{module}-2.5.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.5\n")
+        (about / "entry_points.txt").write_text(f"[edgeflow.policies]\n{name} = {value or f'{module}:OTHER'}\n")
+        registry.plugins.cache_clear()
+        return folder
+
+    yield add
+    registry.plugins.cache_clear()
+    for name in [each for each in sys.modules if each.startswith(("robot_", "edgeflow_linear"))]:
+        del sys.modules[name]
+
+
+def folder_of(path: Path, **config: object) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def test_a_checkpoint_of_its_kind_is_served(stub_plugin: None, tmp_path: Path):
+    directory = stub_checkpoint(tmp_path / "stub")
+    assert family_of(directory).name == family_of(directory, "stub").name == detected(directory).name == "stub"
+    check_model_directory(directory)
+    with pytest.raises(CheckpointError, match=r"type 'other'; served: openvla_oft, .*, pi05, stub$"):
+        family_of(folder_of(tmp_path / "other", type="other"))
+
+
+def test_control_finds_it_without_torch(tmp_path: Path):
+    directory = stub_checkpoint(tmp_path / "stub")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom edgeflow.service.host.preflight import check_model_directory\n"
+        f"check_model_directory(Path({str(directory)!r}))\nsys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment())
+
+
+def test_one_that_imports_torch_in_control_is_refused(install: Install, tmp_path: Path):
+    folder = install(f"import torch\n{FAMILY}")
+    (folder / "torch.py").write_text("")  # another one, which takes no second to load
+    code = (
+        "from pathlib import Path\nfrom edgeflow.policies.registry import family_of\n"
+        f"try: family_of(Path({str(tmp_path)!r}), 'other')\nexcept Exception as error: print(error, error.__cause__)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=ROOT,
+        env={**environment(), "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+    )
+    assert "robot-other 2.5 cannot be used (ImportError)" in process.stdout
+    assert "only its load and prepare may" in process.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "named"),
+    [
+        ("import no_such_library", "", "ModuleNotFoundError"),
+        ("1 / 0", "", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "", "SystemExit"),
+        ("OTHER = None", "", "TypeError"),
+        (FAMILY, "robot_other:ANOTHER", "AttributeError"),
+        (FAMILY.replace('name="other"', 'name="another"'), "", "TypeError"),
+    ],
+)
+def test_a_broken_one_disturbs_no_other(install: Install, tmp_path: Path, code: str, value: str, named: str):
+    install(code, value=value)
+    install(FAMILY.replace('"other"', '"sound"'), distribution="robot-sound", name="sound")
+    assert family_of(write_checkpoint(tmp_path / "act")).name == "act"
+    assert family_of(folder_of(tmp_path / "sound", kind="sound")).name == "sound"
+    unusable = rf"policy\.family: other of robot-other 2\.5 cannot be used \({named}\); see `edgeflow doctor`"
+    with pytest.raises(ConfigError, match=unusable):
+        family_of(tmp_path / "act", "other")
+    with pytest.raises(CheckpointError, match=rf"has type 'x'; served: .*; {unusable}"):
+        family_of(folder_of(tmp_path / "unknown", type="x", kind="x"))
+    sound, broken = doctor._plugins()[::-1]
+    assert (sound.subject, sound.verdict, sound.found) == ("policy sound", Verdict.OK, "robot-sound 2.5")
+    assert (broken.subject, broken.verdict) == ("policy other", Verdict.OPTIONAL)
+    assert broken.found.startswith(f"robot-other 2.5: {named}(") and broken.advice
+
+
+def test_one_that_trips_over_files_disturbs_no_other(install: Install, tmp_path: Path):
+    install(FAMILY)
+    with pytest.raises(CheckpointError, match=r"has type 'x'; .*robot-other 2\.5 cannot be used \(KeyError\)"):
+        family_of(folder_of(tmp_path / "unknown", type="x"))
+    assert detected(tmp_path / "unknown") is None
+
+
+def test_two_of_one_name_are_refused(install: Install, tmp_path: Path):
+    install(FAMILY)
+    install(FAMILY, distribution="robot-twin")
+    both = r"policy\.family: other is brought by robot-other 2\.5 and by robot-twin 2\.5: remove one"
+    with pytest.raises(ConfigError, match=both):
+        family_of(folder_of(tmp_path / "other", kind="other"), "other")
+    with pytest.raises(ConfigError, match=rf"has no model_type and no type; served: .*; {both}"):
+        family_of(tmp_path / "other")
+    assert family_of(write_checkpoint(tmp_path / "act")).name == "act"
+    assert "robot-twin" in doctor._plugins()[0].found
+
+
+def test_none_takes_the_name_of_a_built_in_one(install: Install, tmp_path: Path):
+    install(FAMILY.replace('"other"', '"act"'), name="act")
+    directory = write_checkpoint(tmp_path / "act")
+    assert family_of(directory) is next(each for each in registry.FAMILIES if each.name == "act")
+    with pytest.raises(ConfigError, match=r"act is brought by edgeflow-server and by robot-other 2\.5"):
+        family_of(directory, "act")
+
+
+def test_a_checkpoint_that_a_built_in_one_recognises_is_its_own(install: Install, tmp_path: Path):
+    install(FAMILY.replace('files.config["kind"] == "other"', "True"))
+    directory = write_checkpoint(tmp_path / "act")
+    assert family_of(directory).name == "act"
+    assert family_of(directory, "other").name == "other"
+
+
+def test_the_one_of_the_documents_runs(install: Install, tmp_path: Path):
+    text = (ROOT / "docs/policies.md").read_text().partition("## A policy of your own")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    name, value = re.search(r'policies"\]\n(\w+) = "(.*)"', text).groups()
+    distribution = re.search(r'^name = "(.*)"', text, re.MULTILINE)[1]
+    install(code, distribution=distribution, name=name, value=value)
+    directory = folder_of(tmp_path / "linear", type="linear", joints=2, horizon=3, rate_hz=10)
+    weights = np.random.default_rng(0).uniform(-1, 1, (6, 5)).astype(np.float32)
+    save_file({"weights": weights}, directory / "model.safetensors")
+    check_model_directory(directory)
+    image = Image(96, 96, bytes([255, 0, 51]) * 96 * 96)
+    seen = Observation(images={"wrist": image}, state={"joints": (0.5, -0.25)}, instruction="")
+    policy = loaded(directory, {})
+    wanted = (weights @ np.array([0.5, -0.25, 1, 0, 0.2], np.float32)).reshape(3, 2)
+    assert np.allclose(answer_of(policy, seen), wanted, atol=1e-6)
+    assert policy.action_schema().step_ms == 100 and policy.inputs.cameras[0].name == "wrist"
+    with pytest.raises(ConfigError, match=r"policy\.speed: this family, linear, has no settings"):
+        check_model_directory(directory, PolicyConfig(speed=1))
+    (directory / "config.json").write_text('{"type": "linear", "joints": 2, "rate_hz": 10}')
+    with pytest.raises(CheckpointError, match="has no horizon"):
+        check_model_directory(directory)
+
+
+def test_it_has_no_recordings_to_verify(stub_plugin: None, tmp_path: Path):
+    with pytest.raises(ConfigError, match="family stub, a plug-in, have no recordings"):
+        verify_checkpoint(stub_checkpoint(tmp_path / "stub"), (), Mock())
