@@ -156,6 +156,8 @@ class ServicePrinter:
                 for name, text in (("", status.memory), ("chat: ", status.chat), ("operators: ", status.operators)):
                     if text:
                         self._console.print(f"  {name}{text}", highlight=False, markup=False)
+                for line in status.clients:
+                    self._console.print(f"  {line}", highlight=False, markup=False)
                 what = "actions" if status.horizon == 1 else f"chunks of {status.horizon} actions"
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(

@@ -32,7 +32,7 @@ from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
-from edgeflow.service.status import ServiceStatus, chat_summary, policy_summary
+from edgeflow.service.status import ServiceStatus, chat_summary, clients_lines, clients_summary, policy_summary
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
@@ -193,6 +193,7 @@ class Service:
             total=0,
             forecasts=forecasts,
             horizon=ready.schema.horizon,
+            clients=clients_lines(clients_summary(self._config, ready.inputs, self.status.robots_port)),
             warnings=tuple(warnings),
         )
 
@@ -266,6 +267,8 @@ class Service:
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
             model |= policy_summary(worker)
+            if self._doors is not None:
+                model["clients"] = clients_summary(self._config, worker.inputs, self._doors.robots_port)
         return [model]
 
     async def _release(self) -> None:

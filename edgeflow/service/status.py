@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
+from edgeflow.service.host.listen import address_text
+from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.health import State
 
 
@@ -19,6 +24,7 @@ class ServiceStatus:
     memory: the KV memory of the sessions and what was free, in one line.
     forecasts: (mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times.
     horizon: actions per answer.
+    clients: robots' own clients that can connect, and with which names, a line each.
     warnings: settings that the system does not permit.
     """
 
@@ -40,6 +46,7 @@ class ServiceStatus:
     memory: str = ""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     horizon: int = 1
+    clients: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -68,6 +75,45 @@ def _length(ready: ChatReady) -> str:
 
 def _size(size: int) -> str:
     return f"{size / MIB:.1f} MiB" if size >= MIB else f"{size / 1024:.1f} KiB"
+
+
+CLIENTS = {"openpi": ("openpi", "ws", "/"), "openvla": ("OpenVLA, OpenVLA-OFT", "http", "/act")}
+"""By front end: whose clients it serves, the scheme of its address, without TLS, and its path."""
+
+
+def clients_summary(config: ServiceConfig, inputs: PolicyInputs, port: int) -> dict[str, dict[str, Any]]:
+    """The front ends for robots' own clients: the address of each, and the client's names by the policy's."""
+    found = {}
+    address = address_text(config.frontends.host, port)
+    for front, dialect in config.frontends.dialects.items():
+        who, scheme, path = CLIENTS[front]
+        names = Names.of(config, inputs, front)
+        found[front] = {
+            "clients": who,
+            "address": f"{scheme}{'s' if config.tls.cert else ''}://{address}{path}",
+            "cameras": {each.name: names.cameras.get(each.name) or _camera(each) for each in inputs.cameras},
+            "state": {each.name: names.state.get(each.name, short(each.name)) for each in inputs.state},
+            "rows": dialect.rows or None,
+        }
+    return found
+
+
+def _camera(need: CameraNeed) -> str:
+    return short(need.name) if need.named else "the first one"
+
+
+def clients_lines(clients: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """The same for people, a line each."""
+    return tuple(
+        f"{each['clients']}: {each['address']} (cameras: {_names(each['cameras'])}; state: {_names(each['state'])})"
+        for each in clients.values()
+    )
+
+
+def _names(names: Mapping[str, Any]) -> str:
+    """Names of a client, the policy's beside those that differ."""
+    shown = [name if name in (key, short(key)) else f"{name} for {key}" for key, name in names.items()]
+    return ", ".join(shown) or "none"
 
 
 def policy_summary(worker: WorkerReady) -> dict[str, Any]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import unseal
-from edgeflow.service.observation.checks import check_numbers, check_request, check_text
+from edgeflow.service.observation.checks import MAX_PERIOD_MS, check_numbers, check_request, check_text
 from edgeflow.service.observation.pixels import frame_bytes, images_of
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, Unavailable, WorkerError
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import ActionSchema
+
+DEFAULT_PERIOD_MS = 100  # of a policy that states no rate
 
 
 def checked_open(plane: ControlPlane, opened: OpenRequest) -> OpenRequest:
@@ -31,7 +37,20 @@ def checked_open(plane: ControlPlane, opened: OpenRequest) -> OpenRequest:
     if found is None or found.policy_cameras != opened.policy_cameras:
         text = "the policy changed while the observation was read"
         raise Unavailable(text, reason=Reason.WORKER_RESTARTING, retry_after_ms=RETRY_AFTER_MS)
+    if found.front and plane.worker is not None:
+        found = replace(found, control_period_ns=_period_ms(plane.config, found.front, plane.worker.schema) * 1_000_000)
     return found
+
+
+def _period_ms(config: ServiceConfig, front: str, schema: ActionSchema) -> int:
+    """The time between a client's requests: as configured, or that of the rows that it executes at the control rate."""
+    dialect = config.frontends.dialects[front]
+    if dialect.period_ms:
+        found = dialect.period_ms
+    else:
+        step_ms = schema.step_ms or (1000 / schema.control_rate_hz if schema.control_rate_hz else DEFAULT_PERIOD_MS)
+        found = math.floor(step_ms * min(dialect.rows or schema.horizon, schema.horizon))
+    return min(max(found, math.ceil(1000 / config.limits.rate_hz)), MAX_PERIOD_MS)
 
 
 def checked_frame(

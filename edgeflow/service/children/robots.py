@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgeflow.config.sections import FrontendConfig, LimitsConfig
-from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import close_all
 from edgeflow.service.children.checked import checked_frame, checked_open
 from edgeflow.service.children.keeper import Keeper
@@ -23,7 +20,6 @@ from edgeflow.service.children.messages import (
     RobotRefused,
 )
 from edgeflow.service.children.single_actions import send_numbers
-from edgeflow.service.observation.checks import MAX_PERIOD_MS
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
@@ -40,11 +36,10 @@ from edgeflow_client.errors import (
     WorkerError,
 )
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema, Command, Disposition
+from edgeflow_client.types import Command, Disposition
 
 MOST_SESSIONS = 512  # of the process, those that are being opened included
 RESEND_S = 0.005  # between attempts to send what the process could not take
-DEFAULT_PERIOD_MS = 100  # of a policy that states no rate
 Answer = RobotOpened | RobotActed | RobotRefused
 
 
@@ -195,11 +190,7 @@ class _Robot:
     async def _open(self, message: OpenRobot) -> SessionRunner:
         if not self._guard.may_control(message.caller):
             raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
-        opened = checked_open(self._plane, message.opened)
-        worker = self._plane.worker
-        if worker is not None:
-            opened = replace(opened, control_period_ns=period_ns(self._plane.config, opened.front, worker.schema))
-        return await self._plane.open(opened, message.caller)
+        return await self._plane.open(checked_open(self._plane, message.opened), message.caller)
 
     async def _serve(self, runner: SessionRunner) -> None:
         session = runner.session
@@ -269,21 +260,6 @@ def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
     if safe is not None:
         return safe.command.value
     return "" if event.disposition is Disposition.REJECTED else Command.HOLD.value
-
-
-def period_ns(config: ServiceConfig, front: str, schema: ActionSchema) -> int:
-    """The time between a client's requests: as configured, or that of the rows that it executes at the control rate."""
-    dialect = config.frontends.dialects[front]
-    return _period_ms(dialect, config.limits, schema) * 1_000_000
-
-
-def _period_ms(dialect: FrontendConfig, limits: LimitsConfig, schema: ActionSchema) -> int:
-    if dialect.period_ms:
-        found = dialect.period_ms
-    else:
-        step_ms = schema.step_ms or (1000 / schema.control_rate_hz if schema.control_rate_hz else DEFAULT_PERIOD_MS)
-        found = math.floor(step_ms * min(dialect.rows or schema.horizon, schema.horizon))
-    return min(max(found, math.ceil(1000 / limits.rate_hz)), MAX_PERIOD_MS)
 
 
 def _refused(session: int, seq: int, error: EdgeflowError) -> RobotRefused:

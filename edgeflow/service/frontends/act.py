@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Annotated, Any
-from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.requests import Request
@@ -22,11 +20,11 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
 from edgeflow.service.frontends.control import Observation
 from edgeflow.service.frontends.grpc.codec import Received, check_act
-from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge, next_part
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
+from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.observation.jpeg import read_jpeg
 from edgeflow.service.observation.requests import Names, matched
-from edgeflow_client.errors import RETRY_AFTER_MS, InvalidArgument, ResourceExhausted
+from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 
@@ -235,23 +233,21 @@ def _field(*path: object) -> str:
     return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]
 
 
-SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
-LARGE_BODIES = 8  # places
-LARGE_PER_ADDRESS = 2
-LARGE_WAIT_S = 3.0  # for a place
-LARGE_READ_S = 2.0  # for the rest of a body to arrive
 OTHER_BYTES = 64 << 10  # of a body beside its images: text, numbers, names
+
+
+def body_bytes(config: ServiceConfig) -> int:
+    """The most bytes of an observation in base64, which images take most of."""
+    limits = config.limits
+    return min(limits.http_body_bytes, limits.cameras * limits.image_bytes * 4 // 3 + OTHER_BYTES)
 
 
 class Observations:
     """Reads observations: large bodies a few at a time, one body parsed at a time."""
 
     def __init__(self, config: ServiceConfig) -> None:
-        limits = self._limits = config.limits
-        self._alias = config.alias
         self._config = config
-        self._most = min(limits.http_body_bytes, limits.cameras * limits.image_bytes * 4 // 3 + OTHER_BYTES)
-        self._places = _Places()
+        self._bodies = BodyReader(body_bytes(config), "an observation")
         self._parsing = asyncio.Lock()
 
     async def read(self, request: Request, inputs: PolicyInputs) -> Observation:
@@ -259,71 +255,14 @@ class Observations:
 
         inputs: what the policy needs.
         """
-        async with contextlib.AsyncExitStack() as place:
-            body = await self._body(request, place)
-            return await self._observation(request, body, inputs)
-
-    async def _observation(self, request: Request, body: bytes, inputs: PolicyInputs) -> Observation:
-        received_ns = time.monotonic_ns()
-        async with self._parsing:
-            parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
-            opened, frame = check_act(parsed, self._alias, self._limits)
-            opened = matched(opened, inputs, Names.of(self._config, inputs))
-        return Observation(opened=opened, frame=frame, received_ns=received_ns)
-
-    async def _body(self, request: Request, place: contextlib.AsyncExitStack) -> bytes:
-        """The body, at most the limit of this route; `place` keeps that of a large one."""
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._most:
-            raise self._too_large()
-        data, more = bytearray(), True
-        while more and len(data) <= SMALL_BODY_BYTES:
-            more = await self._next(request, data)
-        if more:
-            peer: str = request.scope[CALLER].peer
-            await self._places.take(peer, place)
-            try:
-                await asyncio.wait_for(self._rest(request, data), LARGE_READ_S)
-            except asyncio.TimeoutError:
-                text = f"the rest of a body must arrive within {LARGE_READ_S:g} s"
-                raise BodyLate(text, field="body") from None
-        return bytes(data)
-
-    async def _rest(self, request: Request, data: bytearray) -> None:
-        while await self._next(request, data):
-            pass
-
-    async def _next(self, request: Request, data: bytearray) -> bool:
-        more = await next_part(request, data)
-        if len(data) > self._most:
-            raise self._too_large()
-        return more
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"exceeds the limit of {self._most} bytes for an observation", field="body", reason=Reason.BODY_TOO_LARGE
-        )
-
-
-class _Places:
-    """Places to read large bodies, some of them per address."""
-
-    def __init__(self) -> None:
-        self._all = asyncio.Semaphore(LARGE_BODIES)
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    async def take(self, address: str, place: contextlib.AsyncExitStack) -> None:
-        """Wait for a place, and give it back with the context; ResourceExhausted if none gets free."""
-        own = self._of.setdefault(address, asyncio.Semaphore(LARGE_PER_ADDRESS))
-        try:
-            for each in (own, self._all):
-                await asyncio.wait_for(each.acquire(), LARGE_WAIT_S)
-                place.callback(each.release)
-        except asyncio.TimeoutError:
-            text = "other large bodies are being read"
-            raise ResourceExhausted(
-                text, field="body", reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS
-            ) from None
+        config = self._config
+        async with self._bodies.read(request) as body:
+            received_ns = time.monotonic_ns()
+            async with self._parsing:
+                parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
+                opened, frame = check_act(parsed, config.alias, config.limits)
+                opened = matched(opened, inputs, Names.of(config, inputs))
+            return Observation(opened=opened, frame=frame, received_ns=received_ns)
 
 
 def act_answer(done: ActDone) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.service.frontends.control import Control
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from edgeflow.service.frontends.observation import Reader, Seen
-from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection
+from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection, rows_of
 from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.log import Log
 from edgeflow.service.sessions.rates import RollingCount
@@ -129,8 +129,6 @@ class OpenpiConversation:
     def _found(self, answer: Answer, received_ns: int) -> dict[str, Any]:
         """The chunk, and what took how long; nothing else is an array, since clients cut every array by rows."""
         action = answer.action
-        chunk = action.chunk
-        horizon = chunk.horizon if chunk is not None else 0
         server: dict[str, float] = {"infer_ms": (time.monotonic_ns() - received_ns) / 1e6}
         if self._total_ms is not None:
             server["prev_total_ms"] = self._total_ms
@@ -141,7 +139,7 @@ class OpenpiConversation:
             "seq": action.seq,
         }
         return {
-            "actions": np.array(action.values, np.float32).reshape(horizon, -1),
+            "actions": rows_of(action).astype(np.float32),
             "policy_timing": {"infer_ms": action.timings.inference_ns / 1e6},
             "server_timing": server,
         }

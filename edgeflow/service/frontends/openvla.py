@@ -26,6 +26,8 @@ from edgeflow.service.frontends.observation import Seen
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason
 
+NAME = "openvla"
+PATH = "/act"
 MAX_VALUES = 1 << 18  # an image of 224x224 pixels as a list has 200,929
 _VIDEO, _STATE, _TEXT = "video.", "state.", "annotation."
 
@@ -47,6 +49,11 @@ class ActStyle:
     """True for a body that was encoded twice: so is its answer."""
     parts: tuple[tuple[str, int], ...] = ()
     """GROOT: name and numbers of each part of the state, which actions are divided into."""
+
+    @property
+    def chunks(self) -> bool:
+        """True if the client takes all rows of a chunk."""
+        return self.dialect is not ActDialect.OPENVLA
 
 
 def read(body: bytes) -> tuple[Seen, ActStyle]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import time
 from typing import Any
 
 from starlette.requests import Request
@@ -35,12 +36,16 @@ from edgeflow.service.children.messages import (
     State,
 )
 from edgeflow.service.children.start import ROBOTS, ChildStart
-from edgeflow.service.frontends import openpi
-from edgeflow.service.frontends.control import Control
+from edgeflow.service.frontends import openpi, openvla
+from edgeflow.service.frontends.act import body_bytes
+from edgeflow.service.frontends.control import Control, Observation
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
+from edgeflow.service.frontends.observation import Reader
 from edgeflow.service.frontends.openpi import OpenpiConversation, converse
-from edgeflow.service.frontends.sessions import RobotSessions
-from edgeflow.service.http.answers import ABORT, CALLER, application
+from edgeflow.service.frontends.sessions import RobotSessions, rows_of
+from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gone
+from edgeflow.service.http.bodies import JSON_TYPE
+from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
@@ -55,7 +60,7 @@ READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
 MAX_MODEL_BYTES = 1 << 20
 POLICY_VIOLATION = 1008  # a code of closing
-ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), "/act": CONTROL}
+ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
 
 
 async def serve(start: ChildStart) -> int:
@@ -73,6 +78,8 @@ class RobotsFront(ServingChild):
         self._config = config
         self._control = Control(self._link, config)
         self._sessions = RobotSessions(self._link, config)
+        self._bodies = BodyReader(body_bytes(config), "an observation")
+        self._reader = Reader(config, openvla.NAME)
         self._websockets: dict[WebSocket, Caller] = {}
         self._answering = 0
         self._idle = asyncio.Event()
@@ -104,7 +111,7 @@ class RobotsFront(ServingChild):
             hosts=Hosts.of(config.http),
             reader_s=READER_S,
             roles=ROLES,
-            peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), "/act": peers["openvla"]},
+            peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), openvla.PATH: peers[openvla.NAME]},
         )
         return app
 
@@ -124,6 +131,7 @@ class RobotsFront(ServingChild):
         return [
             *(Route(path, health, methods=["GET"]) for path in sorted(OPEN_PATHS)),
             Route("/", clients, methods=["GET"]),
+            Route(openvla.PATH, self._act, methods=["POST"]),
             *(WebSocketRoute(path, self._openpi) for path in openpi.PATHS),
             WebSocketRoute("/{path:path}", unknown),
         ]
@@ -149,6 +157,18 @@ class RobotsFront(ServingChild):
         finally:
             del self._websockets[websocket]
             connection.close()
+
+    async def _act(self, request: Request) -> Response:
+        """Return the action for one observation, in the form of its dialect."""
+        with self._answers():
+            async with self._bodies.read(request) as body:
+                received_ns = time.monotonic_ns()
+                seen, style = openvla.read(body)
+            inputs = await unless_gone(request, self._control.loaded())
+            opened, frame = self._reader.read(seen, inputs, chunks=style.chunks)
+            observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
+            done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
+            return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
 
     @contextlib.contextmanager
     def _answers(self) -> Any:

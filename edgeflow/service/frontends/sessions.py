@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import seal_written
 from edgeflow.service.children.child import ControlLink
@@ -32,6 +35,7 @@ from edgeflow_client.errors import (
     EdgeflowError,
     RequestError,
     ResourceExhausted,
+    Unavailable,
 )
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
@@ -42,6 +46,9 @@ FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
 
 class NoAction(EdgeflowError):
     """An observation gets no action: the robot has to hold, or to stop. reason: why. cause: as control states it."""
+
+    code = "UNAVAILABLE"
+    http_status = 503
 
     def __init__(self, command: str, cause: EdgeflowError, reason: str) -> None:
         super().__init__(cause.text)
@@ -64,6 +71,14 @@ class Answer:
     """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
     age_ns: int
     """Since the observation arrived here. What the camera and the network took before is unknown."""
+
+
+def rows_of(action: ActionEvent) -> NDArray[np.float64]:
+    """The rows of an action, [rows, numbers]; NoAction for HOLD and STOP."""
+    if action.chunk is None:
+        text = f"the robot has to {action.command.value}: {action.reason}"
+        raise NoAction(action.command.value, Unavailable(text, reason=action.reason), action.reason)
+    return np.array(action.values, np.float64).reshape(action.chunk.horizon, -1)
 
 
 class RobotSessions:
