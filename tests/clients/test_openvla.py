@@ -26,7 +26,7 @@ OFT: dict[str, Any] = {
 
 def one_action(folder: Path) -> Path:
     """A policy as OpenVLA: one camera of any name, one action."""
-    return stub_checkpoint(folder / "stub", named=False, horizon=1)
+    return stub_checkpoint(folder / "stub", horizon=1)
 
 
 def chunks(folder: Path) -> Path:

@@ -29,7 +29,6 @@ from edgeflow_client.reasons import Reason
 NAME = "openvla"
 PATH = "/act"
 MAX_VALUES = 1 << 18  # an image of 224x224 pixels as a list has 200,929
-_VIDEO, _STATE, _TEXT = "video.", "state.", "annotation."
 
 
 class ActDialect(Enum):
@@ -100,6 +99,7 @@ def _openvla(values: dict[str, Any]) -> Seen:
         state={},
         instruction=_text(values.get("instruction"), "instruction"),
         unnorm_key=_text(values.get("unnorm_key"), "unnorm_key"),
+        fields={"cameras": "image"},
     )
 
 
@@ -111,36 +111,35 @@ def _oft(values: dict[str, Any]) -> Seen:
         state={"state": as_array(values["state"], "state")} if "state" in values else {},
         instruction=_text(values.get("instruction"), "instruction"),
         unnorm_key=_text(values.get("unnorm_key"), "unnorm_key"),
+        fields={"cameras": "full_image"},
     )
 
 
 def _groot(values: dict[str, Any]) -> tuple[Seen, tuple[tuple[str, int], ...]]:
-    """The observation of one step; a camera or a part of the state is named by its whole key."""
+    """The observation of one step, and the parts of its state."""
     key = ActDialect.GROOT.value
     _check_keys(values, {key})
-    members = values[key]
-    if not isinstance(members, dict):
+    if not isinstance(values[key], dict):
         raise InvalidArgument("must be an object", field=key, reason=Reason.BODY_FIELD)
-    fields = {name: joined(key, name) for name in members}
-    images = {name: _step(_image(members[name], fields[name]), fields[name]) for name in _with(_VIDEO, members)}
-    state = {name: _step(as_array(members[name], fields[name]), fields[name]) for name in _with(_STATE, members)}
-    texts = _with(_TEXT, members)
-    if unknown := members.keys() - images.keys() - state.keys() - set(texts):
-        why = f"must begin with {_VIDEO}, {_STATE} or {_TEXT}"
-        raise InvalidArgument(why, field=min(map(fields.__getitem__, unknown)), reason=Reason.BODY_FIELD)
-    if len(texts) > 1:
-        why = f"cannot stand beside {fields[texts[0]]}"
-        raise InvalidArgument(why, field=fields[texts[1]], reason=Reason.BODY_FIELD)
-    instruction = members[texts[0]] if texts else None
-    if isinstance(instruction, list) and len(instruction) == 1:
-        instruction = instruction[0]  # of the only step
-    text = _text(instruction, fields[texts[0]] if texts else key)
-    seen = Seen(images=images, state=state, instruction=text, fields=fields)
-    return seen, tuple((name.removeprefix(_STATE), each.size) for name, each in state.items())
-
-
-def _with(prefix: str, members: dict[str, Any]) -> list[str]:
-    return [name for name in members if name.startswith(prefix)]
+    images: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    instruction: str | None = None
+    fields = {"cameras": key, "state": key, "instruction": key}
+    for path, value in values[key].items():
+        kind, _, name = path.partition(".")
+        field = fields[name] = joined(key, path)
+        if kind == "video":
+            images[name] = _step(_image(value, field), field)
+        elif kind == "state":
+            state[name] = _step(as_array(value, field), field)
+        elif kind == "annotation" and instruction is None:
+            instruction = _text(value[0] if isinstance(value, list) and len(value) == 1 else value, field)
+            fields["instruction"] = field
+        else:
+            why = "must be a video.<camera>, a state.<part> or the only annotation.<name>"
+            raise InvalidArgument(why, field=field, reason=Reason.BODY_FIELD)
+    parts = tuple((name, vector.size) for name, vector in state.items())
+    return Seen(images=images, state=state, instruction=instruction or "", fields=fields), parts
 
 
 def _by_part(actions: NDArray[np.float64], parts: tuple[tuple[str, int], ...]) -> dict[str, NDArray[np.float64]]:

@@ -94,12 +94,12 @@ def test_a_list_of_224_by_224_pixels_is_taken():
 def test_gr00t_is_answered_in_the_parts_of_its_state(double: bool):
     seen, style = read(body(groot(), double))
     assert style == ActStyle(ActDialect.GROOT, double, (("single_arm", 5), ("gripper", 1)))
-    assert (seen.images["video.front"] == IMAGE).all() and (seen.images["video.wrist"] == IMAGE[::-1]).all()
+    assert (seen.images["front"] == IMAGE).all() and (seen.images["wrist"] == IMAGE[::-1]).all()
     assert {name: each.tolist() for name, each in seen.state.items()} == {
-        "state.single_arm": [0.0, 1.0, 2.0, 3.0, 4.0],
-        "state.gripper": [0.25],
+        "single_arm": [0.0, 1.0, 2.0, 3.0, 4.0],
+        "gripper": [0.25],
     }
-    assert seen.instruction == "go" and seen.fields["video.front"] == "observation.video.front"
+    assert seen.instruction == "go" and seen.fields["front"] == "observation.video.front"
     rows = np.arange(12, dtype=np.float32).reshape(2, 6)
     reply = answer(rows, style)
     actions, _ = parse(json.loads(reply).encode() if double else reply, 100)
@@ -184,6 +184,14 @@ MISFITS = {
     "grey": (openvla(image=array_json(IMAGE[..., 0])), "image"),
     "no pixels": (openvla(image=array_json(IMAGE[:0])), "image"),
     "a bad wrist camera": (oft(left_wrist_image=[1]), "left_wrist_image"),
+    "no camera": (groot(**{"video.front": None, "video.wrist": None}), "observation"),
+    "another camera": (groot(**{"video.front": None}), "observation"),
+    "a part that is missing": (groot(**{"state.single_arm": None}), "observation"),
+    "one number of two": (oft(state=[0.5]), "state"),
+    "control characters": (
+        groot(**{"annotation.human.task_description": "\a"}),
+        "observation.annotation.human.task_description",
+    ),
     "half a character": (openvla(instruction="\ud800"), "instruction"),
     "NaN in the state": (oft(state=array_json(np.array([0, np.nan]))), "state[1]"),
     "infinity in the state": (oft(state=array_json(np.array([np.inf, 0]))), "state[0]"),
