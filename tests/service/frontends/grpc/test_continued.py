@@ -10,6 +10,7 @@ import httpx
 import msgpack
 import numpy as np
 import pytest
+from tests.service.http.test_observations import body
 
 from edgeflow.ipc.messages import OpenSession
 from edgeflow_client.rpc import control_pb2 as pb
@@ -18,7 +19,6 @@ from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import STATE, TwinSize
 from tests.service.frontends.grpc.test_observations import observation, opening, wide_script
 from tests.service.harness import eventually, frame_message, open_message, serving
-from tests.service.http.test_observations import body
 from tests.service.worker.test_real_worker import OWN
 
 REPORT = ChunkReport(
