@@ -119,8 +119,8 @@ PARTS = (
     Part("stress", 50, (Step("stress", (*PYTHON, "benchmarks.fuzz.stress"), ("--minutes", 50.0)),)),
     Part(
         "fuzz",
-        12 * len(TARGETS),
-        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 10.0)) for target in TARGETS),
+        10 * len(TARGETS),
+        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 8.0)) for target in TARGETS),
     ),
     Part(
         "strangers",

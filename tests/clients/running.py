@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.service.front_process import wait_for
+from tests.service.processes import children, command
 from tests.stub_policy import environment
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,11 @@ class RobotsService:
     @property
     def log(self) -> str:
         return self.log_file.read_text()
+
+    @property
+    def worker(self) -> int:
+        """The process that runs the policy."""
+        return next(each for each in children(self.process.pid) if "edgeflow.worker.start" in command(each))
 
 
 @contextlib.contextmanager

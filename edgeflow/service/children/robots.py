@@ -96,8 +96,15 @@ class RobotSessions:
             return
         self._opened += 1
         forced = Forced(self._plane.config.frontends.faults, self._opened)
-        robot = _Robot(self._plane, self._guard, self._log, keeper, message, forced, self._forget)
-        self._robots[message.session] = robot
+        self._robots[message.session] = _Robot(
+            message,
+            plane=self._plane,
+            guard=self._guard,
+            log=self._log,
+            keeper=keeper,
+            forced=forced,
+            over=self._forget,
+        )
 
     def _forget(self, robot: _Robot) -> None:
         if self._robots.get(robot.number) is robot:
@@ -109,11 +116,12 @@ class _Robot:
 
     def __init__(
         self,
+        message: OpenRobot,
+        *,
         plane: ControlPlane,
         guard: Guard,
         log: Log,
         keeper: Keeper,
-        message: OpenRobot,
         forced: Forced,
         over: Callable[[_Robot], None],
     ) -> None:
@@ -232,7 +240,7 @@ class _Robot:
 
 
 def answers_of(number: int, events: list[Event]) -> list[Answer]:
-    """What the robots' process hears of events: of each frame its action, or why it gets none."""
+    """The answers for the robots' process: the action of each frame, or why it gets none."""
     safe = next((each for each in events if isinstance(each, ActionEvent) and each.command is not Command.ACT), None)
     answers: list[Answer] = []
     for event in events:
@@ -254,7 +262,7 @@ def answers_of(number: int, events: list[Event]) -> list[Answer]:
 
 
 def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
-    """What the robot has to do whose frame gets no action; "" where it was at fault, and goes on as it likes."""
+    """The command for a robot whose frame gets no action; "" where the frame was at fault."""
     if event.reason == Reason.FAULT:
         return Command.STOP.value
     if safe is not None:

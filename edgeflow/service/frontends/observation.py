@@ -42,7 +42,7 @@ Made = TypeVar("Made", CameraSpec, StateSpec)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one request shows, before anything is checked or matched with the policy."""
+    """The contents of one request, before anything is checked or matched with the policy."""
 
     images: Mapping[str, NDArray[Any]]
     """By name: [height, width, 3] or [3, height, width], of bytes or of floats in 0 to 1."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,7 @@ class OpenpiConversation:
     def __init__(
         self,
         config: ServiceConfig,
+        *,
         control: Control,
         connection: RobotConnection,
         path: str,
@@ -167,41 +168,34 @@ def read_request(data: bytes) -> Request:
 
 
 def seen_of(observation: Mapping[str, Any]) -> Seen:
-    """The images, the state and the text of an observation, by the client's own names; what else it has is ignored."""
+    """The images, the state and the text of an observation, by the client's names; everything else is ignored."""
     images: dict[str, Any] = {}
     state: dict[str, Any] = {}
     texts: dict[str, str] = {}
     fields = {"cameras": "observation", "state": "observation", "instruction": TEXTS[0]}
-    _collect(observation, "", images, state, texts, fields)
-    instruction = next((texts[each] for each in TEXTS if each in texts), "")
-    return Seen(
-        images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
-    )
-
-
-def _collect(
-    values: Mapping[str, Any],
-    path: str,
-    images: dict[str, Any],
-    state: dict[str, Any],
-    texts: dict[str, str],
-    fields: dict[str, str],
-) -> None:
-    """Sort the values of a map and of the maps in it; names of inner ones are those of their own map."""
-    for name, value in values.items():
-        if name in IGNORED:
-            continue
-        fields[name] = path + name
-        if isinstance(value, dict):
-            _collect(value, f"{path}{name}.", images, state, texts, fields)
-        elif isinstance(value, np.ndarray) and value.ndim > 1:
+    for name, path, value in _leaves(observation):
+        fields[name] = path
+        if isinstance(value, np.ndarray) and value.ndim > 1:
             images[name] = value
         elif isinstance(value, np.ndarray) or (isinstance(value, int | float) and not isinstance(value, bool)):
             state[name] = np.asarray(value)
         elif isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
             state[name] = np.array(value, np.float64)
         elif isinstance(value, str | bytes) and name in (*TEXTS, "unnorm_key"):
-            texts[name] = _text(value, path + name)
+            texts[name] = _text(value, path)
+    instruction = next((texts[each] for each in TEXTS if each in texts), "")
+    return Seen(
+        images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
+    )
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The values of a map and of the maps in it: each name in its own map, its whole path, and the value."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        elif name not in IGNORED:
+            yield name, path + name, value
 
 
 def _text(value: str | bytes, field: str) -> str:
@@ -221,7 +215,7 @@ def _enveloped(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client gets when it connects: what is known of the policy, and what the configuration adds.
+    """The first message to a client: all that is known of the policy, and the additions of the configuration.
 
     inputs: None while no policy is loaded. model: its entry in /v1/models.
     """

@@ -141,7 +141,12 @@ class RobotsFront(ServingChild):
         caller: Caller = websocket.scope[CALLER]
         connection = self._sessions.connection(caller)
         conversation = OpenpiConversation(
-            self._config, self._control, connection, websocket.scope["path"], self._log, self._answers
+            self._config,
+            control=self._control,
+            connection=connection,
+            path=websocket.scope["path"],
+            log=self._log,
+            answers=self._answers,
         )
         self._websockets[websocket] = caller
         try:

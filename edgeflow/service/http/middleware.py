@@ -137,15 +137,10 @@ class PublicMiddleware(Middleware):
                 )
             if not shown and is_within(peer, self._peers.get(path, ())):
                 return Caller(peer)
-            return self._guard.check(shown, self._roles.get(self._listed(path), ADMIN), peer)
+            return self._guard.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(self._listed(path), peer, error)
+            self._guard.refused(listed(path, self._roles), peer, error)
             raise
-
-    def _listed(self, path: str) -> str:
-        """The path with roles that a path belongs to; "unknown" for another."""
-        known = MODELS if path.startswith(f"{MODELS}/") else path
-        return known if known in self._roles else "unknown"
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
@@ -171,6 +166,12 @@ class PublicMiddleware(Middleware):
         return BodyTooLarge(
             f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
         )
+
+
+def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
+    """The path in `roles` that a path belongs to; "unknown" for another."""
+    known = MODELS if path.startswith(f"{MODELS}/") else path
+    return known if known in roles else "unknown"
 
 
 class InternalMiddleware(Middleware):

@@ -81,7 +81,7 @@ class CheckedFrame:
 
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
-PREFIXES = ("observation.images.", "observation.", "observation/", "images.")
+PREFIXES = ("observation.images.", "observation.", "observation/")
 Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
 
@@ -171,8 +171,9 @@ def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str])
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
     """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
 
-    names: with the policy's own names as keys.
+    ConfigError where the names are not the policy's, which the service checks when its worker is ready.
     """
+    names = names.of_policy(inputs)
     cameras = _Cameras(inputs.cameras, request.cameras, names.cameras)
     state = _State(inputs.state, request.state, names.state)
     return replace(request, policy_cameras=cameras.matched(), policy_numbers=state.matched())

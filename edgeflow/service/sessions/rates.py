@@ -147,7 +147,7 @@ class Silence:
     """How long a robot has been silent, and what follows from it.
 
     A robot that never sent a frame cannot lengthen the silence that is permitted. held: it was ordered to hold.
-    normal: it is silent while it executes a chunk, so it is not ordered to hold, and its end is no failure.
+    normal: it is silent while it executes a chunk, so it need not hold, and its end counts as orderly.
     """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int, *, normal: bool = False) -> None:

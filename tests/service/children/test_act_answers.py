@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from tests.service.http.test_observations import open_descriptors
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pair
@@ -17,6 +16,7 @@ from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
 from edgeflow.service.frontends.control import whole
 from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Command
+from tests.service.frontends.test_act import open_descriptors
 from tests.service.harness import serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.scripted import Script
