@@ -10,7 +10,6 @@ import httpx
 import msgpack
 import numpy as np
 import pytest
-from tests.service.http.test_observations import body
 
 from edgeflow.ipc.messages import OpenSession
 from edgeflow_client.rpc import control_pb2 as pb
