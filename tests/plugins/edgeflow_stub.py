@@ -78,7 +78,7 @@ class StubPolicy:
         import torch
 
         time.sleep(self.config["pass_s"])
-        return torch.from_numpy(np.stack([_obeyed(self.config, *frame) for frame in frames]))
+        return torch.from_numpy(np.stack([obeyed(self.config, *frame) for frame in frames]))
 
     def actions(self, values: np.ndarray, unnorm_key: str | None = None) -> np.ndarray:
         return values
@@ -97,7 +97,7 @@ class StubPolicy:
         )
 
 
-def _obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> np.ndarray:
+def obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> np.ndarray:
     """The answer to a frame, or what its instruction provokes instead."""
     if instruction == NAN:
         return np.full_like(values, math.nan)

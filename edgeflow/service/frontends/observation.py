@@ -6,9 +6,9 @@ Nothing is converted but the images and the state that the policy needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,20 @@ from edgeflow.service.observation.checks import (
     check_text,
     check_vectors,
 )
-from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, matched
+from edgeflow.service.observation.requests import (
+    CAMERAS,
+    STATE,
+    CheckedFrame,
+    Names,
+    OpenRequest,
+    matched,
+    narrowed,
+)
 from edgeflow_client.errors import InvalidArgument, NotFound, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
+
+Made = TypeVar("Made", CameraSpec, StateSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +82,8 @@ class Reader:
         if not instruction:
             text = f"is missing: send it, or configure frontends.{self._front}.instruction"
             raise InvalidArgument(text, field="instruction", reason=Reason.TEXT_EMPTY)
-        cameras = tuple(_camera(name, image) for name, image in seen.images.items())
-        check_camera_names([camera.name for camera in cameras], limits)
-        state = tuple(_vector(name, numbers) for name, numbers in seen.state.items())
-        check_vectors(state, limits)
+        cameras, no_images = _usable(_camera, seen.images)
+        state, no_vectors = _usable(_vector, seen.state)
         opened = OpenRequest(
             cameras=cameras,
             instruction=check_text(instruction, "instruction", limits),
@@ -87,8 +95,9 @@ class Reader:
             chunks=chunks,
             front=self._front,
         )
-        opened = matched(opened, inputs, Names.of(self._config, inputs, self._front))
-        opened = replace(opened, cameras=tuple(each for each in cameras if each in opened.policy_cameras))
+        opened = self._matched(opened, inputs, {CAMERAS: no_images, STATE: no_vectors})
+        check_camera_names([camera.name for camera in opened.cameras], limits)
+        check_vectors(opened.state, limits)
         for camera in opened.cameras:
             check_camera_size(camera, camera.name, limits)
         frame = CheckedFrame(
@@ -99,6 +108,38 @@ class Reader:
             instruction=opened.instruction,
         )
         return opened, frame
+
+    def _matched(
+        self, opened: OpenRequest, inputs: PolicyInputs, unusable: Mapping[str, Sequence[RequestError]]
+    ) -> OpenRequest:
+        """The request with what the policy needs of it, and nothing else.
+
+        unusable: by the field in which something may be missing, why values of the client are not what has to be there.
+        """
+        names = Names.of(self._config, inputs, self._front)
+        try:
+            found = matched(opened, inputs, names)
+        except RequestError as error:
+            if error.reason == Reason.INPUT_MISSING and unusable.get(error.field):
+                raise unusable[error.field][0] from None
+            raise
+        cameras = tuple(each for each in found.cameras if each in found.policy_cameras)
+        narrow, _ = narrowed(found, range(found.numbers))
+        return replace(matched(narrow, inputs, names), cameras=cameras)
+
+
+def _usable(
+    read: Callable[[str, NDArray[Any]], Made], values: Mapping[str, NDArray[Any]]
+) -> tuple[tuple[Made, ...], list[RequestError]]:
+    """Cameras or vectors by the form of arrays, and why others are neither: the policy may need none of these."""
+    made: list[Made] = []
+    unusable: list[RequestError] = []
+    for name, value in values.items():
+        try:
+            made.append(read(name, value))
+        except RequestError as error:
+            unusable.append(error)
+    return tuple(made), unusable
 
 
 def _camera(name: str, image: NDArray[Any]) -> CameraSpec:
@@ -126,7 +167,7 @@ def _pixels(name: str, image: NDArray[Any]) -> memoryview:
 
 
 def _vector(name: str, numbers: NDArray[Any]) -> StateSpec:
-    if numbers.ndim > 1 or numbers.dtype.kind not in "fiu":
+    if numbers.ndim > 1 or numbers.dtype.kind not in "fiu" or not numbers.size:
         text = f"is {numbers.dtype} of the shape {list(numbers.shape)}; state is a vector of numbers"
         raise InvalidArgument(text, field=name, reason=Reason.STATE_COUNT)
     return StateSpec(name=name, size=numbers.size)

@@ -36,13 +36,14 @@ MOST_TEXT = 1000  # characters of a refusal
 TEXTS = ("prompt", "task", "instruction")
 IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", "session_id", "endpoint"})
 ENVELOPE = ("type", "payload")
+ALONE = ("ping", "init")  # types of envelopes that need no payload
 RESET = "reset successful"
 POLICY_VIOLATION = 1008  # a code of closing
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A message of a client. kind: infer, reset or ping. envelope: StarVLA's; None without."""
+    """A message of a client. kind: infer, reset, or one of ALONE. envelope: StarVLA's; None without."""
 
     kind: str
     observation: Mapping[str, Any]
@@ -112,7 +113,7 @@ class OpenpiConversation:
         return text
 
     async def _answer(self, request: Request, received_ns: int) -> dict[str, Any] | str:
-        if request.kind == "ping":
+        if request.kind in ALONE:
             return {}
         if request.kind == "reset":
             self._connection.reset()
@@ -152,17 +153,17 @@ def read_request(data: bytes) -> Request:
     if not isinstance(value, dict):
         raise InvalidArgument("must be a map", field="message", reason=Reason.BODY_SHAPE)
     envelope: dict[str, Any] | None = None
-    known: tuple[str, ...] = ("infer", "reset")
-    if all(key in value for key in ENVELOPE) or value.get("type") in ("ping", "init"):
-        envelope, kind, value = value, value.get("type"), value.get("payload") or {}
+    known, field = ["infer", "reset"], "endpoint"
+    kind = value.get("type")
+    if all(key in value for key in ENVELOPE) or (isinstance(kind, str) and kind in ALONE):
+        envelope, payload = value, value.get("payload")
+        value = {} if payload is None else payload
         if not isinstance(value, dict):
             raise InvalidArgument("must be a map", field="payload", reason=Reason.BODY_SHAPE)
-        kind = "ping" if kind == "init" else kind
-        known = (*known, "ping")
+        known, field = [*known, *ALONE], "type"
     else:
         kind = value.get("endpoint", "infer")
-    if kind not in known:
-        field = "type" if envelope is not None else "endpoint"
+    if not isinstance(kind, str) or kind not in known:
         raise InvalidArgument(f"must be {' or '.join(known)}", field=field, reason=Reason.BODY_FIELD)
     return Request(kind=kind, observation=value, coding=coding, envelope=envelope)
 

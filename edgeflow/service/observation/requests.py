@@ -8,6 +8,7 @@ the policy does not need is ignored. The field's keys stand for their last part:
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -183,16 +184,10 @@ def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenReques
 
     Its policy_numbers are empty: it is to be matched again.
     """
-    taken = set(request.policy_numbers)
-    state: list[StateSpec] = []
-    kept: list[float] = []
-    begin = 0
-    for vector in request.state:
-        end = begin + vector.size
-        if taken.intersection(range(begin, end)):
-            state.append(vector)
-            kept += numbers[begin:end]
-        begin = end
+    starts = list(accumulate((vector.size for vector in request.state), initial=0))
+    taken = sorted({bisect_right(starts, index) - 1 for index in request.policy_numbers})
+    state = [request.state[place] for place in taken]
+    kept = [number for place in taken for number in numbers[starts[place] : starts[place + 1]]]
     return replace(request, state=tuple(state), policy_numbers=()), kept
 
 
