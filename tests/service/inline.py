@@ -11,18 +11,13 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.child import ServingChild
 from edgeflow.service.children.launch import LaunchedChild, Role
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS, ChildStart
 from edgeflow.service.frontends.robots import RobotsFront
 from edgeflow.service.gateway.gateway import Gateway
 
-<<<<<<< HEAD
-KINDS = {GATEWAY: Gateway, ROBOTS: RobotsFront, CHAT: ChatProcess}
-=======
 Child = Gateway | RobotsFront | ChatProcess
 KINDS: dict[str, type[Child]] = {GATEWAY: Gateway, ROBOTS: RobotsFront, CHAT: ChatProcess}
->>>>>>> ftests
 
 
 class InlineChildren:
@@ -30,11 +25,7 @@ class InlineChildren:
 
     def __init__(self, settings: ServiceConfig, chat_path: str = "") -> None:
         """chat_path: of a chat front that the test plays."""
-<<<<<<< HEAD
-        self.newest: dict[str, ServingChild] = {}
-=======
         self.newest: dict[str, Child] = {}
->>>>>>> ftests
         self._settings = settings
         self._chat_path = chat_path
 
@@ -60,11 +51,7 @@ class _Task:
     pid = None
     ended = None
 
-<<<<<<< HEAD
-    def __init__(self, task: asyncio.Task[int], child: ServingChild) -> None:
-=======
     def __init__(self, task: asyncio.Task[int], child: Child) -> None:
->>>>>>> ftests
         self._task = task
         self._child = child
 
