@@ -177,7 +177,7 @@ class RobotsFront(ServingChild):
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
                 await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
-            opened, frame = self._reader.read(seen, self._control.needs(), chunks=style.chunks)
+            opened, frame = self._reader.read(seen, self._control.needs())
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
