@@ -51,7 +51,7 @@ from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import BoundedWebsocket
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ANY, CONTROL, Caller, networks_of
+from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -77,6 +77,8 @@ class RobotsFront(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = Control(self._link, config)
+        peers = [each for front in config.frontends.dialects.values() for each in front.peers]
+        self._guard = Guard(None, self.metrics, self._log, peers=peers)
         self._sessions = RobotSessions(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
         self._reader = Reader(config, openvla.NAME)
@@ -108,7 +110,7 @@ class RobotsFront(ServingChild):
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
-            hosts=Hosts.of(config.http),
+            hosts=Hosts.of(config.frontends.host, config.http.names),
             reader_s=READER_S,
             roles=ROLES,
             peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), openvla.PATH: peers[openvla.NAME]},
@@ -169,7 +171,7 @@ class RobotsFront(ServingChild):
             async with self._bodies.read(request) as body:
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
-            inputs = await unless_gone(request, self._control.loaded())
+            inputs, received_ns = await unless_gone(request, self._control.loaded(received_ns))
             opened, frame = self._reader.read(seen, inputs, chunks=style.chunks)
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))

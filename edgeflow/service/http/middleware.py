@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope
 
-from edgeflow.config.sections import HttpConfig, is_loopback
+from edgeflow.config.sections import is_loopback
 from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -50,10 +50,9 @@ class Hosts:
     names: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, http: HttpConfig) -> Hosts:
+    def of(cls, host: str, names: Sequence[str]) -> Hosts:
         """The hosts of an HTTP address. On loopback they are checked always, elsewhere if names are configured."""
-        names = frozenset(name.lower() for name in (*http.names, http.host))
-        return cls(is_loopback(http.host) or bool(http.names), names)
+        return cls(is_loopback(host) or bool(names), frozenset(name.lower() for name in (*names, host)))
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raise PermissionDenied unless every Host and Origin header names this service."""
