@@ -64,13 +64,9 @@ def stub_checkpoint(
 
     cameras: width and height by name; None = any size; by default the robot's first camera, whatever it is. state: by
     name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s: the
-    time of a pass. looks: False = row i of each answer is i, and no time goes into pixels. low, high: of every number
-    of an action. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
-    cameras: width and height by name; None = any size; one `camera` of any size by default. state: by name, the size of
-    a vector, or the names of its numbers. actions: how many numbers one has, or their names. step_ms follows from the
-    rate. pass_s, load_s: the time of a pass, and of loading. low, high: of every number of an action. named: as of
-    CameraNeed. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
-    `tests.plugins.edgeflow_stub.answer`.
+    time of a pass. load_s: that of loading. looks: False = row i of each answer is i, and no time goes into pixels.
+    low, high: of every number of an action. table: answers [horizon, dims] by `table_key`; without it, and for other
+    images, an answer is `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"a{index}" for index in range(actions)] if isinstance(actions, int) else list(actions)

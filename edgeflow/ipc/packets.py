@@ -116,6 +116,24 @@ def seal(data: bytes | memoryview) -> int:
     return fd
 
 
+def seal_parts(parts: Sequence[bytes | memoryview]) -> Sealed:
+    """Sealed memory with these bytes, one part after the other. OSError without memory or descriptors."""
+    made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        rest = [memoryview(part).cast("B") for part in parts]
+        while rest:
+            written = os.writev(made.descriptor, rest)
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][written:]
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
 class Sealed:
     """A descriptor of sealed memory, closed with this object."""
 

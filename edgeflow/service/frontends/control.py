@@ -86,17 +86,12 @@ class Control:
         self._state, self._heard_s = state, time.monotonic()
         self._changed.set()
 
-    async def loaded(self, received_ns: int) -> tuple[PolicyInputs, int]:
-        """The inputs, once the service has started, and from when an observation's age counts; Unavailable if it ends
-        before.
-
-        received_ns: when the observation arrived. What waited for the start counts as new: its robot rests meanwhile.
-        """
+    async def loaded(self) -> PolicyInputs:
+        """The inputs, once the service has started; Unavailable if it ends before."""
         while self._state.state in LOADING:
             self._changed.clear()
             await self._changed.wait()
-            received_ns = time.monotonic_ns()
-        return self.needs(), received_ns
+        return self.needs()
 
     def needs(self) -> PolicyInputs:
         """The inputs; Unavailable before the first worker is ready."""

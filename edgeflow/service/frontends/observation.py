@@ -62,6 +62,16 @@ class Reader:
         self._config = config
         self._front = front
         self._instruction = config.frontends.dialects[front].instruction
+        nothing = OpenRequest(
+            cameras=(),
+            instruction="",
+            control_period_ns=MAX_PERIOD_MS * 1_000_000,
+            max_action_age_ns=None,
+            mode=None,
+            unnorm_key="",
+            front=front,
+        )
+        self._known: tuple[object, OpenRequest] = (None, nothing)  # of the last observation's cameras and vectors
 
     def read(self, seen: Seen, inputs: PolicyInputs, *, chunks: bool = True) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
@@ -82,24 +92,12 @@ class Reader:
         if not instruction:
             text = f"is missing: send it, or configure frontends.{self._front}.instruction"
             raise InvalidArgument(text, field="instruction", reason=Reason.TEXT_EMPTY)
-        cameras, no_images = _usable(_camera, seen.images)
-        state, no_vectors = _usable(_vector, seen.state)
-        opened = OpenRequest(
-            cameras=cameras,
+        opened = replace(
+            self._request(seen, inputs),
             instruction=check_text(instruction, "instruction", limits),
-            control_period_ns=MAX_PERIOD_MS * 1_000_000,
-            max_action_age_ns=None,
-            mode=None,
             unnorm_key=check_name(seen.unnorm_key, "unnorm_key") if seen.unnorm_key else "",
-            state=state,
             chunks=chunks,
-            front=self._front,
         )
-        opened = self._matched(opened, inputs, {CAMERAS: no_images, STATE: no_vectors})
-        check_camera_names([camera.name for camera in opened.cameras], limits)
-        check_vectors(opened.state, limits)
-        for camera in opened.cameras:
-            check_camera_size(camera, camera.name, limits)
         frame = CheckedFrame(
             seq=1,
             stamp_ns=0,
@@ -108,6 +106,22 @@ class Reader:
             instruction=opened.instruction,
         )
         return opened, frame
+
+    def _request(self, seen: Seen, inputs: PolicyInputs) -> OpenRequest:
+        """The request for the cameras and vectors that the policy needs; as the one before where these are the same."""
+        cameras, no_images = _usable(_camera, seen.images)
+        state, no_vectors = _usable(_vector, seen.state)
+        if (cameras, state, inputs) == self._known[0]:
+            return self._known[1]
+        limits = self._config.limits
+        opened = replace(self._known[1], cameras=cameras, state=state, policy_cameras=(), policy_numbers=())
+        opened = self._matched(opened, inputs, {CAMERAS: no_images, STATE: no_vectors})
+        check_camera_names([camera.name for camera in opened.cameras], limits)
+        check_vectors(opened.state, limits)
+        for camera in opened.cameras:
+            check_camera_size(camera, camera.name, limits)
+        self._known = ((cameras, state, inputs), opened)
+        return opened
 
     def _matched(
         self, opened: OpenRequest, inputs: PolicyInputs, unusable: Mapping[str, Sequence[RequestError]]

@@ -118,14 +118,14 @@ class OpenpiConversation:
         if request.kind == "reset":
             self._connection.reset()
             return {"status": RESET} if self._all_msgpack or request.envelope is not None else RESET
-        inputs, since_ns = await self._control.loaded(received_ns)
+        inputs = await self._control.loaded()
         session_id = request.observation.get("session_id")
         if isinstance(session_id, str) and session_id != self._session_id:
             if self._session_id is not None:
                 self._connection.reset()
             self._session_id = session_id
         opened, frame = self._reader.read(seen_of(request.observation), inputs)
-        answer = await self._connection.act(opened, frame, since_ns)
+        answer = await self._connection.act(opened, frame, received_ns)
         return self._found(answer, received_ns)
 
     def _found(self, answer: Answer, received_ns: int) -> dict[str, Any]:

@@ -69,7 +69,11 @@ async def serve(start: ChildStart) -> int:
 
 
 class RobotsFront(ServingChild):
-    """The composition. Clients may connect before a model is loaded; their first observation waits for it."""
+    """The composition.
+
+    Clients may connect before a model is loaded. openpi's get their metadata once it is, and look at their cameras only
+    then; an observation that came before would be too old. POST /act is answered with 503.
+    """
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
         self.metrics = ProcessMetrics()
@@ -81,6 +85,7 @@ class RobotsFront(ServingChild):
         self._guard = Guard(None, self.metrics, self._log, peers=peers)
         self._sessions = RobotSessions(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
+        self._parsing = asyncio.Lock()
         self._reader = Reader(config, openvla.NAME)
         self._websockets: dict[WebSocket, Caller] = {}
         self._answering = 0
@@ -153,6 +158,8 @@ class RobotsFront(ServingChild):
         self._websockets[websocket] = caller
         try:
             await websocket.accept()
+            with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
+                await self._control.loaded()
             known = openpi.metadata(self._config, self._control.inputs, self._model)
             await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
             await converse(websocket, conversation, self._config.timing.slow_reader_ms / 1000)
@@ -168,11 +175,11 @@ class RobotsFront(ServingChild):
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
         with self._answers():
-            async with self._bodies.read(request) as body:
+            async with self._bodies.read(request) as body, self._parsing:
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
-            inputs, received_ns = await unless_gone(request, self._control.loaded(received_ns))
-            opened, frame = self._reader.read(seen, inputs, chunks=style.chunks)
+                await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
+            opened, frame = self._reader.read(seen, self._control.needs(), chunks=style.chunks)
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)

@@ -51,7 +51,7 @@ class Hosts:
 
     @classmethod
     def of(cls, host: str, names: Sequence[str]) -> Hosts:
-        """The hosts of an HTTP address. On loopback they are checked always, elsewhere if names are configured."""
+        """The hosts of an address to listen on. On loopback they are checked always, elsewhere if there are names."""
         return cls(is_loopback(host) or bool(names), frozenset(name.lower() for name in (*names, host)))
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:

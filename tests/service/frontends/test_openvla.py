@@ -183,7 +183,6 @@ MISFITS = {
     "NaN as pixels": (openvla(image=array_json(np.full((1, 1, 3), np.nan))), "image"),
     "grey": (openvla(image=array_json(IMAGE[..., 0])), "image"),
     "no pixels": (openvla(image=array_json(IMAGE[:0])), "image"),
-    "a bad wrist camera": (oft(left_wrist_image=[1]), "left_wrist_image"),
     "no camera": (groot(**{"video.front": None, "video.wrist": None}), "observation"),
     "another camera": (groot(**{"video.front": None}), "observation"),
     "a part that is missing": (groot(**{"state.single_arm": None}), "observation"),
