@@ -188,6 +188,7 @@ class _OpenSession:
         self._limit_s = limit_s
         self._forget = forget
         self._seq = 0
+        self._begun_after = 0  # the last observation before the present episode
         loop = asyncio.get_running_loop()
         self._opening: asyncio.Future[None] = loop.create_future()
         self._answer: asyncio.Future[ActionEvent] | None = None
@@ -228,8 +229,9 @@ class _OpenSession:
             self._answer = None
 
     def reset(self) -> None:
-        """Begin a new episode."""
-        if not self.ended:
+        """Begin a new episode, unless nothing was observed in the present one."""
+        if not self.ended and self._seq > self._begun_after:
+            self._begun_after = self._seq
             self._link.send(ResetRobot(self.number))
 
     def close(self) -> None:
