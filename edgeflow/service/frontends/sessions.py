@@ -80,7 +80,7 @@ def rows_of(action: ActionEvent) -> NDArray[np.float64]:
     return np.array(action.values, np.float64).reshape(action.chunk.horizon, -1)
 
 
-class RobotSessions:
+class SessionsAtControl:
     """The sessions of this process by number; runs on the loop."""
 
     def __init__(self, link: ControlLink, config: ServiceConfig) -> None:
@@ -128,7 +128,7 @@ class RobotSessions:
 class RobotConnection:
     """One client's sessions: the present one, and after its end or a change of cameras another one."""
 
-    def __init__(self, sessions: RobotSessions, caller: Caller) -> None:
+    def __init__(self, sessions: SessionsAtControl, caller: Caller) -> None:
         self._sessions = sessions
         self._caller = caller
         self._session: _OpenSession | None = None
