@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
 from uvicorn.config import Config
@@ -15,6 +15,7 @@ from edgeflow.service.http.protocol import GOODBYE_S, Bounds
 
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
+Data: TypeAlias = bytes | str
 POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1008, 1009, 1013  # codes of closing
 
 
@@ -96,10 +97,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
 
 async def converse(
-    websocket: WebSocket,
-    reply: Callable[[bytes | str | None], Awaitable[bytes | str]],
-    over: Callable[[], str],
-    slow_s: float,
+    websocket: WebSocket, reply: Callable[[Data | None], Awaitable[Data]], over: Callable[[], str], slow_s: float
 ) -> None:
     """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
 
@@ -107,7 +105,7 @@ async def converse(
     unread; TimeoutError after it.
     """
     coming = asyncio.ensure_future(websocket.receive())
-    answering: asyncio.Future[bytes | str] | None = None
+    answering: asyncio.Future[Data] | None = None
     try:
         while True:
             message = await coming
@@ -126,6 +124,7 @@ async def converse(
                 await websocket.close(POLICY_VIOLATION, text)
                 return
     finally:
-        for task in filter(None, (coming, answering)):
+        tasks: list[asyncio.Future[Any]] = [coming, *([answering] if answering is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*filter(None, (coming, answering)), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
