@@ -11,7 +11,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from edgeflow.service.http.protocol import GOODBYE_S, Bounds
+from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
 
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
@@ -50,6 +50,12 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.transport.is_closing():
+            return
+        if not self.handshake_initiated:  # the whole head is here, and the library rejects it without an answer
+            self._bounds.metrics.limit_rejections.labels("http_headers").inc()
+            self.transport.write(last_answer(431, "a header is too long, or there are too many"))
+            self.transport.close()
+            self._end_soon()
             return
         self._count(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
         if not self._partial_bytes and not self.frames:
