@@ -51,7 +51,7 @@ from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import BoundedWebsocket
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ANY, CONTROL, Caller, networks_of
+from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -81,6 +81,8 @@ class RobotsFront(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = Control(self._link, config)
+        peers = [each for front in config.frontends.dialects.values() for each in front.peers]
+        self._guard = Guard(None, self.metrics, self._log, peers=peers)
         self._sessions = RobotSessions(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
         self._parsing = asyncio.Lock()
@@ -177,7 +179,7 @@ class RobotsFront(ServingChild):
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
                 await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
-            opened, frame = self._reader.read(seen, self._control.needs(), chunks=style.chunks)
+            opened, frame = self._reader.read(seen, self._control.needs())
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)

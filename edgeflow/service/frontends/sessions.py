@@ -137,7 +137,7 @@ class RobotConnection:
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
-        key = (opened.cameras, opened.state, opened.unnorm_key, opened.chunks)
+        key = (opened.cameras, opened.state, opened.unnorm_key)
         session = await self._present(key, opened, frame)
         try:
             action = await session.observe(opened, frame, received_ns)
@@ -145,7 +145,7 @@ class RobotConnection:
             session = await self._present(key, opened, frame)
             action = await session.observe(opened, frame, received_ns)
         age_ns = time.monotonic_ns() - received_ns
-        if action.max_age_ms and age_ns > _oldest_ns(action):
+        if action.max_age_ms and age_ns > action.max_age_ms * 1_000_000:
             text = f"the action is older than {action.max_age_ms} ms"
             raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
         return Answer(action=action, schema=session.schema, epoch=self._epochs + action.epoch, age_ns=age_ns)
@@ -188,6 +188,7 @@ class _OpenSession:
         self._limit_s = limit_s
         self._forget = forget
         self._seq = 0
+        self._begun_after = 0  # the last observation before the present episode
         loop = asyncio.get_running_loop()
         self._opening: asyncio.Future[None] = loop.create_future()
         self._answer: asyncio.Future[ActionEvent] | None = None
@@ -228,8 +229,9 @@ class _OpenSession:
             self._answer = None
 
     def reset(self) -> None:
-        """Begin a new episode."""
-        if not self.ended:
+        """Begin a new episode, unless nothing was observed in the present one."""
+        if not self.ended and self._seq > self._begun_after:
+            self._begun_after = self._seq
             self._link.send(ResetRobot(self.number))
 
     def close(self) -> None:
@@ -273,13 +275,6 @@ def _error(message: RobotRefused) -> EdgeflowError:
     if isinstance(error, RequestError):
         error.retry_after_ms = message.retry_after_ms or None
     return NoAction(message.command, error, message.reason) if message.command else error
-
-
-def _oldest_ns(action: ActionEvent) -> int:
-    """The age from which no row of an action may be executed."""
-    chunk = action.chunk
-    reach_ms = (chunk.horizon - 1) * chunk.step_ms if chunk is not None else 0.0
-    return round((action.max_age_ms + reach_ms) * 1e6)
 
 
 def _busy() -> ResourceExhausted:

@@ -181,6 +181,8 @@ class Silence:
 
     def hold_due(self, now_ns: int) -> bool:
         """True if the robot has to hold."""
+        if self._normal:
+            return False
         most_ns = self._hold_after_ns if self._begun else min(self._hold_after_ns, self._rules.silent_free_ns)
         return not self.held and now_ns - self._heard_ns > most_ns
 
