@@ -48,7 +48,7 @@ def stub_service(
             "model": str(model),
             "chat": {"enabled": False},
             "max_sessions": robots,
-            "frontends": {"openpi": {"period_ms": period_ms}, "openvla": {"instruction": INSTRUCTION}},
+            "frontends": {"openpi": {"period_ms": period_ms}},
             **OVERCOMMIT,
         }
         with ServiceUnderTest({**whole, **config}, around=Surroundings(environment=environment())) as service:
@@ -95,8 +95,8 @@ class OpenpiLink:
         )
         self.metadata = unpack(self._heard(), MOST_VALUES)[0]
 
-    def ask(self, message: bytes | str) -> bytes | str:
-        """The reply to a message; TimeoutError or WebSocketException without one."""
+    def ask(self, message: bytes | str | list[bytes]) -> bytes | str:
+        """The reply to a message, or to one in parts; TimeoutError or WebSocketException without one."""
         self._socket.send(message)
         return self._socket.recv(PATIENCE_S)
 

@@ -89,7 +89,14 @@ class Part:
 
 PARTS = (
     Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
-    Part("cases", 10, (Step("cases", (*PYTEST, "-m", "night"), result=False),)),
+    Part(
+        "cases",
+        15,
+        (
+            Step("clients", ("scripts/clients",), result=False),
+            Step("cases", (*PYTEST, "-m", "night"), result=False),
+        ),
+    ),
     Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     *(
         Part(suite, 40, (Step(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))

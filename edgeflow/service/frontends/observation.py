@@ -69,21 +69,22 @@ class Reader:
             max_action_age_ns=None,
             mode=None,
             unnorm_key="",
+            chunks=True,
             front=front,
         )
         self._known: tuple[object, OpenRequest] = (None, nothing)  # of the last observation's cameras and vectors
 
-    def read(self, seen: Seen, inputs: PolicyInputs, *, chunks: bool = True) -> tuple[OpenRequest, CheckedFrame]:
+    def read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
 
-        inputs: what the policy needs. chunks: the client takes chunks of several actions.
+        inputs: what the policy needs.
         """
         try:
-            return self._read(seen, inputs, chunks)
+            return self._read(seen, inputs)
         except RequestError as error:
             raise _renamed(error, seen) from None
 
-    def _read(self, seen: Seen, inputs: PolicyInputs, chunks: bool) -> tuple[OpenRequest, CheckedFrame]:
+    def _read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         limits = self._config.limits
         if seen.model not in ("", self._config.alias):
             text = f"unknown model; this service serves {self._config.alias!r}"
@@ -96,7 +97,6 @@ class Reader:
             self._request(seen, inputs),
             instruction=check_text(instruction, "instruction", limits),
             unnorm_key=check_name(seen.unnorm_key, "unnorm_key") if seen.unnorm_key else "",
-            chunks=chunks,
         )
         frame = CheckedFrame(
             seq=1,

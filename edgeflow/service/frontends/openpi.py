@@ -6,7 +6,6 @@ RoboArena's requests (`endpoint`), vLLM-Omni's (the same, with replies in msgpac
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from starlette.websockets import WebSocket
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
@@ -38,7 +36,6 @@ IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", 
 ENVELOPE = ("type", "payload")
 ALONE = ("ping", "init")  # types of envelopes that need no payload
 RESET = "reset successful"
-POLICY_VIOLATION = 1008  # a code of closing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +73,7 @@ class OpenpiConversation:
         self._session_id: str | None = None
         self._total_ms: float | None = None  # of the reply before
         self._refusals = RollingCount(config.limits.rejected_frames)
-        self.over = False  # too much was refused: the connection is to be closed
+        self._over = False
 
     async def reply(self, data: bytes | str | None) -> bytes | str:
         """The reply to a message: bytes or, for a refusal and after a reset, text."""
@@ -93,7 +90,7 @@ class OpenpiConversation:
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
         except EdgeflowError as error:
             if not isinstance(error, NoAction):
-                self.over = self._refusals.exceeded(received_ns)
+                self._over = self._refusals.exceeded(received_ns)
             return self.refusal(error, request)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('openpi', error)}"
@@ -111,6 +108,10 @@ class OpenpiConversation:
             coding = request.coding if request is not None else ArrayCoding.OPENPI
             return pack({"type": "error", "message": text}, coding)
         return text
+
+    def over(self) -> str:
+        """Why the connection is to be closed; "" = it goes on."""
+        return "too many refused messages in 10 s" if self._over else ""
 
     async def _answer(self, request: Request, received_ns: int) -> dict[str, Any] | str:
         if request.kind in ALONE:
@@ -237,33 +238,3 @@ def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[
             "available_unnorm_keys": model.get("unnorm_keys", []),
         }
     return found | config.frontends.openpi.metadata
-
-
-async def converse(websocket: WebSocket, conversation: OpenpiConversation, slow_s: float) -> None:
-    """Answer a connection's messages in order until its client leaves; its request ends with it.
-
-    slow_s: how long a client may leave a reply unread; TimeoutError after it.
-    """
-    coming = asyncio.ensure_future(websocket.receive())
-    answering: asyncio.Task[bytes | str] | None = None
-    try:
-        while True:
-            message = await coming
-            if message["type"] == "websocket.disconnect":
-                return
-            coming = asyncio.ensure_future(websocket.receive())
-            data = message.get("bytes")
-            answering = asyncio.ensure_future(conversation.reply(message.get("text") if data is None else data))
-            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
-                return
-            reply = await answering
-            send = websocket.send_text(reply) if isinstance(reply, str) else websocket.send_bytes(reply)
-            await asyncio.wait_for(send, slow_s)
-            if conversation.over:
-                await websocket.close(POLICY_VIOLATION, "too many refused messages in 10 s")
-                return
-    finally:
-        for task in filter(None, (coming, answering)):
-            task.cancel()
-        await asyncio.gather(*filter(None, (coming, answering)), return_exceptions=True)

@@ -49,11 +49,6 @@ class ActStyle:
     parts: tuple[tuple[str, int], ...] = ()
     """GROOT: name and numbers of each part of the state, which actions are divided into."""
 
-    @property
-    def chunks(self) -> bool:
-        """True if the client takes all rows of a chunk."""
-        return self.dialect is not ActDialect.OPENVLA
-
 
 def read(body: bytes) -> tuple[Seen, ActStyle]:
     """The observation in a body, and how it is answered; InvalidArgument names the field at fault.

@@ -41,15 +41,15 @@ from edgeflow.service.frontends.act import body_bytes
 from edgeflow.service.frontends.control import Control, Observation
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import Reader
-from edgeflow.service.frontends.openpi import OpenpiConversation, converse
-from edgeflow.service.frontends.sessions import RobotSessions, rows_of
+from edgeflow.service.frontends.openpi import OpenpiConversation
+from edgeflow.service.frontends.sessions import SessionsAtControl, rows_of
 from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gone
 from edgeflow.service.http.bodies import JSON_TYPE
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
-from edgeflow.service.http.websocket import BoundedWebsocket
+from edgeflow.service.http.websocket import POLICY_VIOLATION, BoundedWebsocket, converse
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import NotFound, Unavailable
@@ -59,7 +59,6 @@ SNAPSHOT_S = 1.0
 READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
 MAX_MODEL_BYTES = 1 << 20
-POLICY_VIOLATION = 1008  # a code of closing
 ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
 
 
@@ -83,7 +82,7 @@ class RobotsFront(ServingChild):
         self._control = Control(self._link, config)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
         self._guard = Guard(None, self.metrics, self._log, peers=peers)
-        self._sessions = RobotSessions(self._link, config)
+        self._sessions = SessionsAtControl(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
         self._parsing = asyncio.Lock()
         self._reader = Reader(config, openvla.NAME)
@@ -162,7 +161,7 @@ class RobotsFront(ServingChild):
                 await self._control.loaded()
             known = openpi.metadata(self._config, self._control.inputs, self._model)
             await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
-            await converse(websocket, conversation, self._config.timing.slow_reader_ms / 1000)
+            await converse(websocket, conversation.reply, conversation.over, self._config.timing.slow_reader_ms / 1000)
         except asyncio.TimeoutError:
             self.metrics.limit_rejections.labels("slow_reader").inc()
             websocket.scope["state"][ABORT]()
@@ -179,7 +178,7 @@ class RobotsFront(ServingChild):
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
                 await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
-            opened, frame = self._reader.read(seen, self._control.needs(), chunks=style.chunks)
+            opened, frame = self._reader.read(seen, self._control.needs())
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)

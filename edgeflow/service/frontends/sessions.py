@@ -80,7 +80,7 @@ def rows_of(action: ActionEvent) -> NDArray[np.float64]:
     return np.array(action.values, np.float64).reshape(action.chunk.horizon, -1)
 
 
-class RobotSessions:
+class SessionsAtControl:
     """The sessions of this process by number; runs on the loop."""
 
     def __init__(self, link: ControlLink, config: ServiceConfig) -> None:
@@ -128,7 +128,7 @@ class RobotSessions:
 class RobotConnection:
     """One client's sessions: the present one, and after its end or a change of cameras another one."""
 
-    def __init__(self, sessions: RobotSessions, caller: Caller) -> None:
+    def __init__(self, sessions: SessionsAtControl, caller: Caller) -> None:
         self._sessions = sessions
         self._caller = caller
         self._session: _OpenSession | None = None
@@ -137,7 +137,7 @@ class RobotConnection:
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
-        key = (opened.cameras, opened.state, opened.unnorm_key, opened.chunks)
+        key = (opened.cameras, opened.state, opened.unnorm_key)
         session = await self._present(key, opened, frame)
         try:
             action = await session.observe(opened, frame, received_ns)
@@ -145,7 +145,7 @@ class RobotConnection:
             session = await self._present(key, opened, frame)
             action = await session.observe(opened, frame, received_ns)
         age_ns = time.monotonic_ns() - received_ns
-        if action.max_age_ms and age_ns > _oldest_ns(action):
+        if action.max_age_ms and age_ns > action.max_age_ms * 1_000_000:
             text = f"the action is older than {action.max_age_ms} ms"
             raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
         return Answer(action=action, schema=session.schema, epoch=self._epochs + action.epoch, age_ns=age_ns)
@@ -275,13 +275,6 @@ def _error(message: RobotRefused) -> EdgeflowError:
     if isinstance(error, RequestError):
         error.retry_after_ms = message.retry_after_ms or None
     return NoAction(message.command, error, message.reason) if message.command else error
-
-
-def _oldest_ns(action: ActionEvent) -> int:
-    """The age from which no row of an action may be executed."""
-    chunk = action.chunk
-    reach_ms = (chunk.horizon - 1) * chunk.step_ms if chunk is not None else 0.0
-    return round((action.max_age_ms + reach_ms) * 1e6)
 
 
 def _busy() -> ResourceExhausted:

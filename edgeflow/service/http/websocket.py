@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
+from starlette.websockets import WebSocket
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -13,7 +15,8 @@ from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
 
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
-TOO_BIG, TRY_LATER = 1009, 1013  # codes of closing
+Data: TypeAlias = bytes | str
+POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1008, 1009, 1013  # codes of closing
 
 
 class BoundedWebsocket(WebSocketsSansIOProtocol):
@@ -97,3 +100,37 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
     def _end_soon(self) -> None:
         if self._end is None:
             self._end = self.loop.call_later(GOODBYE_S, self.transport.abort)
+
+
+async def converse(
+    websocket: WebSocket, reply: Callable[[Data | None], Awaitable[Data]], over: Callable[[], str], slow_s: float
+) -> None:
+    """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
+
+    over: says after a reply why the connection is closed; "" = it goes on. slow_s: how long a client may leave a reply
+    unread; TimeoutError after it.
+    """
+    coming = asyncio.ensure_future(websocket.receive())
+    answering: asyncio.Future[Data] | None = None
+    try:
+        while True:
+            message = await coming
+            if message["type"] == "websocket.disconnect":
+                return
+            coming = asyncio.ensure_future(websocket.receive())
+            data = message.get("bytes")
+            answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
+            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
+                return
+            answer = await answering
+            send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
+            await asyncio.wait_for(send, slow_s)
+            if text := over():
+                await websocket.close(POLICY_VIOLATION, text)
+                return
+    finally:
+        tasks: list[asyncio.Future[Any]] = [coming, *([answering] if answering is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,7 +46,7 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
-from edgeflow_client.errors import DeadlineExceeded, RequestError, Unavailable
+from edgeflow_client.errors import ConfigError, DeadlineExceeded, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
 
@@ -174,6 +174,10 @@ class ControlPlane:
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
+        for front, dialect in self.config.frontends.dialects.items():
+            if dialect.rows > (horizon := ready.schema.horizon):
+                text = f"the policy answers with {horizon} action{'s' * (horizon > 1)}: clients cannot execute more"
+                raise ConfigError(f"frontends.{front}.rows: {dialect.rows}, but {text}")
         self._names = {
             front: Names.of(self.config, ready.inputs, front) for front in ("", *self.config.frontends.dialects)
         }
