@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
@@ -16,7 +17,7 @@ from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
 Data: TypeAlias = bytes | str
-POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1008, 1009, 1013  # codes of closing
+GOING_AWAY, POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1001, 1008, 1009, 1013  # codes of closing
 
 
 class BoundedWebsocket(WebSocketsSansIOProtocol):
@@ -103,12 +104,17 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
 
 async def converse(
-    websocket: WebSocket, reply: Callable[[Data | None], Awaitable[Data]], over: Callable[[], str], slow_s: float
+    websocket: WebSocket,
+    reply: Callable[[Data | None], Awaitable[Data]],
+    *,
+    busy: Callable[[], AbstractContextManager[None]],
+    over: Callable[[], str],
+    slow_s: float,
 ) -> None:
     """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
 
-    over: says after a reply why the connection is closed; "" = it goes on. slow_s: how long a client may leave a reply
-    unread; TimeoutError after it.
+    busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it goes
+    on. slow_s: how long a client may leave a reply unread; TimeoutError after it.
     """
     coming = asyncio.ensure_future(websocket.receive())
     answering: asyncio.Future[Data] | None = None
@@ -119,13 +125,14 @@ async def converse(
                 return
             coming = asyncio.ensure_future(websocket.receive())
             data = message.get("bytes")
-            answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
-            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
-                return
-            answer = await answering
-            send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
-            await asyncio.wait_for(send, slow_s)
+            with busy():
+                answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
+                await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done() and coming.result()["type"] == "websocket.disconnect":
+                    return
+                answer = await answering
+                send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
+                await asyncio.wait_for(send, slow_s)
             if text := over():
                 await websocket.close(POLICY_VIOLATION, text)
                 return

@@ -32,3 +32,6 @@ class Forced:
         else:
             runner.session.hold(Reason.FORCED, Command(fault.answer))
             runner.reject(seq, Unavailable(TEXT, reason=Reason.FORCED))
+
+
+NO_FAULTS = Forced((), 0)

@@ -99,7 +99,7 @@ class FramesInFlight:
         return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
 
     def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
-        """The next frame to decode, if its turn has come or the session is alone; one that waited too long is refused."""
+        """The next frame to decode, if its turn has come or the session is alone; one that waited long is refused."""
         turn_ns, track = self.turn_ns(now_ns), self._arrived
         if turn_ns is None or track is None:
             return None
