@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -36,8 +37,22 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._bounds = bounds
         self._address = address
         self._partial_bytes = 0
+        self._unanswered = False
         self._late: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
+
+    @property
+    def answering(self) -> bool:
+        """True until the reply to the last message has left this process."""
+        return self._unanswered or bool(self.transport.get_write_buffer_size())
+
+    def send_receive_event_to_app(self) -> None:
+        self._unanswered = True
+        super().send_receive_event_to_app()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        self._unanswered = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._late, self._end):

@@ -19,6 +19,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from edgeflow.service.app import Service
+from edgeflow.service.children.messages import Drain
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import Launched
 from edgeflow_client.clock import MonotonicClock
@@ -150,3 +151,45 @@ async def test_a_request_in_flight_is_answered_while_the_service_stops(checkpoin
             await stopping
             with pytest.raises(ConnectionClosed):
                 await idle.socket.recv()
+
+
+async def test_a_reply_has_left_before_the_process_says_that_it_is_done(checkpoint, stub: Path):
+    """Control kills it then."""
+    script = stub_script(stub)
+    async with serving(checkpoint, script) as served, openpi_robot(robots_address(served)) as robot:
+        await robot.act()
+        front = served.children.newest["robots"]
+        (connection,) = front._http._server.server_state.connections
+        order: list[str] = []
+        write, send = connection.transport.write, front._link.send
+
+        def written(data: bytes) -> None:
+            order.append("reply")
+            write(data)
+
+        def sent(message: Any, *rest: Any) -> bool:
+            order.append(type(message).__name__)
+            return bool(send(message, *rest))
+
+        script.hold = True
+        await robot.send(observation(grey=1))
+        await eventually(lambda: bool(script.worker.held))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(connection, "transport", Spy(connection.transport, written))
+            patch.setattr(front._link, "send", sent)
+            front._handle(Drain(1000), [])
+            script.worker.release()
+            await eventually(lambda: "Drained" in order)
+            assert order.index("reply") < order.index("Drained")
+        await robot.read()
+
+
+class Spy:
+    """A transport whose writes are seen."""
+
+    def __init__(self, transport: Any, write: Any) -> None:
+        self._transport = transport
+        self.write = write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

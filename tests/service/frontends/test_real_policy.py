@@ -21,7 +21,7 @@ OWN = SimpleNamespace(launch=None)  # the service starts its workers itself
 async def test_a_recorded_session_and_a_worker_that_dies(tmp_path: Path, stub_plugin: None):
     session = recorded_session("openpi/libero")
     stub = recorded_checkpoint(tmp_path / "stub", session)
-    async with serving(stub, OWN, standby=False) as served, openpi_robot(robots_address(served)) as robot:
+    async with serving(stub, OWN) as served, openpi_robot(robots_address(served)) as robot:
         assert robot.metadata["available_unnorm_keys"] == ["bridge_orig"]
         assert (robot.metadata["action_horizon"], robot.metadata["image_resolution"]) == (10, [48, 48])
         recorded = msgpack.unpackb(session.answered[0].answer)["actions"]
