@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
-from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -37,22 +36,13 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._bounds = bounds
         self._address = address
         self._partial_bytes = 0
-        self._unanswered = False
         self._late: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
 
     @property
     def answering(self) -> bool:
-        """True until the reply to the last message has left this process."""
-        return self._unanswered or bool(self.transport.get_write_buffer_size())
-
-    def send_receive_event_to_app(self) -> None:
-        self._unanswered = True
-        super().send_receive_event_to_app()
-
-    async def send(self, message: ASGISendEvent) -> None:
-        await super().send(message)
-        self._unanswered = False
+        """True until all that was sent has left this process."""
+        return bool(self.transport.get_write_buffer_size())
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._late, self._end):
@@ -128,8 +118,8 @@ async def converse(
 ) -> None:
     """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
 
-    busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it goes
-    on. slow_s: how long a client may leave a reply unread; TimeoutError after it.
+    busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it
+    goes on. slow_s: how long a client may leave a reply unread; TimeoutError after it.
     """
     coming = asyncio.ensure_future(websocket.receive())
     answering: asyncio.Future[Data] | None = None

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.messages import (
@@ -380,8 +379,7 @@ async def act_once(
     runner = await plane.open(replace(opened, mode=mode), caller, single=True)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
-        offer = partial(runner.receive_frame, frame.seq, frame.stamp_ns, lambda: frame, received_ns)
-        forced.apply(runner, frame.seq, offer)
+        forced.receive(runner, frame, received_ns)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
