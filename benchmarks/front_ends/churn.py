@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -206,10 +206,9 @@ class _Client:
             self._channel.channel.close()
             self._channel = None
 
-    def _messages(self, count: int, over: threading.Event) -> object:
-        spec = {"width": SIDE, "height": SIDE, "format": pb.IMAGE_FORMAT_RGB8}
+    def _messages(self, count: int, over: threading.Event) -> Iterator[pb.ClientMessage]:
         opened = pb.Open(
-            cameras=[pb.Camera(name=name, **spec) for name in CAMERAS],
+            cameras=[pb.Camera(name=name, width=SIDE, height=SIDE, format=pb.IMAGE_FORMAT_RGB8) for name in CAMERAS],
             state=[pb.StateVector(name="state", size=NUMBERS)],
             instruction=INSTRUCTION,
             control_period_ms=50,
