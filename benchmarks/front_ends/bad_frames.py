@@ -97,7 +97,7 @@ def main() -> int:
     ):
         robot.hear(), other.hear()
         spans.wait(QUIET, QUIET_S)
-        kinds = {"openpi": bad_messages.KINDS, "act": bad_bodies.KINDS}
+        kinds = {"openpi": list(bad_messages.KINDS), "act": list(bad_bodies.KINDS)}
         chosen = [(who, kind) for who, each in kinds.items() for kind in each if kind in (arguments.kind or each)]
         plan = Plan(service.port("robots"), chosen, arguments.count, arguments.seed)
         with RobotProcess(send_bad, plan) as stranger, progress() as bar:

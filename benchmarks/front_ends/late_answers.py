@@ -55,8 +55,7 @@ def main() -> int:
         "frontends": {"openpi": {"period_ms": 20}, "openvla": {"cameras": {CAMERAS[0]: bad_bodies.IMAGE}}},
         "limits": {"rejected_frames": 100_000},
     }
-    late = {"late_every": EVERY, "late_s": LATE_S}
-    with stub_service(OPENPI + ACT, config, **late) as service, ExitStack() as stack:
+    with stub_service(OPENPI + ACT, config, late_every=EVERY, late_s=LATE_S) as service, ExitStack() as stack:
         works = {"openpi": [openpi_answers] * OPENPI, "/act": [act_answers] * ACT}
         clients = [
             (who, stack.enter_context(RobotProcess(work, service.port("robots"), seed)))
