@@ -54,6 +54,8 @@ def stub_checkpoint(
     pass_s: float = 0.0,
     looks: bool = True,
     load_s: float = 0.0,
+    late_every: int = 0,
+    late_s: Sequence[float] = (),
     low: float | None = None,
     high: float | None = None,
     relative: bool = False,
@@ -63,10 +65,11 @@ def stub_checkpoint(
     """Write a checkpoint into a folder, which is made; its path.
 
     cameras: width and height by name; None = any size; by default the robot's first camera, whatever it is. state: by
-    name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s: the
-    time of a pass. load_s: that of loading. looks: False = row i of each answer is i, and no time goes into pixels.
-    low, high: of every number of an action. table: answers [horizon, dims] by `table_key`; without it, and for other
-    images, an answer is `tests.plugins.edgeflow_stub.answer`.
+    name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s,
+    load_s: the time of a pass, and of loading. late_every, late_s: every so many passes, one takes the next of these
+    times. looks: False = row i of each answer is i, and no time goes into pixels. low, high: of every number of an
+    action. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
+    `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"a{index}" for index in range(actions)] if isinstance(actions, int) else list(actions)
@@ -90,6 +93,8 @@ def stub_checkpoint(
         "pass_s": pass_s,
         "looks": looks,
         "load_s": load_s,
+        "late_every": late_every,
+        "late_s": list(late_s),
         "low": low,
         "high": high,
         "relative": relative,

@@ -121,9 +121,7 @@ KINDS: dict[str, BadBody] = {
     "NaN state": _with(STATE, lambda chance: _state(chance, np.nan)),
     "infinite state": _with(STATE, lambda chance: _state(chance, np.inf)),
     "huge state": _with(STATE, lambda chance: _state(chance, 1e30)),
-    "state of another size": _with(
-        STATE, lambda chance: [0.0] * chance.choice([1, NUMBERS - 1, NUMBERS + 1]), "observation"
-    ),
+    "state of another size": _with(STATE, lambda chance: [0.0] * chance.choice([1, NUMBERS - 1, NUMBERS + 1])),
     "state of booleans": _with(STATE, lambda _: _zeros(NUMBERS, kind=bool)),
     "state in rows": _with(STATE, lambda _: _zeros(1, NUMBERS, kind=np.float64)),
     "object array": _with(IMAGE, lambda chance: _array(chance.choice(["|O", "O", "object"]), [1], b"cos\nsystem\n")),

@@ -78,6 +78,10 @@ def _chaos(scenario: str, *options: str, count: tuple[str, float] | None = ("--t
     return Step(f"chaos-{scenario}", (*CHAOS, scenario, *options), count)
 
 
+def _front_ends(section: str, count: tuple[str, float] | None) -> Step:
+    return Step(f"front-ends-{section}", (*PYTHON, "benchmarks.front_ends", section), count)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Steps that belong together. minutes: about how long they take at scale 1 on two cores."""
@@ -137,6 +141,17 @@ PARTS = (
             _chaos("bodies"),
             _chaos("children", count=("--trials", 3)),
             _chaos("cheat", count=("--trials", 4)),
+        ),
+    ),
+    Part(
+        "front-ends",
+        50,
+        (
+            _front_ends("bad-frames", count=("--count", 200)),
+            _front_ends("late-answers", count=("--seconds", 180.0)),
+            _front_ends("half-open", count=None),
+            _front_ends("under-attack", count=("--trials", 4)),
+            _front_ends("churn", count=("--count", 20_000)),
         ),
     ),
     Part("processes", 20, (_chaos("sigterm"), _chaos("front-kill"), _chaos("worker-kill"))),

@@ -45,6 +45,7 @@ class StubPolicy:
     fixed_rows = 1
     rtc = None
     unusual_states = 0
+    passes = 0
 
     def __init__(self, config: dict[str, Any], table: Mapping[str, np.ndarray], dtype: Any, device: Any) -> None:
         self.config, self.table, self.dtype, self.device = config, table, dtype, device
@@ -77,8 +78,14 @@ class StubPolicy:
         """[B, horizon, dims] float64, after the time that a pass takes."""
         import torch
 
-        time.sleep(self.config["pass_s"])
+        time.sleep(self._pass_s())
         return torch.from_numpy(np.stack([obeyed(self.config, *frame) for frame in frames]))
+
+    def _pass_s(self) -> float:
+        self.passes += 1
+        turn, due = divmod(self.passes, self.config["late_every"] or math.inf)
+        late_s = self.config["late_s"]
+        return late_s[int(turn) % len(late_s)] if due == 0 else self.config["pass_s"]
 
     def actions(self, values: np.ndarray, unnorm_key: str | None = None) -> np.ndarray:
         return values

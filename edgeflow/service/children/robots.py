@@ -20,7 +20,6 @@ from edgeflow.service.children.messages import (
     RobotRefused,
 )
 from edgeflow.service.children.single_actions import send_numbers
-from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
 from edgeflow.service.sessions.forced import Forced
@@ -162,7 +161,7 @@ class _Robot:
             text = "no memory for another observation"
             self._send(_refused(self.number, message.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL)))
             return
-        self._forced.apply(runner, message.seq, lambda: self._receive(runner, frame))
+        self._forced.receive(runner, frame, message.received_ns)
 
     def reset(self) -> None:
         """Begin a new epoch."""
@@ -173,10 +172,6 @@ class _Robot:
         """The connection is gone."""
         self._closed = True
         self._task.cancel()
-
-    def _receive(self, runner: SessionRunner, frame: CheckedFrame) -> None:
-        if runner.session.ended is None:
-            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, frame.stamp_ns)
 
     async def _run(self, message: OpenRobot) -> None:
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +50,7 @@ class Request:
 class OpenpiConversation:
     """One connection's messages and replies. Control is asked for one action at a time.
 
-    answers: entered while a message is answered; Unavailable once the service is stopping.
+    check_open: raises Unavailable once the service is stopping.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class OpenpiConversation:
         connection: RobotConnection,
         path: str,
         log: Log,
-        answers: Callable[[], AbstractContextManager[None]],
+        check_open: Callable[[], None],
     ) -> None:
         self._log = log
-        self._answers = answers
+        self._check_open = check_open
         self._control = control
         self._connection = connection
         self._reader = Reader(config, NAME)
@@ -83,8 +82,8 @@ class OpenpiConversation:
             if not isinstance(data, bytes):
                 raise InvalidArgument("must be binary: msgpack", field="message", reason=Reason.MESSAGE_UNPARSABLE)
             request = read_request(data)
-            with self._answers():
-                answer = await self._answer(request, received_ns)
+            self._check_open()
+            answer = await self._answer(request, received_ns)
             if isinstance(answer, dict):
                 self._total_ms = (time.monotonic_ns() - received_ns) / 1e6
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
@@ -49,7 +50,7 @@ from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
-from edgeflow.service.http.websocket import POLICY_VIOLATION, BoundedWebsocket, converse
+from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import NotFound, Unavailable
@@ -152,7 +153,7 @@ class RobotsFront(ServingChild):
             connection=connection,
             path=websocket.scope["path"],
             log=self._log,
-            answers=self._answers,
+            check_open=self._check_open,
         )
         self._websockets[websocket] = caller
         try:
@@ -161,7 +162,8 @@ class RobotsFront(ServingChild):
                 await self._control.loaded()
             known = openpi.metadata(self._config, self._control.inputs, self._model)
             await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
-            await converse(websocket, conversation.reply, conversation.over, self._config.timing.slow_reader_ms / 1000)
+            slow_s = self._config.timing.slow_reader_ms / 1000
+            await converse(websocket, conversation.reply, busy=self._busy, over=conversation.over, slow_s=slow_s)
         except asyncio.TimeoutError:
             self.metrics.limit_rejections.labels("slow_reader").inc()
             websocket.scope["state"][ABORT]()
@@ -173,7 +175,8 @@ class RobotsFront(ServingChild):
 
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
-        with self._answers():
+        self._check_open()
+        with self._busy():
             async with self._bodies.read(request) as body, self._parsing:
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
@@ -184,9 +187,8 @@ class RobotsFront(ServingChild):
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
 
     @contextlib.contextmanager
-    def _answers(self) -> Any:
-        """Count a request while it is answered; Unavailable once the service is stopping."""
-        self._check_open()
+    def _busy(self) -> Iterator[None]:
+        """Count a request while it is answered."""
         self._answering += 1
         self._idle.clear()
         try:
@@ -228,10 +230,11 @@ class RobotsFront(ServingChild):
         """End the connections whose token is no longer in force."""
         for websocket, caller in list(self._websockets.items()):
             if not self._guard.may_control(caller):
-                self._spawn(_close(websocket, "the token no longer permits this"))
+                self._spawn(_close(websocket, POLICY_VIOLATION, "the token no longer permits this"))
 
     async def _drain(self) -> None:
         await self._idle.wait()
+        await asyncio.gather(*(_close(each, GOING_AWAY, "the service is stopping") for each in list(self._websockets)))
         if self._http is not None:
             await self._http.flush()
         self._link.send(Drained())
@@ -250,6 +253,6 @@ class RobotsFront(ServingChild):
         self._control.close()
 
 
-async def _close(websocket: WebSocket, text: str) -> None:
+async def _close(websocket: WebSocket, code: int, text: str) -> None:
     with contextlib.suppress(Exception):  # the client may have left
-        await websocket.close(POLICY_VIOLATION, text)
+        await websocket.close(code, text)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
-from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -17,7 +17,7 @@ from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
 Data: TypeAlias = bytes | str
-POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1008, 1009, 1013  # codes of closing
+GOING_AWAY, POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1001, 1008, 1009, 1013  # codes of closing
 
 
 class BoundedWebsocket(WebSocketsSansIOProtocol):
@@ -36,22 +36,13 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._bounds = bounds
         self._address = address
         self._partial_bytes = 0
-        self._unanswered = False
         self._late: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
 
     @property
     def answering(self) -> bool:
-        """True until the reply to the last message has left this process."""
-        return self._unanswered or bool(self.transport.get_write_buffer_size())
-
-    def send_receive_event_to_app(self) -> None:
-        self._unanswered = True
-        super().send_receive_event_to_app()
-
-    async def send(self, message: ASGISendEvent) -> None:
-        await super().send(message)
-        self._unanswered = False
+        """True until all that was sent has left this process."""
+        return bool(self.transport.get_write_buffer_size())
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in (self._late, self._end):
@@ -118,12 +109,17 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
 
 async def converse(
-    websocket: WebSocket, reply: Callable[[Data | None], Awaitable[Data]], over: Callable[[], str], slow_s: float
+    websocket: WebSocket,
+    reply: Callable[[Data | None], Awaitable[Data]],
+    *,
+    busy: Callable[[], AbstractContextManager[None]],
+    over: Callable[[], str],
+    slow_s: float,
 ) -> None:
     """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
 
-    over: says after a reply why the connection is closed; "" = it goes on. slow_s: how long a client may leave a reply
-    unread; TimeoutError after it.
+    busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it
+    goes on. slow_s: how long a client may leave a reply unread; TimeoutError after it.
     """
     coming = asyncio.ensure_future(websocket.receive())
     answering: asyncio.Future[Data] | None = None
@@ -134,13 +130,14 @@ async def converse(
                 return
             coming = asyncio.ensure_future(websocket.receive())
             data = message.get("bytes")
-            answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
-            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
-                return
-            answer = await answering
-            send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
-            await asyncio.wait_for(send, slow_s)
+            with busy():
+                answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
+                await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done() and coming.result()["type"] == "websocket.disconnect":
+                    return
+                answer = await answering
+                send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
+                await asyncio.wait_for(send, slow_s)
             if text := over():
                 await websocket.close(POLICY_VIOLATION, text)
                 return

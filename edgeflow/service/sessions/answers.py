@@ -76,10 +76,14 @@ class AgeLimit:
 
     explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
     session, or the time that its frames take where that is longer, within bounds. reach_ns: how long after the capture
-    of a frame the last row of its chunk is due, from which that row's age counts.
+    of a frame the last row of its chunk is due, from which that row's age counts. waits: the robot waits for each
+    answer, and its chunk is valid until it asks again.
     """
 
-    def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes, reach_ns: int = 0) -> None:
+    def __init__(
+        self, explicit_ns: int | None, validity_ns: int, times: FrameTimes, reach_ns: int = 0, *, waits: bool = False
+    ) -> None:
+        self._waits = waits
         self.times = times
         self.foretold_ns = 0
         self._reach_ns = reach_ns
@@ -90,8 +94,10 @@ class AgeLimit:
     def of(cls, request: OpenRequest, schema: ActionSchema, ttl_ms: int, times: FrameTimes | None) -> AgeLimit:
         """The limit of a session. times: of all sessions of one frame; None = the session's own."""
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
-        reach_ns = 0 if request.front else schema.reach_ns
-        return cls(request.max_action_age_ns, ttl_ms * 1_000_000, times, reach_ns=reach_ns)
+        validity_ns = ttl_ms * 1_000_000
+        if not request.front:
+            return cls(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
+        return cls(request.max_action_age_ns, max(validity_ns, request.control_period_ns), times, waits=True)
 
     @property
     def ns(self) -> int:
@@ -109,6 +115,11 @@ class AgeLimit:
     def spare_ns(self) -> int:
         """The part of the limit that remains beyond the time that frames are expected to take."""
         return self.oldest_ns - self._expected_ns
+
+    @property
+    def turn_ns(self) -> int:
+        """The time that a frame may wait for its turn; another half is for jitter, unless its robot waits with it."""
+        return max(self.spare_ns, 0) // (1 if self._waits else 2)
 
     @property
     def _expected_ns(self) -> int:
