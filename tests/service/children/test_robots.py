@@ -1,0 +1,175 @@
+"""Control's sessions of the robots' process: what that process may send, and answers that it does not take at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeflow.ipc.packets import seal
+from edgeflow.service.children.messages import (
+    CloseRobot,
+    ObserveRobot,
+    OpenRobot,
+    ResetRobot,
+    RobotActed,
+    RobotOpened,
+    RobotRefused,
+)
+from edgeflow.service.children.robots import RobotSessions
+from edgeflow.service.frontends.observation import Reader, Seen
+from edgeflow.service.security.auth import Caller, Guard
+from edgeflow_client.errors import WorkerError
+from tests.service.harness import Served, config, eventually, serving
+from tests.service.scripted import ANY_CAMERA, Script
+
+SIDE = 8
+PIXELS = SIDE * SIDE * 3
+
+
+class FakeKeeper:
+    """The robots' process as control's keeper has it: it takes answers, or none."""
+
+    name, lives = "robots", True
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+        self.full = False
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        if not self.full:
+            self.taken.append(message)
+        return not self.full
+
+
+class Played:
+    """The sessions of a service, and the robots' process that the test plays."""
+
+    def __init__(self, served: Served) -> None:
+        service = served.service
+        self.sessions = RobotSessions(service.plane, service._guard, service._log)
+        self.keeper = FakeKeeper()
+        seen = Seen(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
+        opened, _ = Reader(config(), "openpi").read(seen, ANY_CAMERA)
+        self.opened = replace(opened, policy_numbers=())
+
+    def take(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        self.sessions.take(self.keeper, message, list(descriptors))  # type: ignore[arg-type]
+
+    async def until(self, count: int) -> Any:
+        """The newest answer, once there are so many."""
+        await eventually(lambda: len(self.keeper.taken) >= count)
+        assert len(self.keeper.taken) == count, self.keeper.taken
+        return self.keeper.taken[-1]
+
+    async def open(self, number: int = 1) -> None:
+        count = len(self.keeper.taken) + 1
+        self.take(OpenRobot(number, self.opened, Caller("127.0.0.1")))
+        assert isinstance(await self.until(count), RobotOpened)
+
+    def observe(self, seq: int, size: int = PIXELS, session: int = 1, **changes: Any) -> None:
+        values = {"state": [], "instruction": "go", "received_ns": 1, "decode_ns": 1, **changes}
+        self.take(ObserveRobot(session=session, seq=seq, **values), [seal(bytes(size))])
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
+
+
+async def test_a_session_from_its_opening_to_its_end(checkpoint):
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        await played.open()
+        before = descriptors()
+        for seq in (1, 2, 3):
+            played.observe(seq, received_ns=seq)
+            answer = await played.until(seq + 1)
+            assert isinstance(answer, RobotActed) and (answer.session, answer.action.seq) == (1, seq)
+        played.take(ResetRobot(1))
+        played.observe(4, received_ns=4)
+        assert (await played.until(5)).action.epoch == 2
+        assert descriptors() <= before
+        played.take(CloseRobot(1))
+        await eventually(lambda: not served.service.plane._runners)
+        played.observe(5)  # on its way when it was closed
+        played.take(ResetRobot(1))
+        played.take(CloseRobot(1))
+        assert len(played.keeper.taken) == 5
+
+
+async def test_what_the_process_did_not_check_ends_it(checkpoint):
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        await played.open()
+        with pytest.raises(WorkerError, match="repeats the number of a session"):
+            played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
+        for changes in ({"size": PIXELS - 1}, {"size": PIXELS + 1}, {"state": [1.0]}, {"instruction": "\x07"}):
+            with pytest.raises(WorkerError):
+                played.observe(len(played.keeper.taken) + 10, **changes)
+        with pytest.raises(WorkerError, match="lacks its pixels"):
+            played.take(ObserveRobot(session=1, seq=90, state=[], instruction="go", received_ns=1, decode_ns=1))
+        played.observe(91)
+        with pytest.raises(WorkerError, match="repeats the number of an observation"):
+            played.observe(91)
+        await played.until(2)
+        played.take(OpenRobot(2, replace(played.opened, unnorm_key="k" * 65), Caller("127.0.0.1")))
+        refused = await played.until(3)
+        assert (refused.session, refused.seq) == (2, 0) and "unnorm_key" in refused.text
+        played.sessions.lost()
+        await eventually(lambda: not served.service.plane._runners)
+
+
+async def test_a_process_that_does_not_read_gets_the_newest_answer(checkpoint):
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        await played.open()
+        played.keeper.full = True
+        for seq in (1, 2, 3):
+            played.observe(seq, received_ns=seq)
+            await eventually(lambda: len(served.script.worker.submitted()) == seq)  # noqa: B023
+            (runner,) = served.service.plane._runners.values()
+            await eventually(lambda: not runner.session._frames)  # noqa: B023
+        played.keeper.full = False
+        assert (await played.until(2)).action.seq == 3
+        played.sessions.lost()
+
+
+async def test_too_many_sessions_and_lost_pixels_are_refused(checkpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edgeflow.service.children.robots.MOST_SESSIONS", 1)
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        await played.open()
+        played.take(OpenRobot(2, played.opened, Caller("127.0.0.1")))
+        refused = await played.until(2)
+        assert isinstance(refused, RobotRefused) and (refused.session, refused.seq, refused.reason) == (
+            2,
+            0,
+            "QUEUE_FULL",
+        )
+        lost = ObserveRobot(session=1, seq=1, state=[], instruction="go", received_ns=1, decode_ns=1)
+        played.sessions.lost_message(played.keeper, lost)  # type: ignore[arg-type]
+        assert (await played.until(3)).seq == 1
+        played.sessions.lost()
+
+
+async def test_a_caller_without_a_token_in_force_is_refused(checkpoint):
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        played.sessions._guard = Guard([], served.service.metrics, served.service._log)
+        played.take(OpenRobot(1, played.opened, Caller("127.0.0.1", "arm", "0" * 64)))
+        assert (await played.until(1)).reason == "REVOKED"
+        assert not served.service.plane._runners
+
+
+async def test_another_policy_than_the_process_knows_is_a_refusal(checkpoint):
+    script = Script()
+    async with serving(checkpoint, script) as served:
+        played = Played(served)
+        played.opened = replace(played.opened, policy_cameras=())
+        played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
+        refused = await played.until(1)
+        assert (refused.code, refused.reason) == ("UNAVAILABLE", "WORKER_RESTARTING")
