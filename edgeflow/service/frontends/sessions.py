@@ -180,6 +180,7 @@ class _OpenSession:
         self.number = number
         self.epoch = 1
         self.ended = False
+        self._end: EdgeflowError | None = None  # as control stated it
         self._link = link
         self._limit_s = limit_s
         self._forget = forget
@@ -198,6 +199,8 @@ class _OpenSession:
 
     async def observe(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> ActionEvent:
         """The action for a frame. An answer that comes too late is that of no other frame."""
+        if self._end is not None:  # it came with the word that the session is open
+            raise self._end
         began_ns = time.monotonic_ns()
         try:
             pixels = seal_parts([frame.images[opened.cameras.index(camera)] for camera in opened.policy_cameras])
@@ -251,7 +254,7 @@ class _OpenSession:
             return
         found = _error(message)
         if message.seq == 0:
-            self.ended = True
+            self.ended, self._end = True, found
             self._forget(self.number)
             if not self._opening.done():
                 self._opening.set_exception(found)
