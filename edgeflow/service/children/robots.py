@@ -32,6 +32,7 @@ from edgeflow_client.errors import (
     PermissionDenied,
     RequestError,
     ResourceExhausted,
+    Unavailable,
     WorkerError,
 )
 from edgeflow_client.reasons import Reason
@@ -196,12 +197,11 @@ class _Robot:
         return await self._plane.open(checked_open(self._plane, message.opened), message.caller)
 
     async def _serve(self, runner: SessionRunner) -> None:
-        session = runner.session
-        self._send(RobotOpened(self.number, session.robot_schema, session.valid_for_ms))
+        self._send(RobotOpened(self.number))
         while events := await runner.next_events():
             for answer in answers_of(self.number, events):
                 self._send(answer)
-        end = session.ended or End("CANCELLED", Reason.CLIENT_GONE)
+        end = runner.session.ended or End("CANCELLED", Reason.CLIENT_GONE)
         self._send(
             RobotRefused(
                 session=self.number,
@@ -269,4 +269,6 @@ def _refused(session: int, seq: int, error: EdgeflowError) -> RobotRefused:
     refused = RobotRefused(session=session, seq=seq, code=error.code, text=error.text, field="", reason="")
     if not isinstance(error, RequestError):
         return refused
-    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
+    command = Command.HOLD.value if isinstance(error, Unavailable) else ""
+    retry_ms = error.retry_after_ms or 0
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=retry_ms, command=command)

@@ -206,6 +206,6 @@ def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[fl
 def _renamed(error: RequestError, seen: Seen) -> RequestError:
     """The error with the client's own field in place of ours."""
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
-    field = seen.fields.get(name, name) + bracket + rest
+    field = (seen.fields.get(name, name) + bracket + rest) or "observation"
     text = error.text.removeprefix(f"{error.field}: ")
     return type(error)(text, field=field or "observation", reason=error.reason, retry_after_ms=error.retry_after_ms)

@@ -37,7 +37,6 @@ from edgeflow_client.errors import (
     Unavailable,
 )
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema
 
 Forget: TypeAlias = Callable[[int], None]
 FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
@@ -65,7 +64,6 @@ class Answer:
     """The action of an observation."""
 
     action: ActionEvent
-    schema: ActionSchema
     epoch: int
     """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
     age_ns: int
@@ -109,7 +107,7 @@ class SessionsAtControl:
     async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
         """A new session at control; raises its refusal."""
         self._last += 1
-        session = _OpenSession(self._last, self._link, opened, self._limit_s, self._forget)
+        session = _OpenSession(self._last, self._link, self._limit_s, self._forget)
         self._open[session.number] = session
         request, _ = narrowed(opened, state)
         try:
@@ -148,7 +146,7 @@ class RobotConnection:
         if action.max_age_ms and age_ns > action.max_age_ms * 1_000_000:
             text = f"the action is older than {action.max_age_ms} ms"
             raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
-        return Answer(action=action, schema=session.schema, epoch=self._epochs + action.epoch, age_ns=age_ns)
+        return Answer(action=action, epoch=self._epochs + action.epoch, age_ns=age_ns)
 
     def reset(self) -> None:
         """A new episode begins."""
@@ -178,14 +176,12 @@ class RobotConnection:
 class _OpenSession:
     """One session at control, and the observation that waits for its answer."""
 
-    def __init__(self, number: int, link: ControlLink, opened: OpenRequest, limit_s: float, forget: Forget) -> None:
+    def __init__(self, number: int, link: ControlLink, limit_s: float, forget: Forget) -> None:
         self.number = number
         self.epoch = 1
         self.ended = False
-        self.schema: ActionSchema
         self._end: EdgeflowError | None = None  # as control stated it
         self._link = link
-        self._opened = opened
         self._limit_s = limit_s
         self._forget = forget
         self._seq = 0
@@ -253,7 +249,6 @@ class _OpenSession:
     def heard(self, message: RobotOpened | RobotRefused) -> None:
         """Control opens the session, refuses it or an observation, or ends it."""
         if isinstance(message, RobotOpened):
-            self.schema = message.schema
             if not self._opening.done():
                 self._opening.set_result(None)
             return

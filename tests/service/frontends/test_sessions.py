@@ -29,7 +29,6 @@ from edgeflow_client.errors import DeadlineExceeded, InvalidArgument, ResourceEx
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Command, Disposition
 from tests.service.harness import config, eventually
-from tests.service.scripted import SCHEMA
 
 INPUTS = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 CHUNK = Chunk((1.0, 2.0, 3.0), 1, 0.0)
@@ -74,7 +73,7 @@ class Played:
 
     async def opened(self) -> int:
         number: int = (await self.next(OpenRobot)).session
-        self.sessions.take(RobotOpened(number, SCHEMA, 100), [])
+        self.sessions.take(RobotOpened(number), [])
         return number
 
     def acted(self, number: int, seq: int, epoch: int = 1, **changes: Any) -> None:
@@ -139,7 +138,7 @@ async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.M
         await asked
     first = (await played.next(OpenRobot)).session
     assert (await played.next(CloseRobot)).session == first
-    played.sessions.take(RobotOpened(first, SCHEMA, 100), [])
+    played.sessions.take(RobotOpened(first), [])
     asked = played.ask()
     number = await played.opened()
     await played.next(ObserveRobot)
