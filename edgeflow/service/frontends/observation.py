@@ -208,4 +208,4 @@ def _renamed(error: RequestError, seen: Seen) -> RequestError:
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
     field = (seen.fields.get(name, name) + bracket + rest) or "observation"
     text = error.text.removeprefix(f"{error.field}: ")
-    return type(error)(text, field=field or "observation", reason=error.reason, retry_after_ms=error.retry_after_ms)
+    return type(error)(text, field=field, reason=error.reason, retry_after_ms=error.retry_after_ms)

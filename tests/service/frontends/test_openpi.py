@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from edgeflow_client.reasons import Reason
+from tests.cases import by_night
 from tests.plugins.edgeflow_stub import answer
 from tests.service.frontends.robot_clients import SIDE, OpenpiRobot, observation, openpi_robot, robots_address
 from tests.service.frontends.stub_worker import stub_script
@@ -27,7 +28,7 @@ VLLM_PATH = "/v1/realtime/robot/openpi"
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape: dict[str, Any] = {"cameras": {"image": (SIDE, SIDE)}, "state": {"state": 2}}
+    shape: dict[str, Any] = {"cameras": {"image": (SIDE, SIDE)}, "state": {"state": 2}, "control_rate_hz": 200.0}
     return stub_checkpoint(tmp_path_factory.mktemp("stub") / "stub", actions=ACTIONS, horizon=HORIZON, **shape)
 
 
@@ -234,3 +235,34 @@ async def test_too_many_refusals_end_the_connection(checkpoint, stub: Path):
             assert "refused messages" in caught.value.rcvd.reason
         async with openpi_robot(robots_address(served)) as robot:
             assert np.array_equal(await robot.act(), expected(observation()))
+
+
+STRANGE: list[Any] = [
+    None, True, -1, 2**63, 1.5, float("nan"), "x", "", b"\xff", [], [1], {}, {b"__ndarray__": True},
+    {"nd": True, "type": "<f4", "data": b""}, np.zeros(2, np.float32), np.zeros((SIDE, SIDE, 3), ">u2"), [np.zeros(2)],
+]  # fmt: skip
+KEYS = ("observation/image", "observation/state", "prompt", "type", "payload", "endpoint", "session_id", "x", "images")
+
+
+def damaged(rng: np.random.Generator) -> bytes:
+    """A message with strange values in the place of some, and sometimes with other bytes."""
+    seen = observation(grey=int(rng.integers(256)))
+    for _ in range(rng.integers(1, 4)):
+        value = STRANGE[rng.integers(len(STRANGE))] if rng.random() < 0.8 else observation()
+        seen[KEYS[rng.integers(len(KEYS))]] = value
+    data = bytearray(pack(seen, list(ArrayCoding)[rng.integers(3)]))
+    if rng.random() < 0.3:
+        data[rng.integers(min(len(data), 200))] = rng.integers(256)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("count", [150, by_night(3_000)])
+async def test_damaged_messages_are_answered_and_never_internal_errors(checkpoint, stub: Path, count: int):
+    rng = np.random.default_rng(count)
+    async with service(checkpoint, stub, limits__rejected_frames=100_000) as served:
+        address = robots_address(served)
+        async with openpi_robot(address) as robot, openpi_robot(address, VLLM_PATH) as other:
+            for _ in range(count):
+                reply = await (robot, other)[rng.integers(2)].ask(damaged(rng))
+                assert isinstance(reply, dict | str)
+            assert np.array_equal(await robot.act(grey=5), expected(observation(grey=5)))
