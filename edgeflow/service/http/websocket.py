@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -13,9 +14,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
+from edgeflow.service.sessions.rates import RollingCount
 
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
 MOST_PARTS = 1024  # of a message
+MOST_PINGS = 1000  # of a client in 10 s
 Data: TypeAlias = bytes | str
 GOING_AWAY, POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1001, 1008, 1009, 1013  # codes of closing
 
@@ -36,6 +39,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._bounds = bounds
         self._address = address
         self._partial_bytes = 0
+        self._pings = RollingCount(MOST_PINGS)
         self._late: asyncio.TimerHandle | None = None
         self._end: asyncio.TimerHandle | None = None
 
@@ -72,6 +76,14 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
             self._refuse("websocket_partial_bytes", TRY_LATER, "other large messages are being read")
         elif self._late is None:
             self._late = self.loop.call_later(self._bounds.body_s, self._cut)
+
+    def handle_ping(self) -> None:
+        """Answer a ping; each one costs time, and memory until its answer is read."""
+        if self.transport.is_closing():
+            return
+        super().handle_ping()
+        if self._pings.exceeded(time.monotonic_ns()):
+            self._refuse("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings in 10 s")
 
     def keepalive_timeout(self) -> None:
         """Close a connection whose client answers no ping, whether or not it takes what was sent."""

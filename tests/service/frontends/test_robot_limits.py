@@ -143,6 +143,20 @@ def _frame(message: bytes) -> bytes:
     return head(len(message)) + message
 
 
+async def test_pings_are_bounded(checkpoint, stub: Path):
+    ping = struct.pack("!BB", 0x89, 0xFD) + b"\0" * 4 + b"x" * 125
+    async with serving(checkpoint, stub_script(stub)) as served:
+        address = robots_address(served)
+        async with openpi_robot(address) as robot, openpi_robot(address) as other:
+            robot.socket.transport.write(ping * 900)
+            assert np.array_equal(await robot.act(grey=1), expected(1))
+            robot.socket.transport.write(ping * 20_000)
+            await eventually(lambda: rejections(served, "websocket_pings") == 1)
+            with pytest.raises(ConnectionClosed):  # what is still on its way may reset it
+                await robot.read()
+            assert np.array_equal(await other.act(grey=2), expected(2))
+
+
 async def test_a_client_that_is_gone_without_a_word_is_ended(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "PING_S", 0.1)
     async with serving(checkpoint, stub_script(stub)) as served:
