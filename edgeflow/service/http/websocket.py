@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocket
+from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
@@ -59,7 +61,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.transport.is_closing():
+        if self.close_sent or self.transport.is_closing():
             return
         if not self.handshake_initiated:  # the whole head is here, and the library rejects it without an answer
             self._bounds.metrics.limit_rejections.labels("http_headers").inc()
@@ -76,6 +78,29 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
             self._refuse("websocket_partial_bytes", TRY_LATER, "other large messages are being read")
         elif self._late is None:
             self._late = self.loop.call_later(self._bounds.body_s, self._cut)
+
+    def handle_parser_exception(self) -> None:
+        """End the connection with a reason that its client can read: closing it with bytes unread would reset it."""
+        close = self.conn.close_sent
+        if self.close_sent or close is None:
+            return
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.close_timer = self.loop.call_later(GOODBYE_S, self.transport.abort)
+        self.frames = []
+        self._count(0)
+        self._whole()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()  # and forget what comes
+
+    async def send(self, message: ASGISendEvent) -> None:
+        if self.close_sent and message["type"] == "websocket.send":
+            raise ClientDisconnected  # by an end that the conversation has not heard of yet
+        await super().send(message)
 
     def handle_ping(self) -> None:
         """Answer a ping; each one costs time, and memory until its answer is read."""

@@ -75,6 +75,11 @@ def test_each_process_that_is_killed_takes_its_own_robots_alone(checkpoint, tmp_
             for pid in (gateway, chat):
                 os.kill(pid, signal.SIGKILL)
                 assert asked(first)["server_timing"]["epoch"] == 1
+            for _ in range(4):  # a client that still sends hears the limit, where a reset would hide it
+                with openpi_robot(served) as large, pytest.raises(ConnectionClosed) as closed:
+                    large.send(bytes(6 << 20))
+                    large.recv(CONNECT_S)
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009, closed.value
             assert models(served)["data"]
             assert asked(first)["server_timing"]["epoch"] == 1
             os.kill(robots, signal.SIGKILL)
