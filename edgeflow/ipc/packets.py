@@ -102,13 +102,17 @@ def close_all(descriptors: Sequence[int]) -> None:
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
-def seal(data: bytes | memoryview) -> int:
-    """A descriptor of sealed memory with these bytes; the caller closes it. OSError without memory or descriptors."""
+def seal(*parts: bytes | memoryview) -> int:
+    """A descriptor of sealed memory with these bytes, one part after the other; the caller closes it.
+
+    OSError without memory or descriptors.
+    """
     fd = os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        rest = memoryview(data).cast("B")
-        while rest:
-            rest = rest[os.write(fd, rest) :]
+        for part in parts:
+            rest = memoryview(part).cast("B")
+            while rest:
+                rest = rest[os.write(fd, rest) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(fd)

@@ -53,6 +53,14 @@ def test_sealed_bytes_come_out_as_they_went_in(data: bytes):
         os.close(fd)
 
 
+def test_parts_are_sealed_one_after_the_other():
+    fd = seal(b"abc", memoryview(b""), memoryview(bytes(range(256)) * 1024))
+    try:
+        assert read_sealed(fd, 1 << 20) == b"abc" + bytes(range(256)) * 1024
+    finally:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
 def test_memory_that_is_written_in_place_is_sealed_afterwards(size: int):
     def write(memory: memoryview) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import seal_written
+from edgeflow.ipc.packets import Sealed, seal
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import (
     CloseRobot,
@@ -25,7 +25,7 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.frontends.control import SLACK_S, whole
-from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
+from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent
@@ -204,7 +204,7 @@ class _OpenSession:
         """The action for a frame. An answer that comes too late is that of no other frame."""
         began_ns = time.monotonic_ns()
         try:
-            pixels = seal_written(frame_bytes(opened), lambda memory: decode_frame_into(memory, frame, opened))
+            pixels = Sealed(seal(*decode_frame(frame, opened)))  # raw: written, they need no mapping and no page faults
         except OSError:
             raise _busy() from None
         self._seq += 1
