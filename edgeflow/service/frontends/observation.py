@@ -46,12 +46,17 @@ class Seen:
 
 
 class Reader:
-    """Checks and matches the observations of one front end. front: its name in the configuration."""
+    """Checks and matches the observations of one front end. front: its name in the configuration.
+
+    A robot's observations differ in numbers alone: names, sizes and text are checked when they change.
+    """
 
     def __init__(self, config: ServiceConfig, front: str) -> None:
         self._config = config
         self._front = front
         self._instruction = config.frontends.dialects[front].instruction
+        self._form: object = None  # of the observation before
+        self._opened: OpenRequest
 
     def read(self, seen: Seen, inputs: PolicyInputs, *, chunks: bool = True) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
@@ -64,6 +69,22 @@ class Reader:
             raise _renamed(error, seen) from None
 
     def _read(self, seen: Seen, inputs: PolicyInputs, chunks: bool) -> tuple[OpenRequest, CheckedFrame]:
+        sizes = [(name, each.shape, each.dtype) for part in (seen.images, seen.state) for name, each in part.items()]
+        form = (len(seen.images), sizes, seen.instruction, seen.unnorm_key, seen.model, chunks, inputs)
+        if form != self._form:
+            self._opened = self._request(seen, inputs, chunks)
+            self._form = form
+        opened = self._opened
+        frame = CheckedFrame(
+            seq=1,
+            stamp_ns=0,
+            images=tuple(_pixels(camera.name, seen.images[camera.name]) for camera in opened.cameras),
+            state=_numbers(seen.state, opened),
+            instruction=opened.instruction,
+        )
+        return opened, frame
+
+    def _request(self, seen: Seen, inputs: PolicyInputs, chunks: bool) -> OpenRequest:
         limits = self._config.limits
         if seen.model not in ("", self._config.alias):
             text = f"unknown model; this service serves {self._config.alias!r}"
@@ -91,14 +112,7 @@ class Reader:
         opened = replace(opened, cameras=tuple(each for each in cameras if each in opened.policy_cameras))
         for camera in opened.cameras:
             check_camera_size(camera, camera.name, limits)
-        frame = CheckedFrame(
-            seq=1,
-            stamp_ns=0,
-            images=tuple(_pixels(camera.name, seen.images[camera.name]) for camera in opened.cameras),
-            state=_numbers(seen.state, opened),
-            instruction=opened.instruction,
-        )
-        return opened, frame
+        return opened
 
 
 def _camera(name: str, image: NDArray[Any]) -> CameraSpec:
