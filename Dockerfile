@@ -49,7 +49,7 @@ ENV PATH=/opt/edgeflow/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/cache/edgeflow
 VOLUME /var/cache/edgeflow
-EXPOSE 50051 8000
+EXPOSE 50051 8000 8002
 # Loading and warming up a 7B model takes minutes; the service itself gives up after timing.worker_start_s, 900.
 HEALTHCHECK --start-period=900s --start-interval=5s --interval=30s --timeout=10s --retries=3 \
     CMD ["edgeflow", "health", "--config", "/etc/edgeflow/config.json"]

@@ -1,4 +1,5 @@
-"""Coverage-guided fuzzing of robots' input: the message parser and validator, the image checks, the HTTP body.
+"""Coverage-guided fuzzing of robots' input: the message parser and validator, the image checks, the HTTP bodies,
+messages on openpi's websocket.
 
     scripts/fuzz parser --minutes 10
     scripts/fuzz image --minutes 10 --json benchmarks/results/fuzz.json
@@ -25,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-TARGETS = ("parser", "image", "body", "chat")
+TARGETS = ("parser", "image", "body", "chat", "openpi", "act")
 MAX_BYTES = 8192
 SECONDS_PER_INPUT = 5
 SEED = "seed-"

@@ -93,7 +93,14 @@ class Part:
 
 PARTS = (
     Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
-    Part("cases", 10, (Step("cases", (*PYTEST, "-m", "night"), result=False),)),
+    Part(
+        "cases",
+        15,
+        (
+            Step("clients", ("scripts/clients",), result=False),
+            Step("cases", (*PYTEST, "-m", "night"), result=False),
+        ),
+    ),
     Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     *(
         Part(suite, 40, (Step(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
@@ -123,8 +130,8 @@ PARTS = (
     Part("stress", 50, (Step("stress", (*PYTHON, "benchmarks.fuzz.stress"), ("--minutes", 50.0)),)),
     Part(
         "fuzz",
-        12 * len(TARGETS),
-        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 10.0)) for target in TARGETS),
+        10 * len(TARGETS),
+        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 8.0)) for target in TARGETS),
     ),
     Part(
         "strangers",

@@ -109,7 +109,7 @@ class ForcedFault(Section):
 
 
 class FrontendsConfig(Section):
-    """Robots' own clients, served by a process and on a port of their own (HTTP and websocket)."""
+    """Robots' own clients, with their own process and port (HTTP and websocket)."""
 
     host: str = "127.0.0.1"
     port: int = Field(8002, ge=0, le=65535)

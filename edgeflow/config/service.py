@@ -167,7 +167,7 @@ class ServiceConfig(Section):
 
     @property
     def warnings(self) -> list[str]:
-        """What the configuration leaves open, one line each: addresses, networks without tokens, forced faults."""
+        """Lines on everything that the configuration leaves open: addresses, networks without tokens, forced faults."""
         lacking = [name for name, there in (("TLS", self.tls.cert), ("tokens", self.tokens_file)) if not there]
         found = [
             f"{key} {host} is reachable from other machines without {' or '.join(lacking)}"

@@ -102,22 +102,36 @@ def close_all(descriptors: Sequence[int]) -> None:
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
-def seal(*parts: bytes | memoryview) -> int:
-    """A descriptor of sealed memory with these bytes, one part after the other; the caller closes it.
-
-    OSError without memory or descriptors.
-    """
+def seal(data: bytes | memoryview) -> int:
+    """A descriptor of sealed memory with these bytes; the caller closes it. OSError without memory or descriptors."""
     fd = os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        for part in parts:
-            rest = memoryview(part).cast("B")
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+        rest = memoryview(data).cast("B")
+        while rest:
+            rest = rest[os.write(fd, rest) :]
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def seal_parts(parts: Sequence[bytes | memoryview]) -> Sealed:
+    """Sealed memory with these bytes, one part after the other. OSError without memory or descriptors."""
+    made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    try:
+        rest = [memoryview(part).cast("B") for part in parts]
+        while rest:
+            written = os.writev(made.descriptor, rest)
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][written:]
+        fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class Sealed:

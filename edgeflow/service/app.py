@@ -243,7 +243,7 @@ class Service:
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
-            inputs=lambda: self.plane.worker.inputs if self.plane.worker else None,
+            inputs=lambda: self.plane.newest_worker.inputs if self.plane.newest_worker else None,
             clock=self._clock,
             log=self._log,
         )
@@ -261,7 +261,7 @@ class Service:
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""
         model: dict[str, Any] = {"id": self._config.alias, "object": "model", "owned_by": "edgeflow"}
-        if (worker := self.plane.worker) is not None:
+        if (worker := self.plane.newest_worker) is not None:
             model["fingerprint"] = worker.model_fingerprint
             model["action_tokens"] = worker.pass_times.stages
             model["unnorm_keys"] = worker.unnorm_keys

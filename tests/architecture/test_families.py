@@ -11,7 +11,7 @@ from tests.architecture.test_imports import PACKAGE, imported
 
 ROOMS = ("service", "scheduler", "engine", "worker", "commands")
 SOURCES = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-COMMON_WORDS = {"act"}  # also the name of a route and of a command: such a family is found by what is imported
+COMMON_WORDS = {"act", "openvla"}  # also names of a route, a command and a front end: what is imported finds these
 SHARED = {"flow"}
 """Folders that several families import."""
 NAMES = [family.name for family in FAMILIES if family.name not in COMMON_WORDS]

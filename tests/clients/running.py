@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.service.front_process import wait_for
+from tests.service.processes import children, command
 from tests.stub_policy import environment
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +28,21 @@ class RobotsService:
 
     process: subprocess.Popen[bytes]
     robots: int
-    log_file: Path
+    folder: Path
+
+    @property
+    def ready(self) -> bool:
+        """True once the policy is loaded."""
+        return (self.folder / "ready.json").exists()
 
     @property
     def log(self) -> str:
-        return self.log_file.read_text()
+        return (self.folder / "log").read_text()
+
+    @property
+    def worker(self) -> int:
+        """The process that runs the policy."""
+        return next(each for each in children(self.process.pid) if "edgeflow.worker.start" in command(each))
 
 
 @contextlib.contextmanager
@@ -51,10 +63,23 @@ def serving(
             wait_for(lambda: ready.exists() or process.poll() is not None)
             assert process.poll() is None, log.read_text()
             robots = json.loads(ready.read_text())["robots"]
-        yield RobotsService(process, robots, log)
+        yield RobotsService(process, robots, folder)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
+
+
+def free_port() -> int:
+    """A port for a service to which clients connect before it says which it has."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """True once a client can connect."""
+    with contextlib.closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def client(name: str) -> Path:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.clients.running import serving, session
+from tests.clients.running import free_port, listens, serving, session
+from tests.plugins.edgeflow_stub import NAN
+from tests.service.front_process import wait_for
 from tests.stub_policy import stub_checkpoint
 
 pytestmark = pytest.mark.night
@@ -65,12 +67,26 @@ def test_errors_are_objects_with_a_status(tmp_path: Path):
     assert good["wrong"] == 0
 
 
-@pytest.mark.parametrize("answer", ["hold", "stop"])
-def test_a_safe_answer_ends_the_episode_of_oft(tmp_path: Path, answer: str):
-    with serving(tmp_path, chunks(tmp_path), frontends={"faults": [{"answer": answer}]}) as service:
-        arm, result = session("openvla", service.robots, OFT, "oft:60:25", "act:1")["steps"]
+def test_a_hold_ends_the_episode_of_oft(tmp_path: Path):
+    broken = {**OFT, "instruction": NAN}
+    with serving(tmp_path, chunks(tmp_path)) as service:
+        arm, result = session("openvla", service.robots, broken, "oft:60:25", "act:1")["steps"]
     assert "error" in arm and "executed" not in arm  # its program slices what it got
-    assert result["statuses"] == [503] and result["answer"]["error"]
+    assert result["statuses"] == [503]
+    assert "POLICY_OUTPUT_INVALID" in result["answer"]["error"]["message"]
+
+
+def test_a_request_is_answered_while_the_model_loads(tmp_path: Path):
+    port = free_port()
+    model = stub_checkpoint(tmp_path / "stub", horizon=1, load_s=20.0)
+    with serving(tmp_path, model, robots=port, loaded=False) as service:
+        wait_for(lambda: listens(port))
+        (early,) = session("openvla", port, OPENVLA, "act:1")["steps"]
+        assert not service.ready
+        wait_for(lambda: service.ready)
+        (late,) = session("openvla", port, OPENVLA, "act:1")["steps"]
+    assert (early["statuses"], early["answer"]["error"]["code"]) == ([503], "UNAVAILABLE")
+    assert (late["statuses"], late["wrong"]) == ([200], 0)
 
 
 def test_clients_without_tokens_are_admitted_by_their_network_alone(tmp_path: Path):

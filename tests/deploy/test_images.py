@@ -150,7 +150,7 @@ def test_the_commands_are_ours(built: list[Stage]):
 
 def test_ports_and_signal_are_the_services(built: list[Stage]):
     config, final = ServiceConfig(), built[-1]
-    assert final.last("EXPOSE").split() == [str(config.grpc.port), str(config.http.port)]
+    assert final.last("EXPOSE").split() == [str(each.port) for each in (config.grpc, config.http, config.frontends)]
     assert final.last("STOPSIGNAL") == "SIGTERM"
 
 

@@ -7,15 +7,23 @@ import json
 from collections.abc import Callable
 from random import Random
 
+import numpy as np
 from pydantic import BaseModel
 
 from edgeflow.config.sections import LimitsConfig
+from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.front import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
 from edgeflow.service.frontends.act import act_request, parse_body
 from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
 from edgeflow.service.frontends.grpc.codec import Unparsable, check_frame, parse_client_message
+from edgeflow.service.frontends.numpy_json import array_json
+from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
+from edgeflow.service.frontends.observation import Reader
+from edgeflow.service.frontends.openpi import MAX_VALUES
+from edgeflow.service.frontends.openvla import read
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.observation.jpeg import read_jpeg
 from edgeflow.service.observation.pixels import check_image, decode_jpeg
@@ -80,8 +88,39 @@ def chat(data: bytes) -> None:
             assert len(parsed.schema_wanted.text) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
 
 
+def openpi(data: bytes) -> None:
+    """A message on openpi's websocket: its value, whose arrays are plain numbers in C order."""
+    with contextlib.suppress(RequestError):
+        value, coding = unpack(data, MAX_VALUES)
+        json.dumps(value, default=_described)
+        assert unpack(pack(value, coding), MAX_VALUES)[1] in (coding, ArrayCoding.OPENPI)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        assert value.dtype.kind in "biuf" and value.flags.c_contiguous and len(value.tobytes()) == value.nbytes
+    return type(value).__name__
+
+
+def act(data: bytes) -> None:
+    """A body of `POST /act` in one of its dialects, and the frame that is made of it."""
+    with contextlib.suppress(RequestError):
+        seen, style = read(data)
+        _, frame = ACT_READER.read(seen, ACT_INPUTS, chunks=style.chunks)
+        assert all(map(len, frame.images)) and np.isfinite(frame.state).all()
+
+
+ACT_READER = Reader(ServiceConfig(), "openvla")
+ACT_INPUTS = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 CHAT_BODIES: tuple[type[BaseModel], ...] = (ChatBody, CompletionBody, TokenizeBody, PrefixBody)
-TARGETS: dict[str, Target] = {"parser": parser, "image": image, "body": body, "chat": chat}
+TARGETS: dict[str, Target] = {
+    "parser": parser,
+    "image": image,
+    "body": body,
+    "chat": chat,
+    "openpi": openpi,
+    "act": act,
+}
 
 
 def seeds(name: str) -> list[bytes]:
@@ -98,6 +137,21 @@ def seeds(name: str) -> list[bytes]:
         found = [picture, pictures.picture(8, 8), pictures.with_scans(picture, 3)]
         found += [pictures.saved(16, 8, mode, "JPEG") for mode in ("L", "RGB", "CMYK")]
         found += [pictures.bomb(picture, rng) for _ in range(3)]
+    elif name == "openpi":
+        array = np.arange(6, dtype="<f4").reshape(2, 3)
+        value = {"images": {"top": array}, "state": array[0], "t": [1, 0.5, None], "prompt": "go"}
+        found = [pack(value, coding) for coding in ArrayCoding]
+        found += [b"\x81\xa1t\x83\xc4\x0d__npgeneric__\xc3\xc4\x04data\xcb?\xf8" + bytes(6) + b"\xc4\x05dtype\xa3<f4"]
+        found += [b"\x81\xa1n\x83\xa2nd\xc2\xa4type\xa3<i2\xa4data\xc4\x02\x07\x00"]
+    elif name == "act":
+        pixels = np.arange(12, dtype="u1").reshape(1, 2, 2, 3)
+        bodies = [
+            {"image": array_json(pixels[0]), "instruction": "go", "unnorm_key": None},
+            {"full_image": array_json(pixels[0]), "a_wrist": pixels[0].tolist(), "state": [0.5], "instruction": "go"},
+            {"observation": {"video.top": array_json(pixels), "state.arm": [[1]], "annotation.task": ["go"]}},
+        ]
+        found = [json.dumps(each).encode() for each in bodies]
+        found += [json.dumps({"encoded": each.decode()}).encode() for each in found]
     elif name == "chat":
         turn = {"role": "user", "content": [{"type": "text", "text": "<|im_end|>"}]}
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 1e999]}'}}

@@ -80,7 +80,7 @@ class StubPolicy:
 
         if pass_s := self._pass_s():  # even no time takes 60 us to sleep
             time.sleep(pass_s)
-        return torch.from_numpy(np.stack([_obeyed(self.config, *frame) for frame in frames]))
+        return torch.from_numpy(np.stack([obeyed(self.config, *frame) for frame in frames]))
 
     def _pass_s(self) -> float:
         self.passes += 1
@@ -105,7 +105,7 @@ class StubPolicy:
         )
 
 
-def _obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> np.ndarray:
+def obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> np.ndarray:
     """The answer to a frame, or what its instruction provokes instead."""
     if instruction == NAN:
         return np.full_like(values, math.nan)

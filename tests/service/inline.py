@@ -12,8 +12,12 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.launch import LaunchedChild, Role
-from edgeflow.service.children.start import ChildStart
+from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS, ChildStart
+from edgeflow.service.frontends.robots import RobotsFront
 from edgeflow.service.gateway.gateway import Gateway
+
+Child = Gateway | RobotsFront | ChatProcess
+KINDS: dict[str, type[Child]] = {GATEWAY: Gateway, ROBOTS: RobotsFront, CHAT: ChatProcess}
 
 
 class InlineChildren:
@@ -21,7 +25,7 @@ class InlineChildren:
 
     def __init__(self, settings: ServiceConfig, chat_path: str = "") -> None:
         """chat_path: of a chat front that the test plays."""
-        self.newest: dict[str, Gateway | ChatProcess] = {}
+        self.newest: dict[str, Child] = {}
         self._settings = settings
         self._chat_path = chat_path
 
@@ -37,8 +41,7 @@ class InlineChildren:
             chat_path=self._chat_path or role.chat_path,
             config=Path("unused"),
         )
-        kind = ChatProcess if role.name == "chat" else Gateway
-        child = self.newest[role.name] = kind(start, self._settings)
+        child = self.newest[role.name] = KINDS[role.name](start, self._settings)
         return LaunchedChild(ours, _Task(asyncio.create_task(child.run(), name=role.name), child))
 
 
@@ -48,7 +51,7 @@ class _Task:
     pid = None
     ended = None
 
-    def __init__(self, task: asyncio.Task[int], child: Gateway | ChatProcess) -> None:
+    def __init__(self, task: asyncio.Task[int], child: Child) -> None:
         self._task = task
         self._child = child
 

@@ -114,11 +114,9 @@ class ActRefused:
 
 @dataclass(frozen=True, slots=True)
 class RobotOpened:
-    """Control → robots' process: the session of OpenRobot is open. schema: of the robot's chunks."""
+    """Control → robots' process: the session of OpenRobot is open."""
 
     session: int
-    schema: ActionSchema
-    valid_for_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from edgeflow.service.children.messages import (
     RobotRefused,
 )
 from edgeflow.service.children.single_actions import send_numbers
-from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
 from edgeflow.service.sessions.forced import Forced
@@ -33,6 +32,7 @@ from edgeflow_client.errors import (
     PermissionDenied,
     RequestError,
     ResourceExhausted,
+    Unavailable,
     WorkerError,
 )
 from edgeflow_client.reasons import Reason
@@ -96,8 +96,15 @@ class RobotSessions:
             return
         self._opened += 1
         forced = Forced(self._plane.config.frontends.faults, self._opened)
-        robot = _Robot(self._plane, self._guard, self._log, keeper, message, forced, self._forget)
-        self._robots[message.session] = robot
+        self._robots[message.session] = _Robot(
+            message,
+            plane=self._plane,
+            guard=self._guard,
+            log=self._log,
+            keeper=keeper,
+            forced=forced,
+            over=self._forget,
+        )
 
     def _forget(self, robot: _Robot) -> None:
         if self._robots.get(robot.number) is robot:
@@ -109,11 +116,12 @@ class _Robot:
 
     def __init__(
         self,
+        message: OpenRobot,
+        *,
         plane: ControlPlane,
         guard: Guard,
         log: Log,
         keeper: Keeper,
-        message: OpenRobot,
         forced: Forced,
         over: Callable[[_Robot], None],
     ) -> None:
@@ -154,7 +162,7 @@ class _Robot:
             text = "no memory for another observation"
             self._send(_refused(self.number, message.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL)))
             return
-        self._forced.apply(runner, message.seq, lambda: self._receive(runner, frame))
+        self._forced.receive(runner, frame, message.received_ns)
 
     def reset(self) -> None:
         """Begin a new epoch."""
@@ -165,10 +173,6 @@ class _Robot:
         """The connection is gone."""
         self._closed = True
         self._task.cancel()
-
-    def _receive(self, runner: SessionRunner, frame: CheckedFrame) -> None:
-        if runner.session.ended is None:
-            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, frame.stamp_ns)
 
     async def _run(self, message: OpenRobot) -> None:
         try:
@@ -193,12 +197,11 @@ class _Robot:
         return await self._plane.open(checked_open(self._plane, message.opened), message.caller)
 
     async def _serve(self, runner: SessionRunner) -> None:
-        session = runner.session
-        self._send(RobotOpened(self.number, session.robot_schema, session.valid_for_ms))
+        self._send(RobotOpened(self.number))
         while events := await runner.next_events():
             for answer in answers_of(self.number, events):
                 self._send(answer)
-        end = session.ended or End("CANCELLED", Reason.CLIENT_GONE)
+        end = runner.session.ended or End("CANCELLED", Reason.CLIENT_GONE)
         self._send(
             RobotRefused(
                 session=self.number,
@@ -232,7 +235,7 @@ class _Robot:
 
 
 def answers_of(number: int, events: list[Event]) -> list[Answer]:
-    """What the robots' process hears of events: of each frame its action, or why it gets none."""
+    """The answers for the robots' process: the action of each frame, or why it gets none."""
     safe = next((each for each in events if isinstance(each, ActionEvent) and each.command is not Command.ACT), None)
     answers: list[Answer] = []
     for event in events:
@@ -254,7 +257,7 @@ def answers_of(number: int, events: list[Event]) -> list[Answer]:
 
 
 def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
-    """What the robot has to do whose frame gets no action; "" where it was at fault, and goes on as it likes."""
+    """The command for a robot whose frame gets no action; "" where the frame was at fault."""
     if event.reason == Reason.FAULT:
         return Command.STOP.value
     if safe is not None:
@@ -266,4 +269,6 @@ def _refused(session: int, seq: int, error: EdgeflowError) -> RobotRefused:
     refused = RobotRefused(session=session, seq=seq, code=error.code, text=error.text, field="", reason="")
     if not isinstance(error, RequestError):
         return refused
-    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
+    command = Command.HOLD.value if isinstance(error, Unavailable) else ""
+    retry_ms = error.retry_after_ms or 0
+    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=retry_ms, command=command)

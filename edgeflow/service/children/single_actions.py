@@ -23,6 +23,7 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Guard
+from edgeflow.service.sessions.forced import NO_FAULTS, Forced
 from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
@@ -47,6 +48,7 @@ class SingleActions:
         self._log = log
         self._running: dict[int, asyncio.Task[None]] = {}  # neither answered nor cancelled
         self._tasks: set[asyncio.Task[None]] = set()
+        self._forwarded = 0
 
     def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
         """Begin to answer, or refuse; WorkerError if the message is not what a gateway sends."""
@@ -93,12 +95,24 @@ class SingleActions:
                 del self._running[message.request]
         send_answer(keeper, answer)
 
+    def _forced(self) -> Forced:
+        """The faults of the next observation that comes through a front end for robots' own clients."""
+        self._forwarded += 1
+        return Forced(self._plane.config.frontends.faults, self._forwarded)
+
     async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
         number = message.request
         try:
             if not self._guard.may_control(message.caller):
                 raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
-            found = await act_once(self._plane, message.opened, frame, message.caller, received_ns=message.received_ns)
+            found = await act_once(
+                self._plane,
+                message.opened,
+                frame,
+                message.caller,
+                received_ns=message.received_ns,
+                forced=self._forced() if message.opened.front else NO_FAULTS,
+            )
         except EdgeflowError as error:
             return refusal(number, error)
         except Exception as error:

@@ -100,9 +100,8 @@ class _Reader:
 
     def _check(self, value: dict[str, Any], marker: str, others: set[str], coding: ArrayCoding, field: str) -> None:
         if value.keys() != {marker} | others or not isinstance(value[marker], bool):
-            text = (
-                f"has {marker}, which belongs to an array: must be a boolean beside {', '.join(sorted(others))} alone"
-            )
+            named = ", ".join(sorted(others))
+            text = f"has {marker}, which marks an array: must be a boolean, beside {named} and nothing else"
             raise InvalidArgument(text, field=field, reason=Reason.BODY_FIELD)
         self.coding = self.coding or coding
 

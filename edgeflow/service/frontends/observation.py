@@ -6,9 +6,9 @@ Nothing is converted but the images and the state that the policy needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,25 @@ from edgeflow.service.observation.checks import (
     check_text,
     check_vectors,
 )
-from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, matched
+from edgeflow.service.observation.requests import (
+    CAMERAS,
+    STATE,
+    CheckedFrame,
+    Names,
+    OpenRequest,
+    matched,
+    narrowed,
+)
 from edgeflow_client.errors import InvalidArgument, NotFound, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
+Made = TypeVar("Made", CameraSpec, StateSpec)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one request shows, before anything is checked or matched with the policy."""
+    """The contents of one request, before anything is checked or matched with the policy."""
 
     images: Mapping[str, NDArray[Any]]
     """By name: [height, width, 3] or [3, height, width], of bytes or of floats in 0 to 1."""
@@ -46,35 +56,48 @@ class Seen:
 
 
 class Reader:
-    """Checks and matches the observations of one front end. front: its name in the configuration.
-
-    A robot's observations differ in numbers alone: names, sizes and text are checked when they change.
-    """
+    """Checks and matches the observations of one front end. front: its name in the configuration."""
 
     def __init__(self, config: ServiceConfig, front: str) -> None:
         self._config = config
         self._front = front
         self._instruction = config.frontends.dialects[front].instruction
-        self._form: object = None  # of the observation before
-        self._opened: OpenRequest
+        nothing = OpenRequest(
+            cameras=(),
+            instruction="",
+            control_period_ns=MAX_PERIOD_MS * 1_000_000,
+            max_action_age_ns=None,
+            mode=None,
+            unnorm_key="",
+            chunks=True,
+            front=front,
+        )
+        self._known: tuple[object, OpenRequest] = (None, nothing)  # of the last observation's cameras and vectors
 
-    def read(self, seen: Seen, inputs: PolicyInputs, *, chunks: bool = True) -> tuple[OpenRequest, CheckedFrame]:
+    def read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
 
-        inputs: what the policy needs. chunks: the client takes chunks of several actions.
+        inputs: what the policy needs.
         """
         try:
-            return self._read(seen, inputs, chunks)
+            return self._read(seen, inputs)
         except RequestError as error:
             raise _renamed(error, seen) from None
 
-    def _read(self, seen: Seen, inputs: PolicyInputs, chunks: bool) -> tuple[OpenRequest, CheckedFrame]:
-        sizes = [(name, each.shape, each.dtype) for part in (seen.images, seen.state) for name, each in part.items()]
-        form = (len(seen.images), sizes, seen.instruction, seen.unnorm_key, seen.model, chunks, inputs)
-        if form != self._form:
-            self._opened = self._request(seen, inputs, chunks)
-            self._form = form
-        opened = self._opened
+    def _read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
+        limits = self._config.limits
+        if seen.model not in ("", self._config.alias):
+            text = f"unknown model; this service serves {self._config.alias!r}"
+            raise NotFound(text, field="model", reason=Reason.MODEL_UNKNOWN)
+        instruction = seen.instruction or self._instruction
+        if not instruction:
+            text = f"is missing: send it, or configure frontends.{self._front}.instruction"
+            raise InvalidArgument(text, field="instruction", reason=Reason.TEXT_EMPTY)
+        opened = replace(
+            self._request(seen, inputs),
+            instruction=check_text(instruction, "instruction", limits),
+            unnorm_key=check_name(seen.unnorm_key, "unnorm_key") if seen.unnorm_key else "",
+        )
         frame = CheckedFrame(
             seq=1,
             stamp_ns=0,
@@ -84,35 +107,53 @@ class Reader:
         )
         return opened, frame
 
-    def _request(self, seen: Seen, inputs: PolicyInputs, chunks: bool) -> OpenRequest:
+    def _request(self, seen: Seen, inputs: PolicyInputs) -> OpenRequest:
+        """The request for the cameras and vectors that the policy needs; as the one before where these are the same."""
+        cameras, no_images = _usable(_camera, seen.images)
+        state, no_vectors = _usable(_vector, seen.state)
+        if (cameras, state, inputs) == self._known[0]:
+            return self._known[1]
         limits = self._config.limits
-        if seen.model not in ("", self._config.alias):
-            text = f"unknown model; this service serves {self._config.alias!r}"
-            raise NotFound(text, field="model", reason=Reason.MODEL_UNKNOWN)
-        instruction = seen.instruction or self._instruction
-        if not instruction:
-            text = f"is missing: send it, or configure frontends.{self._front}.instruction"
-            raise InvalidArgument(text, field="instruction", reason=Reason.TEXT_EMPTY)
-        cameras = tuple(_camera(name, image) for name, image in seen.images.items())
-        check_camera_names([camera.name for camera in cameras], limits)
-        state = tuple(_vector(name, numbers) for name, numbers in seen.state.items())
-        check_vectors(state, limits)
-        opened = OpenRequest(
-            cameras=cameras,
-            instruction=check_text(instruction, "instruction", limits),
-            control_period_ns=MAX_PERIOD_MS * 1_000_000,
-            max_action_age_ns=None,
-            mode=None,
-            unnorm_key=check_name(seen.unnorm_key, "unnorm_key") if seen.unnorm_key else "",
-            state=state,
-            chunks=chunks,
-            front=self._front,
-        )
-        opened = matched(opened, inputs, Names.of(self._config, inputs, self._front))
-        opened = replace(opened, cameras=tuple(each for each in cameras if each in opened.policy_cameras))
+        opened = replace(self._known[1], cameras=cameras, state=state, policy_cameras=(), policy_numbers=())
+        opened = self._matched(opened, inputs, {CAMERAS: no_images, STATE: no_vectors})
+        check_camera_names([camera.name for camera in opened.cameras], limits)
+        check_vectors(opened.state, limits)
         for camera in opened.cameras:
             check_camera_size(camera, camera.name, limits)
+        self._known = ((cameras, state, inputs), opened)
         return opened
+
+    def _matched(
+        self, opened: OpenRequest, inputs: PolicyInputs, unusable: Mapping[str, Sequence[RequestError]]
+    ) -> OpenRequest:
+        """The request with what the policy needs of it, and nothing else.
+
+        unusable: by the field in which something may be missing, why values of the client are not what has to be there.
+        """
+        names = Names.of(self._config, inputs, self._front)
+        try:
+            found = matched(opened, inputs, names)
+        except RequestError as error:
+            if error.reason == Reason.INPUT_MISSING and unusable.get(error.field):
+                raise unusable[error.field][0] from None
+            raise
+        cameras = tuple(each for each in found.cameras if each in found.policy_cameras)
+        narrow, _ = narrowed(found, range(found.numbers))
+        return replace(matched(narrow, inputs, names), cameras=cameras)
+
+
+def _usable(
+    read: Callable[[str, NDArray[Any]], Made], values: Mapping[str, NDArray[Any]]
+) -> tuple[tuple[Made, ...], list[RequestError]]:
+    """Cameras or vectors by the form of arrays, and why others are neither: the policy may need none of these."""
+    made: list[Made] = []
+    unusable: list[RequestError] = []
+    for name, value in values.items():
+        try:
+            made.append(read(name, value))
+        except RequestError as error:
+            unusable.append(error)
+    return tuple(made), unusable
 
 
 def _camera(name: str, image: NDArray[Any]) -> CameraSpec:
@@ -140,7 +181,7 @@ def _pixels(name: str, image: NDArray[Any]) -> memoryview:
 
 
 def _vector(name: str, numbers: NDArray[Any]) -> StateSpec:
-    if numbers.ndim > 1 or numbers.dtype.kind not in "fiu":
+    if numbers.ndim > 1 or numbers.dtype.kind not in "fiu" or not numbers.size:
         text = f"is {numbers.dtype} of the shape {list(numbers.shape)}; state is a vector of numbers"
         raise InvalidArgument(text, field=name, reason=Reason.STATE_COUNT)
     return StateSpec(name=name, size=numbers.size)
@@ -165,6 +206,6 @@ def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[fl
 def _renamed(error: RequestError, seen: Seen) -> RequestError:
     """The error with the client's own field in place of ours."""
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
-    field = seen.fields.get(name, name) + bracket + rest
+    field = (seen.fields.get(name, name) + bracket + rest) or "observation"
     text = error.text.removeprefix(f"{error.field}: ")
     return type(error)(text, field=field, reason=error.reason, retry_after_ms=error.retry_after_ms)

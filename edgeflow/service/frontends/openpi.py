@@ -6,15 +6,12 @@ RoboArena's requests (`endpoint`), vLLM-Omni's (the same, with replies in msgpac
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from starlette.websockets import WebSocket
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
@@ -36,13 +33,13 @@ MOST_TEXT = 1000  # characters of a refusal
 TEXTS = ("prompt", "task", "instruction")
 IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", "session_id", "endpoint"})
 ENVELOPE = ("type", "payload")
+ALONE = ("ping", "init")  # types of envelopes that need no payload
 RESET = "reset successful"
-POLICY_VIOLATION = 1008  # a code of closing
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """A message of a client. kind: infer, reset or ping. envelope: StarVLA's; None without."""
+    """A message of a client. kind: infer, reset, or one of ALONE. envelope: StarVLA's; None without."""
 
     kind: str
     observation: Mapping[str, Any]
@@ -53,20 +50,21 @@ class Request:
 class OpenpiConversation:
     """One connection's messages and replies. Control is asked for one action at a time.
 
-    answers: entered while a message is answered; Unavailable once the service is stopping.
+    check_open: raises Unavailable once the service is stopping.
     """
 
     def __init__(
         self,
         config: ServiceConfig,
+        *,
         control: Control,
         connection: RobotConnection,
         path: str,
         log: Log,
-        answers: Callable[[], AbstractContextManager[None]],
+        check_open: Callable[[], None],
     ) -> None:
         self._log = log
-        self._answers = answers
+        self._check_open = check_open
         self._control = control
         self._connection = connection
         self._reader = Reader(config, NAME)
@@ -74,7 +72,7 @@ class OpenpiConversation:
         self._session_id: str | None = None
         self._total_ms: float | None = None  # of the reply before
         self._refusals = RollingCount(config.limits.rejected_frames)
-        self.over = False  # too much was refused: the connection is to be closed
+        self._over = False
 
     async def reply(self, data: bytes | str | None) -> bytes | str:
         """The reply to a message: bytes or, for a refusal and after a reset, text."""
@@ -84,14 +82,14 @@ class OpenpiConversation:
             if not isinstance(data, bytes):
                 raise InvalidArgument("must be binary: msgpack", field="message", reason=Reason.MESSAGE_UNPARSABLE)
             request = read_request(data)
-            with self._answers():
-                answer = await self._answer(request, received_ns)
+            self._check_open()
+            answer = await self._answer(request, received_ns)
             if isinstance(answer, dict):
                 self._total_ms = (time.monotonic_ns() - received_ns) / 1e6
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
         except EdgeflowError as error:
             if not isinstance(error, NoAction):
-                self.over = self._refusals.exceeded(received_ns)
+                self._over = self._refusals.exceeded(received_ns)
             return self.refusal(error, request)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('openpi', error)}"
@@ -110,8 +108,12 @@ class OpenpiConversation:
             return pack({"type": "error", "message": text}, coding)
         return text
 
+    def over(self) -> str:
+        """Why the connection is to be closed; "" = it goes on."""
+        return "too many refused messages in 10 s" if self._over else ""
+
     async def _answer(self, request: Request, received_ns: int) -> dict[str, Any] | str:
-        if request.kind == "ping":
+        if request.kind in ALONE:
             return {}
         if request.kind == "reset":
             self._connection.reset()
@@ -151,57 +153,50 @@ def read_request(data: bytes) -> Request:
     if not isinstance(value, dict):
         raise InvalidArgument("must be a map", field="message", reason=Reason.BODY_SHAPE)
     envelope: dict[str, Any] | None = None
-    known: tuple[str, ...] = ("infer", "reset")
-    if all(key in value for key in ENVELOPE) or value.get("type") in ("ping", "init"):
-        envelope, kind, value = value, value.get("type"), value.get("payload") or {}
+    known, field = ["infer", "reset"], "endpoint"
+    kind = value.get("type")
+    if all(key in value for key in ENVELOPE) or (isinstance(kind, str) and kind in ALONE):
+        envelope, payload = value, value.get("payload")
+        value = {} if payload is None else payload
         if not isinstance(value, dict):
             raise InvalidArgument("must be a map", field="payload", reason=Reason.BODY_SHAPE)
-        kind = "ping" if kind == "init" else kind
-        known = (*known, "ping")
+        known, field = [*known, *ALONE], "type"
     else:
         kind = value.get("endpoint", "infer")
-    if kind not in known:
-        field = "type" if envelope is not None else "endpoint"
+    if not isinstance(kind, str) or kind not in known:
         raise InvalidArgument(f"must be {' or '.join(known)}", field=field, reason=Reason.BODY_FIELD)
     return Request(kind=kind, observation=value, coding=coding, envelope=envelope)
 
 
 def seen_of(observation: Mapping[str, Any]) -> Seen:
-    """The images, the state and the text of an observation, by the client's own names; what else it has is ignored."""
+    """The images, the state and the text of an observation, by the client's names; everything else is ignored."""
     images: dict[str, Any] = {}
     state: dict[str, Any] = {}
     texts: dict[str, str] = {}
     fields = {"cameras": "observation", "state": "observation", "instruction": TEXTS[0]}
-    _collect(observation, "", images, state, texts, fields)
-    instruction = next((texts[each] for each in TEXTS if each in texts), "")
-    return Seen(
-        images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
-    )
-
-
-def _collect(
-    values: Mapping[str, Any],
-    path: str,
-    images: dict[str, Any],
-    state: dict[str, Any],
-    texts: dict[str, str],
-    fields: dict[str, str],
-) -> None:
-    """Sort the values of a map and of the maps in it; names of inner ones are those of their own map."""
-    for name, value in values.items():
-        if name in IGNORED:
-            continue
-        fields[name] = path + name
-        if isinstance(value, dict):
-            _collect(value, f"{path}{name}.", images, state, texts, fields)
-        elif isinstance(value, np.ndarray) and value.ndim > 1:
+    for name, path, value in _leaves(observation):
+        fields[name] = path
+        if isinstance(value, np.ndarray) and value.ndim > 1:
             images[name] = value
         elif isinstance(value, np.ndarray) or (isinstance(value, int | float) and not isinstance(value, bool)):
             state[name] = np.asarray(value)
         elif isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
             state[name] = np.array(value, np.float64)
         elif isinstance(value, str | bytes) and name in (*TEXTS, "unnorm_key"):
-            texts[name] = _text(value, path + name)
+            texts[name] = _text(value, path)
+    instruction = next((texts[each] for each in TEXTS if each in texts), "")
+    return Seen(
+        images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
+    )
+
+
+def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The values of a map and of the maps in it: each name in its own map, its whole path, and the value."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}{name}.")
+        elif name not in IGNORED:
+            yield name, path + name, value
 
 
 def _text(value: str | bytes, field: str) -> str:
@@ -221,7 +216,7 @@ def _enveloped(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client gets when it connects: what is known of the policy, and what the configuration adds.
+    """The first message to a client: all that is known of the policy, and the additions of the configuration.
 
     inputs: None while no policy is loaded. model: its entry in /v1/models.
     """
@@ -242,33 +237,3 @@ def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[
             "available_unnorm_keys": model.get("unnorm_keys", []),
         }
     return found | config.frontends.openpi.metadata
-
-
-async def converse(websocket: WebSocket, conversation: OpenpiConversation, slow_s: float) -> None:
-    """Answer a connection's messages in order until its client leaves; its request ends with it.
-
-    slow_s: how long a client may leave a reply unread; TimeoutError after it.
-    """
-    coming = asyncio.ensure_future(websocket.receive())
-    answering: asyncio.Task[bytes | str] | None = None
-    try:
-        while True:
-            message = await coming
-            if message["type"] == "websocket.disconnect":
-                return
-            coming = asyncio.ensure_future(websocket.receive())
-            data = message.get("bytes")
-            answering = asyncio.ensure_future(conversation.reply(message.get("text") if data is None else data))
-            await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done() and coming.result()["type"] == "websocket.disconnect":
-                return
-            reply = await answering
-            send = websocket.send_text(reply) if isinstance(reply, str) else websocket.send_bytes(reply)
-            await asyncio.wait_for(send, slow_s)
-            if conversation.over:
-                await websocket.close(POLICY_VIOLATION, "too many refused messages in 10 s")
-                return
-    finally:
-        for task in filter(None, (coming, answering)):
-            task.cancel()
-        await asyncio.gather(*filter(None, (coming, answering)), return_exceptions=True)

@@ -1,6 +1,6 @@
 """`POST /act` as the servers of OpenVLA, OpenVLA-OFT and GR00T N1.5 offer it: its bodies and their answers.
 
-The three dialects share a path, and json-numpy as their coding; a key tells them apart:
+The three dialects share a path, and json-numpy as their coding. A key sets them apart:
 
 | dialect | key | answer |
 |---|---|---|
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.contract import CHANNELS
 from edgeflow.service.frontends.arrays import as_array, joined
 from edgeflow.service.frontends.numpy_json import answer_body, parse
 from edgeflow.service.frontends.observation import Seen
@@ -30,7 +29,6 @@ from edgeflow_client.reasons import Reason
 NAME = "openvla"
 PATH = "/act"
 MAX_VALUES = 1 << 18  # an image of 224x224 pixels as a list has 200,929
-_VIDEO, _STATE, _TEXT = "video.", "state.", "annotation."
 
 
 class ActDialect(Enum):
@@ -51,16 +49,11 @@ class ActStyle:
     parts: tuple[tuple[str, int], ...] = ()
     """GROOT: name and numbers of each part of the state, which actions are divided into."""
 
-    @property
-    def chunks(self) -> bool:
-        """True if the client takes all rows of a chunk."""
-        return self.dialect is not ActDialect.OPENVLA
-
 
 def read(body: bytes) -> tuple[Seen, ActStyle]:
     """The observation in a body, and how it is answered; InvalidArgument names the field at fault.
 
-    Images are [height, width, 3] of bytes, state is finite. Sizes, limits and the policy's needs are not checked here.
+    Here only the form is checked, and that arrays are plain numbers; observation.Reader checks what they show.
     """
     values, double = parse(body, MAX_VALUES)
     dialect = _dialect(values)
@@ -97,54 +90,51 @@ def _dialect(values: dict[str, Any]) -> ActDialect:
 def _openvla(values: dict[str, Any]) -> Seen:
     _check_keys(values, {"image", "instruction", "unnorm_key"})
     return Seen(
-        images={"image": _image(_pixels(values["image"], "image"), "image")},
+        images={"image": _image(values["image"], "image")},
         state={},
         instruction=_text(values.get("instruction"), "instruction"),
-        unnorm_key=_unnorm_key(values),
+        unnorm_key=_text(values.get("unnorm_key"), "unnorm_key"),
+        fields={"cameras": "image"},
     )
 
 
 def _oft(values: dict[str, Any]) -> Seen:
     """The robot's whole observation, where keys that the original does not look at may stand as well."""
     cameras = ["full_image", *(key for key in values if "wrist" in key)]
-    fields = {name: joined("", name) for name in cameras}
     return Seen(
-        images={name: _image(_pixels(values[name], fields[name]), fields[name]) for name in cameras},
-        state={"state": _vector(values["state"], "state")} if "state" in values else {},
+        images={name: _image(values[name], joined("", name)) for name in cameras},
+        state={"state": as_array(values["state"], "state")} if "state" in values else {},
         instruction=_text(values.get("instruction"), "instruction"),
-        unnorm_key=_unnorm_key(values),
+        unnorm_key=_text(values.get("unnorm_key"), "unnorm_key"),
+        fields={"cameras": "full_image"},
     )
 
 
 def _groot(values: dict[str, Any]) -> tuple[Seen, tuple[tuple[str, int], ...]]:
-    """The observation of one step; a camera or a part of the state is named by its whole key."""
+    """The observation of one step, and the parts of its state."""
     key = ActDialect.GROOT.value
     _check_keys(values, {key})
-    members = values[key]
-    if not isinstance(members, dict):
+    if not isinstance(values[key], dict):
         raise InvalidArgument("must be an object", field=key, reason=Reason.BODY_FIELD)
-    fields = {name: joined(key, name) for name in members}
-    videos, vectors = _with(_VIDEO, members), _with(_STATE, members)
-    pixels = {name: _step(_pixels(members[name], fields[name]), fields[name]) for name in videos}
-    images = {name: _image(each, fields[name]) for name, each in pixels.items()}
-    steps = {name: _step(as_array(members[name], fields[name]), fields[name]) for name in vectors}
-    state = {name: _vector(each, fields[name]) for name, each in steps.items()}
-    texts = _with(_TEXT, members)
-    if unknown := members.keys() - images.keys() - state.keys() - set(texts):
-        text = f"must begin with {_VIDEO}, {_STATE} or {_TEXT}"
-        raise InvalidArgument(text, field=min(map(fields.__getitem__, unknown)), reason=Reason.BODY_FIELD)
-    if not images or len(texts) != 1:
-        text = f"must have a {_VIDEO}<camera> at least, and one {_TEXT}<name>"
-        raise InvalidArgument(text, field=key, reason=Reason.BODY_FIELD)
-    instruction = members[texts[0]]
-    if isinstance(instruction, list) and len(instruction) == 1:
-        instruction = instruction[0]
-    seen = Seen(images=images, state=state, instruction=_text(instruction, fields[texts[0]]), fields=fields)
-    return seen, tuple((name.removeprefix(_STATE), each.size) for name, each in state.items())
-
-
-def _with(prefix: str, members: dict[str, Any]) -> list[str]:
-    return [name for name in members if name.startswith(prefix)]
+    images: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    instruction: str | None = None
+    fields = {"cameras": key, "state": key, "instruction": key}
+    for path, value in values[key].items():
+        kind, _, name = path.partition(".")
+        field = fields[name] = joined(key, path)
+        if kind == "video":
+            images[name] = _step(_image(value, field), field)
+        elif kind == "state":
+            state[name] = _step(as_array(value, field), field)
+        elif kind == "annotation" and instruction is None:
+            instruction = _text(value[0] if isinstance(value, list) and len(value) == 1 else value, field)
+            fields["instruction"] = field
+        else:
+            why = "must be a video.<camera>, a state.<part> or the only annotation.<name>"
+            raise InvalidArgument(why, field=field, reason=Reason.BODY_FIELD)
+    parts = tuple((name, vector.size) for name, vector in state.items())
+    return Seen(images=images, state=state, instruction=instruction or "", fields=fields), parts
 
 
 def _by_part(actions: NDArray[np.float64], parts: tuple[tuple[str, int], ...]) -> dict[str, NDArray[np.float64]]:
@@ -165,33 +155,11 @@ def _check_keys(values: dict[str, Any], known: set[str]) -> None:
         raise InvalidArgument(text, field=joined("", unknown[0]), reason=Reason.BODY_FIELD)
 
 
-def _pixels(value: Any, field: str) -> NDArray[np.uint8]:
+def _image(value: Any, field: str) -> NDArray[Any]:
+    """An array, of uint8 where it came as a list of numbers that are all bytes."""
     array = as_array(value, field)
     if isinstance(value, list) and array.dtype == np.int64 and array.size and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8)
-    if array.dtype != np.uint8:
-        text = f"must have pixels of uint8 (in a list: integers of 0 to 255), not {array.dtype.name}"
-        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_TYPE)
-    return array
-
-
-def _image(array: NDArray[np.uint8], field: str) -> NDArray[np.uint8]:
-    if array.ndim != 3 or array.shape[2] != CHANNELS or not array.size:
-        text = f"must be [height, width, {CHANNELS}], not {list(array.shape)}"
-        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_SHAPE)
-    return array
-
-
-def _vector(value: Any, field: str) -> NDArray[Any]:
-    array = as_array(value, field)
-    if array.dtype.kind == "b":
-        raise InvalidArgument("must have numbers, not booleans", field=field, reason=Reason.ARRAY_TYPE)
-    if array.ndim > 1:
-        text = f"must be a vector, not {list(array.shape)}"
-        raise InvalidArgument(text, field=field, reason=Reason.ARRAY_SHAPE)
-    if not np.isfinite(array).all():
-        place = int(np.argmin(np.isfinite(np.atleast_1d(array))))
-        raise InvalidArgument("must be finite", field=f"{field}[{place}]", reason=Reason.PROPRIO_NOT_FINITE)
     return array
 
 
@@ -205,11 +173,7 @@ def _step(array: NDArray[Any], field: str) -> NDArray[Any]:
 
 
 def _text(value: Any, field: str) -> str:
-    if not isinstance(value, str):
+    """A text, empty where there is none."""
+    if value is not None and not isinstance(value, str):
         raise InvalidArgument("must be a text", field=field, reason=Reason.BODY_FIELD)
-    return value
-
-
-def _unnorm_key(values: dict[str, Any]) -> str:
-    value = values.get("unnorm_key")
-    return "" if value is None else _text(value, "unnorm_key")
+    return value or ""

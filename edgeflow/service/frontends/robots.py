@@ -10,6 +10,7 @@ import contextlib
 import json
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
@@ -41,17 +42,17 @@ from edgeflow.service.frontends.act import body_bytes
 from edgeflow.service.frontends.control import Control, Observation
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import Reader
-from edgeflow.service.frontends.openpi import OpenpiConversation, converse
-from edgeflow.service.frontends.sessions import RobotSessions, rows_of
+from edgeflow.service.frontends.openpi import OpenpiConversation
+from edgeflow.service.frontends.sessions import SessionsAtControl, rows_of
 from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gone
 from edgeflow.service.http.bodies import JSON_TYPE
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
-from edgeflow.service.http.websocket import BoundedWebsocket
+from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ANY, CONTROL, Caller, networks_of
+from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -59,7 +60,6 @@ SNAPSHOT_S = 1.0
 READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
 MAX_MODEL_BYTES = 1 << 20
-POLICY_VIOLATION = 1008  # a code of closing
 ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
 
 
@@ -69,7 +69,11 @@ async def serve(start: ChildStart) -> int:
 
 
 class RobotsFront(ServingChild):
-    """The composition. Clients may connect before a model is loaded; their first observation waits for it."""
+    """The composition.
+
+    Clients may connect before a model is loaded. openpi's get their metadata once it is, and look at their cameras only
+    then; an observation that came before would be too old. POST /act is answered with 503.
+    """
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
         self.metrics = ProcessMetrics()
@@ -77,8 +81,11 @@ class RobotsFront(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = Control(self._link, config)
-        self._sessions = RobotSessions(self._link, config)
+        peers = [each for front in config.frontends.dialects.values() for each in front.peers]
+        self._guard = Guard(None, self.metrics, self._log, peers=peers)
+        self._sessions = SessionsAtControl(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
+        self._parsing = asyncio.Lock()
         self._reader = Reader(config, openvla.NAME)
         self._websockets: dict[WebSocket, Caller] = {}
         self._answering = 0
@@ -108,7 +115,7 @@ class RobotsFront(ServingChild):
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
-            hosts=Hosts.of(config.http),
+            hosts=Hosts.of(config.frontends.host, config.http.names),
             reader_s=READER_S,
             roles=ROLES,
             peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), openvla.PATH: peers[openvla.NAME]},
@@ -141,14 +148,22 @@ class RobotsFront(ServingChild):
         caller: Caller = websocket.scope[CALLER]
         connection = self._sessions.connection(caller)
         conversation = OpenpiConversation(
-            self._config, self._control, connection, websocket.scope["path"], self._log, self._answers
+            self._config,
+            control=self._control,
+            connection=connection,
+            path=websocket.scope["path"],
+            log=self._log,
+            check_open=self._check_open,
         )
         self._websockets[websocket] = caller
         try:
             await websocket.accept()
+            with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
+                await self._control.loaded()
             known = openpi.metadata(self._config, self._control.inputs, self._model)
             await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
-            await converse(websocket, conversation, self._config.timing.slow_reader_ms / 1000)
+            slow_s = self._config.timing.slow_reader_ms / 1000
+            await converse(websocket, conversation.reply, busy=self._busy, over=conversation.over, slow_s=slow_s)
         except asyncio.TimeoutError:
             self.metrics.limit_rejections.labels("slow_reader").inc()
             websocket.scope["state"][ABORT]()
@@ -160,20 +175,20 @@ class RobotsFront(ServingChild):
 
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
-        with self._answers():
-            async with self._bodies.read(request) as body:
+        self._check_open()
+        with self._busy():
+            async with self._bodies.read(request) as body, self._parsing:
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
-            inputs = await unless_gone(request, self._control.loaded())
-            opened, frame = self._reader.read(seen, inputs, chunks=style.chunks)
+                await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
+            opened, frame = self._reader.read(seen, self._control.needs())
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
 
     @contextlib.contextmanager
-    def _answers(self) -> Any:
-        """Count a request while it is answered; Unavailable once the service is stopping."""
-        self._check_open()
+    def _busy(self) -> Iterator[None]:
+        """Count a request while it is answered."""
         self._answering += 1
         self._idle.clear()
         try:
@@ -215,10 +230,11 @@ class RobotsFront(ServingChild):
         """End the connections whose token is no longer in force."""
         for websocket, caller in list(self._websockets.items()):
             if not self._guard.may_control(caller):
-                self._spawn(_close(websocket, "the token no longer permits this"))
+                self._spawn(_close(websocket, POLICY_VIOLATION, "the token no longer permits this"))
 
     async def _drain(self) -> None:
         await self._idle.wait()
+        await asyncio.gather(*(_close(each, GOING_AWAY, "the service is stopping") for each in list(self._websockets)))
         if self._http is not None:
             await self._http.flush()
         self._link.send(Drained())
@@ -237,6 +253,6 @@ class RobotsFront(ServingChild):
         self._control.close()
 
 
-async def _close(websocket: WebSocket, text: str) -> None:
+async def _close(websocket: WebSocket, code: int, text: str) -> None:
     with contextlib.suppress(Exception):  # the client may have left
-        await websocket.close(POLICY_VIOLATION, text)
+        await websocket.close(code, text)

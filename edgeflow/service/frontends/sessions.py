@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.ipc.packets import Sealed, seal
+from edgeflow.ipc.packets import seal_parts
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import (
     CloseRobot,
@@ -25,7 +25,6 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.frontends.control import SLACK_S, whole
-from edgeflow.service.observation.pixels import decode_frame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent
@@ -38,7 +37,6 @@ from edgeflow_client.errors import (
     Unavailable,
 )
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema
 
 Forget: TypeAlias = Callable[[int], None]
 FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
@@ -66,7 +64,6 @@ class Answer:
     """The action of an observation."""
 
     action: ActionEvent
-    schema: ActionSchema
     epoch: int
     """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
     age_ns: int
@@ -81,7 +78,7 @@ def rows_of(action: ActionEvent) -> NDArray[np.float64]:
     return np.array(action.values, np.float64).reshape(action.chunk.horizon, -1)
 
 
-class RobotSessions:
+class SessionsAtControl:
     """The sessions of this process by number; runs on the loop."""
 
     def __init__(self, link: ControlLink, config: ServiceConfig) -> None:
@@ -110,7 +107,7 @@ class RobotSessions:
     async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
         """A new session at control; raises its refusal."""
         self._last += 1
-        session = _OpenSession(self._last, self._link, opened, self._limit_s, self._forget)
+        session = _OpenSession(self._last, self._link, self._limit_s, self._forget)
         self._open[session.number] = session
         request, _ = narrowed(opened, state)
         try:
@@ -129,7 +126,7 @@ class RobotSessions:
 class RobotConnection:
     """One client's sessions: the present one, and after its end or a change of cameras another one."""
 
-    def __init__(self, sessions: RobotSessions, caller: Caller) -> None:
+    def __init__(self, sessions: SessionsAtControl, caller: Caller) -> None:
         self._sessions = sessions
         self._caller = caller
         self._session: _OpenSession | None = None
@@ -138,7 +135,7 @@ class RobotConnection:
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
-        key = (opened.cameras, opened.state, opened.unnorm_key, opened.chunks)
+        key = (opened.cameras, opened.state, opened.unnorm_key)
         session = await self._present(key, opened, frame)
         try:
             action = await session.observe(opened, frame, received_ns)
@@ -146,10 +143,10 @@ class RobotConnection:
             session = await self._present(key, opened, frame)
             action = await session.observe(opened, frame, received_ns)
         age_ns = time.monotonic_ns() - received_ns
-        if action.max_age_ms and age_ns > _oldest_ns(action):
+        if action.max_age_ms and age_ns > action.max_age_ms * 1_000_000:
             text = f"the action is older than {action.max_age_ms} ms"
             raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
-        return Answer(action=action, schema=session.schema, epoch=self._epochs + action.epoch, age_ns=age_ns)
+        return Answer(action=action, epoch=self._epochs + action.epoch, age_ns=age_ns)
 
     def reset(self) -> None:
         """A new episode begins."""
@@ -179,16 +176,16 @@ class RobotConnection:
 class _OpenSession:
     """One session at control, and the observation that waits for its answer."""
 
-    def __init__(self, number: int, link: ControlLink, opened: OpenRequest, limit_s: float, forget: Forget) -> None:
+    def __init__(self, number: int, link: ControlLink, limit_s: float, forget: Forget) -> None:
         self.number = number
         self.epoch = 1
         self.ended = False
-        self.schema: ActionSchema
+        self._end: EdgeflowError | None = None  # as control stated it
         self._link = link
-        self._opened = opened
         self._limit_s = limit_s
         self._forget = forget
         self._seq = 0
+        self._begun_after = 0  # the last observation before the present episode
         loop = asyncio.get_running_loop()
         self._opening: asyncio.Future[None] = loop.create_future()
         self._answer: asyncio.Future[ActionEvent] | None = None
@@ -202,9 +199,11 @@ class _OpenSession:
 
     async def observe(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> ActionEvent:
         """The action for a frame. An answer that comes too late is that of no other frame."""
+        if self._end is not None:  # it came with the word that the session is open
+            raise self._end
         began_ns = time.monotonic_ns()
         try:
-            pixels = Sealed(seal(*decode_frame(frame, opened)))  # raw: written, they need no mapping and no page faults
+            pixels = seal_parts([frame.images[opened.cameras.index(camera)] for camera in opened.policy_cameras])
         except OSError:
             raise _busy() from None
         self._seq += 1
@@ -229,8 +228,9 @@ class _OpenSession:
             self._answer = None
 
     def reset(self) -> None:
-        """Begin a new episode."""
-        if not self.ended:
+        """Begin a new episode, unless nothing was observed in the present one."""
+        if not self.ended and self._seq > self._begun_after:
+            self._begun_after = self._seq
             self._link.send(ResetRobot(self.number))
 
     def close(self) -> None:
@@ -249,13 +249,12 @@ class _OpenSession:
     def heard(self, message: RobotOpened | RobotRefused) -> None:
         """Control opens the session, refuses it or an observation, or ends it."""
         if isinstance(message, RobotOpened):
-            self.schema = message.schema
             if not self._opening.done():
                 self._opening.set_result(None)
             return
         found = _error(message)
         if message.seq == 0:
-            self.ended = True
+            self.ended, self._end = True, found
             self._forget(self.number)
             if not self._opening.done():
                 self._opening.set_exception(found)
@@ -274,13 +273,6 @@ def _error(message: RobotRefused) -> EdgeflowError:
     if isinstance(error, RequestError):
         error.retry_after_ms = message.retry_after_ms or None
     return NoAction(message.command, error, message.reason) if message.command else error
-
-
-def _oldest_ns(action: ActionEvent) -> int:
-    """The age from which no row of an action may be executed."""
-    chunk = action.chunk
-    reach_ms = (chunk.horizon - 1) * chunk.step_ms if chunk is not None else 0.0
-    return round((action.max_age_ms + reach_ms) * 1e6)
 
 
 def _busy() -> ResourceExhausted:

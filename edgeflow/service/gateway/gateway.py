@@ -117,7 +117,7 @@ class Gateway(ServingChild):
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
-            hosts=Hosts.of(config.http),
+            hosts=Hosts.of(config.http.host, config.http.names),
             reader_s=READER_S,
         )
         self._in_flight.app = app

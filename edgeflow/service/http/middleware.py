@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope
 
-from edgeflow.config.sections import HttpConfig, is_loopback
+from edgeflow.config.sections import is_loopback
 from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -50,10 +50,9 @@ class Hosts:
     names: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, http: HttpConfig) -> Hosts:
-        """The hosts of an HTTP address. On loopback they are checked always, elsewhere if names are configured."""
-        names = frozenset(name.lower() for name in (*http.names, http.host))
-        return cls(is_loopback(http.host) or bool(http.names), names)
+    def of(cls, host: str, names: Sequence[str]) -> Hosts:
+        """The hosts of an address to listen on. On loopback they are checked always, elsewhere if there are names."""
+        return cls(is_loopback(host) or bool(names), frozenset(name.lower() for name in (*names, host)))
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raise PermissionDenied unless every Host and Origin header names this service."""
@@ -137,15 +136,10 @@ class PublicMiddleware(Middleware):
                 )
             if not shown and is_within(peer, self._peers.get(path, ())):
                 return Caller(peer)
-            return self._guard.check(shown, self._roles.get(self._listed(path), ADMIN), peer)
+            return self._guard.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(self._listed(path), peer, error)
+            self._guard.refused(listed(path, self._roles), peer, error)
             raise
-
-    def _listed(self, path: str) -> str:
-        """The path with roles that a path belongs to; "unknown" for another."""
-        known = MODELS if path.startswith(f"{MODELS}/") else path
-        return known if known in self._roles else "unknown"
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
         length = headers.get(b"content-length", b"0")
@@ -171,6 +165,12 @@ class PublicMiddleware(Middleware):
         return BodyTooLarge(
             f"exceeds the limit of {self._body_bytes} bytes", field="body", reason=Reason.BODY_TOO_LARGE
         )
+
+
+def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
+    """The path in `roles` that a path belongs to; "unknown" for another."""
+    known = MODELS if path.startswith(f"{MODELS}/") else path
+    return known if known in roles else "unknown"
 
 
 class InternalMiddleware(Middleware):

@@ -126,7 +126,7 @@ class HttpServer:
     @property
     def _answering(self) -> bool:
         connections = self._server.server_state.connections
-        return any(isinstance(each, Connection) and each.answering for each in connections)
+        return any(getattr(each, "answering", False) for each in connections)
 
 
 def server_context(descriptors: Sequence[int]) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ the policy does not need is ignored. The field's keys stand for their last part:
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -80,7 +81,7 @@ class CheckedFrame:
 
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
-PREFIXES = ("observation.images.", "observation.", "observation/", "images.")
+PREFIXES = ("observation.images.", "observation.", "observation/")
 Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
 
@@ -113,10 +114,14 @@ def state_text(state: StateSpec) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join."""
+    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join.
+
+    section: of the configuration that a refusal suggests to change.
+    """
 
     cameras: Mapping[str, str]
     state: Mapping[str, str | list[str]]
+    section: str = ""
 
     @classmethod
     def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:
@@ -124,12 +129,14 @@ class Names:
         names = cls(cameras=config.cameras, state=config.state).of_policy(inputs)
         if front:
             dialect = config.frontends.dialects[front]
-            own = cls(cameras=dialect.cameras, state=dialect.state).of_policy(inputs, f"frontends.{front}.")
-            names = cls(cameras={**names.cameras, **own.cameras}, state={**names.state, **own.state})
+            own = cls(cameras=dialect.cameras, state=dialect.state, section=f"frontends.{front}.").of_policy(inputs)
+            cameras, state = {**names.cameras, **own.cameras}, {**names.state, **own.state}
+            names = cls(cameras=cameras, state=state, section=own.section)
         return names
 
-    def of_policy(self, inputs: PolicyInputs, section: str = "") -> Names:
+    def of_policy(self, inputs: PolicyInputs) -> Names:
         """The mapping with the policy's own names as keys; ConfigError for what it does not have, or has twice."""
+        section = self.section
         cameras = _resolved(f"{section}cameras", self.cameras, [need.name for need in inputs.cameras])
         for name, camera in cameras.items():
             twice = [other for other, mapped in cameras.items() if mapped == camera and other != name]
@@ -137,9 +144,8 @@ class Names:
                 raise ConfigError(
                     f"{section}cameras: {camera!r} is mapped to {name!r} and {twice[0]!r}; give each its own camera"
                 )
-        return Names(
-            cameras=cameras, state=_resolved(f"{section}state", self.state, [need.name for need in inputs.state])
-        )
+        state = _resolved(f"{section}state", self.state, [need.name for need in inputs.state])
+        return Names(cameras=cameras, state=state, section=section)
 
 
 def short(name: str) -> str:
@@ -170,10 +176,11 @@ def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str])
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
     """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
 
-    names: with the policy's own names as keys.
+    ConfigError where the names are not the policy's, which the service checks when its worker is ready.
     """
-    cameras = _Cameras(inputs.cameras, request.cameras, names.cameras)
-    state = _State(inputs.state, request.state, names.state)
+    names = names.of_policy(inputs)
+    cameras = _Cameras(inputs.cameras, request.cameras, names)
+    state = _State(inputs.state, request.state, names)
     return replace(request, policy_cameras=cameras.matched(), policy_numbers=state.matched())
 
 
@@ -182,29 +189,22 @@ def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenReques
 
     Its policy_numbers are empty: it is to be matched again.
     """
-    taken = set(request.policy_numbers)
-    state: list[StateSpec] = []
-    kept: list[float] = []
-    begin = 0
-    for vector in request.state:
-        end = begin + vector.size
-        if taken.intersection(range(begin, end)):
-            state.append(vector)
-            kept += numbers[begin:end]
-        begin = end
+    starts = list(accumulate((vector.size for vector in request.state), initial=0))
+    taken = sorted({bisect_right(starts, index) - 1 for index in request.policy_numbers})
+    state = [request.state[place] for place in taken]
+    kept = [number for place in taken for number in numbers[starts[place] : starts[place + 1]]]
     return replace(request, state=tuple(state), policy_numbers=()), kept
 
 
 class _Cameras:
     """The policy's cameras among the robot's."""
 
-    def __init__(
-        self, needs: Sequence[CameraNeed], sent: tuple[CameraSpec, ...], configured: Mapping[str, str]
-    ) -> None:
+    def __init__(self, needs: Sequence[CameraNeed], sent: tuple[CameraSpec, ...], names: Names) -> None:
         self._needs = needs
         self._sent = sent
         self._names = [camera.name for camera in sent]
-        self._configured = configured
+        self._configured = names.cameras
+        self._key = f"{names.section}cameras"
 
     def matched(self) -> tuple[CameraSpec, ...]:
         found = tuple(self._camera(need) for need in self._needs)
@@ -222,7 +222,9 @@ class _Cameras:
     def _camera(self, need: CameraNeed) -> CameraSpec:
         camera = self._find(need)
         if camera is None:
-            raise self._refusal(f"no camera is the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
+            configured = self._configured.get(need.name)
+            text = f"no camera is {configured!r}, configured as" if configured else "no camera is"
+            raise self._refusal(f"{text} the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
         if (need.width or camera.width, need.height or camera.height) != (camera.width, camera.height):
             text = f"camera {camera.name!r} is {camera.width}x{camera.height}; the policy takes {need_text(need)}"
             raise self._refusal(text, Reason.INPUT_SIZE)
@@ -246,7 +248,7 @@ class _Cameras:
         """The configuration that would map one of the robot's spare cameras."""
         taken = {found.name for each in self._needs if each is not need and (found := self._find(each))}
         spare = next((name for name in self._names if name not in taken), None)
-        return "" if spare is None else _hint_text("cameras", {**self._configured, need.name: spare}, spare)
+        return "" if spare is None else _hint_text(self._key, {**self._configured, need.name: spare}, spare)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         needed, sent = map(need_text, self._needs), (f"{each.name!r} {each.width}x{each.height}" for each in self._sent)
@@ -259,13 +261,12 @@ class _State:
     Vectors of the robot are known by their places: those of an older client may have equal names.
     """
 
-    def __init__(
-        self, needs: Sequence[StateSpec], sent: tuple[StateSpec, ...], configured: Mapping[str, str | list[str]]
-    ) -> None:
+    def __init__(self, needs: Sequence[StateSpec], sent: tuple[StateSpec, ...], names: Names) -> None:
         self._needs = needs
         self._sent = sent
         self._names = [each.name for each in sent]
-        self._configured = configured
+        self._configured = names.state
+        self._key = f"{names.section}state"
         self._starts = list(accumulate((each.size for each in sent), initial=0))
 
     def matched(self) -> tuple[int, ...]:
@@ -322,7 +323,7 @@ class _State:
         single = [each.name for each in self._sent if each.size == 1]
         whole = next((each.name for each in self._sent if each.size == need.size), None)
         found = whole or (single if len(single) == need.size else None)
-        return "" if found is None else _hint_text("state", {**self._configured, need.name: found}, found)
+        return "" if found is None else _hint_text(self._key, {**self._configured, need.name: found}, found)
 
     def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         sides = joined(map(state_text, self._needs)), joined(map(state_text, self._sent))

@@ -76,10 +76,14 @@ class AgeLimit:
 
     explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
     session, or the time that its frames take where that is longer, within bounds. reach_ns: how long after the capture
-    of a frame the last row of its chunk is due, from which that row's age counts.
+    of a frame the last row of its chunk is due, from which that row's age counts. waits: the robot waits for each
+    answer, and its chunk is valid until it asks again.
     """
 
-    def __init__(self, explicit_ns: int | None, validity_ns: int, times: FrameTimes, reach_ns: int = 0) -> None:
+    def __init__(
+        self, explicit_ns: int | None, validity_ns: int, times: FrameTimes, reach_ns: int = 0, *, waits: bool = False
+    ) -> None:
+        self._waits = waits
         self.times = times
         self.foretold_ns = 0
         self._reach_ns = reach_ns
@@ -90,7 +94,10 @@ class AgeLimit:
     def of(cls, request: OpenRequest, schema: ActionSchema, ttl_ms: int, times: FrameTimes | None) -> AgeLimit:
         """The limit of a session. times: of all sessions of one frame; None = the session's own."""
         times = FrameTimes(IN_FLIGHT * len(schema.names)) if times is None else times
-        return cls(request.max_action_age_ns, ttl_ms * 1_000_000, times, reach_ns=schema.reach_ns)
+        validity_ns = ttl_ms * 1_000_000
+        if not request.front:
+            return cls(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
+        return cls(request.max_action_age_ns, max(validity_ns, request.control_period_ns), times, waits=True)
 
     @property
     def ns(self) -> int:
@@ -108,6 +115,11 @@ class AgeLimit:
     def spare_ns(self) -> int:
         """The part of the limit that remains beyond the time that frames are expected to take."""
         return self.oldest_ns - self._expected_ns
+
+    @property
+    def turn_ns(self) -> int:
+        """The time that a frame may wait for its turn; another half is for jitter, unless its robot waits with it."""
+        return max(self.spare_ns, 0) // (1 if self._waits else 2)
 
     @property
     def _expected_ns(self) -> int:
@@ -128,16 +140,18 @@ class Withheld:
 class Answers:
     """The answers of a session. sent: the chunks that the robot got last; ages: of their frames when they arrived.
 
-    schema: of the policy's chunks. whole: the robot gets all rows.
+    schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it plays them by the clock, from the row
+    that is due on; else from the first one on, whenever the answer comes.
     """
 
-    def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool) -> None:
+    def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool, by_clock: bool = True) -> None:
         self.sent = SentChunks()
         self.ages = AnswerAges()
         self.guard = OutputGuard()
         self._schema = schema
         self._age_limit = age_limit
         self._whole = whole
+        self._by_clock = by_clock
         self._late_in_a_row = 0
 
     @property
@@ -168,7 +182,8 @@ class Answers:
 
     def is_late(self, ready: Ready, now_ns: int, delay_ns: int) -> bool:
         """True if an answer is too old to be handed out. delay_ns: as in Ready.events."""
-        return ready.late_ns(now_ns - ready.track.received_ns + delay_ns) > self._age_limit.ns
+        age_ns = now_ns - ready.track.received_ns + delay_ns
+        return (ready.late_ns(age_ns) if self._by_clock else age_ns) > self._age_limit.ns
 
     def count_late(self) -> bool:
         """Count a frame that was too old while a newer one is in flight; True after LATE_IN_A_ROW of them."""

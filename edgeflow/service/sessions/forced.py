@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from edgeflow.config.sections import ForcedFault
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow_client.errors import InvalidArgument, Unavailable
 from edgeflow_client.reasons import Reason
@@ -20,15 +21,24 @@ class Forced:
     def __init__(self, faults: Sequence[ForcedFault], session: int) -> None:
         self._faults = [each for each in faults if each.session in (0, session)]
 
-    def apply(self, runner: SessionRunner, seq: int, receive: Callable[[], None]) -> None:
-        """Receive a frame, or answer it as configured."""
+    def receive(self, runner: SessionRunner, frame: CheckedFrame, received_ns: int | None) -> None:
+        """Have a session receive a frame, or answer it as configured."""
+        seq = frame.seq
         fault = next((each for each in self._faults if each.first <= seq and (not each.last or seq <= each.last)), None)
         if fault is None:
-            receive()
+            _receive(runner, frame, received_ns)
         elif fault.answer == "delay":
-            asyncio.get_running_loop().call_later(fault.delay_ms / 1000, receive)
+            asyncio.get_running_loop().call_later(fault.delay_ms / 1000, _receive, runner, frame, received_ns)
         elif fault.answer == "reject":
             runner.reject(seq, InvalidArgument(TEXT, field="observation", reason=Reason.FORCED))
         else:
             runner.session.hold(Reason.FORCED, Command(fault.answer))
             runner.reject(seq, Unavailable(TEXT, reason=Reason.FORCED))
+
+
+def _receive(runner: SessionRunner, frame: CheckedFrame, received_ns: int | None) -> None:
+    if runner.session.ended is None:
+        runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
+
+
+NO_FAULTS = Forced((), 0)

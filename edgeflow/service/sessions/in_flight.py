@@ -99,10 +99,7 @@ class FramesInFlight:
         return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
 
     def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
-        """The next frame to decode, if its turn has come or the session is alone. One that waited too long is refused.
-
-        It may wait for half of what its age limit leaves; the other half is for jitter.
-        """
+        """The next frame to decode, if its turn has come or the session is alone; one that waited long is refused."""
         turn_ns, track = self.turn_ns(now_ns), self._arrived
         if turn_ns is None or track is None:
             return None
@@ -110,7 +107,7 @@ class FramesInFlight:
             track.waited_for_turn = True
             return None
         self._arrived = None
-        if track.waited_for_turn and now_ns - track.received_ns > max(self._age_limit.spare_ns, 0) // 2:
+        if track.waited_for_turn and now_ns - track.received_ns > self._age_limit.turn_ns:
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None

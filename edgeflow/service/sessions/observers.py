@@ -127,6 +127,7 @@ class SessionLog(SessionObserver):
             session=session.number,
             peer=caller.peer,
             principal=caller.principal,
+            front=session.request.front,
             mode=plan.mode.value,
             pace=pace_text(plan.pace),
         )

@@ -32,6 +32,7 @@ from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
 from edgeflow.service.sessions.capacity import Decoders, Places
+from edgeflow.service.sessions.forced import NO_FAULTS, Forced
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
     ClosedSession,
@@ -46,7 +47,7 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
-from edgeflow_client.errors import DeadlineExceeded, RequestError, Unavailable
+from edgeflow_client.errors import ConfigError, DeadlineExceeded, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
 
@@ -71,6 +72,7 @@ class ControlPlane:
     ) -> None:
         self.config = config
         self.worker: WorkerReady | None = None
+        self.newest_worker: WorkerReady | None = None  # also while it is replaced
         self._port = port
         self._pool = pool
         start_threads(pool, config.decode_threads)
@@ -174,10 +176,14 @@ class ControlPlane:
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
+        for front, dialect in self.config.frontends.dialects.items():
+            if dialect.rows > (horizon := ready.schema.horizon):
+                text = f"the policy answers with {horizon} action{'s' * (horizon > 1)}: clients cannot execute more"
+                raise ConfigError(f"frontends.{front}.rows: {dialect.rows}, but {text}")
         self._names = {
             front: Names.of(self.config, ready.inputs, front) for front in ("", *self.config.frontends.dialects)
         }
-        self.worker = ready
+        self.worker = self.newest_worker = ready
         self._places.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)
         self._planner.worker_ready(ready)
@@ -356,18 +362,24 @@ _ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
 
 
 async def act_once(
-    plane: ControlPlane, opened: OpenRequest, frame: CheckedFrame, caller: Caller, *, received_ns: int | None = None
+    plane: ControlPlane,
+    opened: OpenRequest,
+    frame: CheckedFrame,
+    caller: Caller,
+    *,
+    received_ns: int | None = None,
+    forced: Forced = NO_FAULTS,
 ) -> tuple[ActionEvent, ActionSchema]:
     """The action for a single checked frame; raises RequestErrors.
 
     Without a mode, and in mode auto, it is serial: no frame before it has tokens to draft from.
-    received_ns: when the frame reached this machine, on the monotonic clock; None = now.
+    received_ns: when the frame reached this machine, on the monotonic clock; None = now. forced: faults for tests.
     """
     mode = Mode.SERIAL if opened.mode in (None, Mode.AUTO) else opened.mode
     runner = await plane.open(replace(opened, mode=mode), caller, single=True)
     timeout_ms = plane.config.timing.act_timeout_ms
     try:
-        runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
+        forced.receive(runner, frame, received_ns)
         action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
     except asyncio.TimeoutError:
         raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None

@@ -147,7 +147,7 @@ class Silence:
     """How long a robot has been silent, and what follows from it.
 
     A robot that never sent a frame cannot lengthen the silence that is permitted. held: it was ordered to hold.
-    normal: it is silent while it executes a chunk, so it is not ordered to hold, and its end is no failure.
+    normal: it is silent while it executes a chunk, so it need not hold, and its end counts as orderly.
     """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int, *, normal: bool = False) -> None:
@@ -181,6 +181,8 @@ class Silence:
 
     def hold_due(self, now_ns: int) -> bool:
         """True if the robot has to hold."""
+        if self._normal:
+            return False
         most_ns = self._hold_after_ns if self._begun else min(self._hold_after_ns, self._rules.silent_free_ns)
         return not self.held and now_ns - self._heard_ns > most_ns
 

@@ -73,6 +73,8 @@ class Session:
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
+        if request.front:  # it executes rows until it asks again
+            self.valid_for_ms = max(self.valid_for_ms, request.control_period_ns // 1_000_000)
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self.rates = Rates(rules, request.control_period_ns, now_ns)
@@ -81,7 +83,7 @@ class Session:
         self._ring = Ring.HELD
         self._outbox = Outbox()
         self._frames = FramesInFlight(self._outbox, self.rates, self.age_limit)
-        self.answers = Answers(schema, self.age_limit, whole=request.chunks)
+        self.answers = Answers(schema, self.age_limit, whole=request.chunks, by_clock=not request.front)
 
     # Calls for the robot.
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from tests.service.http.test_observations import open_descriptors
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pair
 from edgeflow.service.children import single_actions
-from edgeflow.service.children.messages import CODING, ActDone, ActRefused
+from edgeflow.service.children.messages import CODING, ActDone, ActRefused, no_room
 from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
 from edgeflow.service.frontends.control import whole
 from edgeflow.service.sessions.frames import ActionEvent
 from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, ActionSchema, Command
+from tests.service.frontends.test_act import open_descriptors
 from tests.service.harness import serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.scripted import Script
@@ -99,8 +99,8 @@ def test_a_long_chunk_without_memory_or_descriptors_is_refused(ends, monkeypatch
     send_answer(ends[0], long)
     message, descriptors = ends[1].receive()
     close_all(descriptors)
-    refused = whole(message, [])
-    assert isinstance(refused, ActRefused) and refused.request == 7
+    assert whole(message, []) is None
+    refused = no_room(7)
     monkeypatch.setattr(single_actions, "seal", full)
     send_answer(ends[0], long)
     assert received(ends[1]) == refused

@@ -72,7 +72,7 @@ async def test_a_child_that_cannot_take_the_tokens_ends():
 async def test_a_child_outlives_other_messages_that_it_cannot_take():
     async with linked() as made:
         made.fails = True
-        made.tell(Snapshot())
+        made.tell(Snapshot("control"))
         await eventually(lambda: any(isinstance(each, LogEvent) for each in made.heard()))
         made.fails = False
         made.tell(Drain(1))
@@ -82,7 +82,7 @@ async def test_a_child_outlives_other_messages_that_it_cannot_take():
 
 async def test_without_room_for_descriptors_snapshots_are_skipped_and_tokens_end_the_child():
     async with linked() as made:
-        made.tell(Snapshot())
+        made.tell(Snapshot("control"))
         with full_table():
             made.link._read()
         assert (made.taken, made.gone) == ([], 0)

@@ -13,10 +13,11 @@ from edgeflow.service.fork_server import NICE
 
 PINNED = """
 import json, os
-from edgeflow.service.fork_server import be_expendable
+from edgeflow.service.fork_server import be_expendable, be_ordinary
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # stands for SCHED_FIFO, which needs a permission
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-be_expendable(every_cpu={every_cpu})
+be_ordinary(every_cpu={every_cpu})
+be_expendable()
 print(json.dumps([os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0))]))
 """
 

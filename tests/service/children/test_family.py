@@ -54,7 +54,8 @@ def made() -> Iterator[tuple[Family, Heard]]:
     family = Family(
         [],
         never,
-        actions=None,  # type: ignore[arg-type]
+        actions=lambda: None,  # type: ignore[arg-type,return-value]
+        robots=None,  # type: ignore[arg-type]
         health=Health(),
         tokens=Tokens(),  # type: ignore[arg-type]
         tls=None,

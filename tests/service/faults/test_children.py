@@ -95,11 +95,12 @@ def test_children_come_again_after_their_fork_server_is_lost(checkpoint, tmp_pat
         assert served.ended() == 0
 
 
-def test_a_fork_server_has_one_thread_and_gives_way_to_robots(checkpoint, tmp_path: Path):
+def test_a_fork_server_has_one_thread_and_children_of_strangers_give_way_to_robots(checkpoint, tmp_path: Path):
     with front(checkpoint, tmp_path, chat__enabled=True) as served:
         server, child = fork_server(served), gateway(served)
         assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
-        assert os.getpriority(os.PRIO_PROCESS, server) == NICE
+        assert os.getpriority(os.PRIO_PROCESS, server) == os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, child) == NICE
         assert not sockets(server) & sockets(child)
 
 

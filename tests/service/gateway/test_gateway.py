@@ -15,12 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, packet_pair
 from edgeflow.service.children.messages import CODING, LogEvent
-from edgeflow.service.frontends import act as acting
 from edgeflow.service.frontends import control as control_module
 from edgeflow.service.gateway import gateway as gateway_module
 from edgeflow.service.gateway import proxy
 from edgeflow.service.gateway.gateway import merge
 from edgeflow.service.gateway.proxy import ChatSide
+from edgeflow.service.http import body_reader
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import ResourceExhausted
 from tests.service.harness import Served, eventually, serving
@@ -192,7 +192,7 @@ async def test_large_bodies_that_trickle_keep_nobody_out(checkpoint):
     head = HEAD + b"content-length: 300000\r\n\r\n"
     large = json.dumps({**JSON_BODY, "model": "m" * 200_000})
     async with serving(checkpoint) as served, contextlib.AsyncExitStack() as stack:
-        slow = [await stack.enter_async_context(connected(served.http)) for _ in range(acting.LARGE_BODIES + 1)]
+        slow = [await stack.enter_async_context(connected(served.http)) for _ in range(body_reader.LARGE_BODIES + 1)]
         for _, writer in slow[:-1]:
             writer.write(head + bytes(1000))
         slow[-1][1].write(head + bytes(200_000))
@@ -203,10 +203,10 @@ async def test_large_bodies_that_trickle_keep_nobody_out(checkpoint):
 
 
 async def test_places_for_large_bodies_are_few_per_address(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(acting, "LARGE_WAIT_S", 0.05)
-    places = acting._Places()
+    monkeypatch.setattr(body_reader, "LARGE_WAIT_S", 0.05)
+    places = body_reader._Places()
     async with contextlib.AsyncExitStack() as taken:
-        for _ in range(acting.LARGE_PER_ADDRESS):
+        for _ in range(body_reader.LARGE_PER_ADDRESS):
             await places.take("192.0.2.1", taken)
         with pytest.raises(ResourceExhausted):
             await places.take("192.0.2.1", taken)

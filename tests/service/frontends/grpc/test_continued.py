@@ -17,8 +17,8 @@ from edgeflow_client.trajectory import Candidate, ChunkReport, Limited, LimitKin
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import STATE, TwinSize
 from tests.service.frontends.grpc.test_observations import observation, opening, wide_script
+from tests.service.frontends.test_act import body
 from tests.service.harness import eventually, frame_message, open_message, serving
-from tests.service.http.test_observations import body
 from tests.service.worker.test_real_worker import OWN
 
 REPORT = ChunkReport(
