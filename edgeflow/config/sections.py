@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Literal
 
+import msgpack
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -96,6 +97,15 @@ class OpenpiConfig(FrontendConfig):
         max_length=64,
         description="values that a client gets when it connects, besides those of the policy, such as reset_pose",
     )
+
+    @field_validator("metadata")
+    @classmethod
+    def _can_be_sent(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        try:
+            msgpack.packb(metadata)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError("must be texts, numbers of at most 64 bits, lists and maps of these") from None
+        return metadata
 
 
 class ForcedFault(Section):

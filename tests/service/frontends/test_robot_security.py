@@ -107,6 +107,12 @@ def test_a_network_is_one_of_robots(network: str):
         config(frontends__openpi__peers=[network])
 
 
+@pytest.mark.parametrize("value", [1 << 70, "\ud800", {"a": [object()]}])
+def test_metadata_is_such_that_it_can_be_sent(value: Any):
+    with pytest.raises(ConfigError, match=r"frontends\.openpi\.metadata"):
+        config(frontends__openpi__metadata={"reset_pose": value})
+
+
 async def test_hosts_and_origins(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), http__names=["arm.lab"]) as served:
         address = robots_address(served)
