@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from edgeflow_client.errors import (
 from edgeflow_client.reasons import Reason
 
 Forget: TypeAlias = Callable[[int], None]
+Made = TypeVar("Made")
 FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
 
 
@@ -192,10 +193,7 @@ class _OpenSession:
 
     async def opening(self) -> None:
         """Wait until it is open."""
-        try:
-            await asyncio.wait_for(self._opening, self._limit_s)
-        except asyncio.TimeoutError:
-            raise _late() from None
+        await _within(self._opening, self._limit_s)
 
     async def observe(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> ActionEvent:
         """The action for a frame. An answer that comes too late is that of no other frame."""
@@ -221,9 +219,7 @@ class _OpenSession:
             if not self._link.send(message, [pixels.descriptor]):
                 raise _busy()
             del pixels
-            return await asyncio.wait_for(answer, self._limit_s)
-        except asyncio.TimeoutError:
-            raise _late() from None
+            return await _within(answer, self._limit_s)
         finally:
             self._answer = None
 
@@ -266,6 +262,20 @@ class _OpenSession:
             self._answer.set_exception(error)
 
 
+async def _within(future: asyncio.Future[Made], limit_s: float) -> Made:
+    """The result of a future, which is cancelled with this task; DeadlineExceeded if it takes too long.
+
+    wait_for would lose the cancellation of a task, whose client has left, where the future ends in the same moment.
+    """
+    try:
+        if not (await asyncio.wait({future}, timeout=limit_s))[0]:
+            raise DeadlineExceeded("the service did not answer in time", reason=Reason.ACT_TIMEOUT)
+        return future.result()
+    finally:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # it counts as seen
+
+
 def _error(message: RobotRefused) -> EdgeflowError:
     if message.code == "OK":
         return _SilentTooLongError(message.text)
@@ -278,7 +288,3 @@ def _error(message: RobotRefused) -> EdgeflowError:
 def _busy() -> ResourceExhausted:
     text = "the service has no room for another observation"
     return ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-
-
-def _late() -> DeadlineExceeded:
-    return DeadlineExceeded("the service did not answer in time", reason=Reason.ACT_TIMEOUT)

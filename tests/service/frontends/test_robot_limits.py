@@ -90,9 +90,10 @@ async def test_a_message_that_trickles_in_is_cut(checkpoint, stub: Path):
             await other.act()
             robot.socket.transport.write(head(50_000))
             ended = asyncio.create_task(closing(robot))
-            while not ended.done():
+            while not ended.done() and not rejections(served, "websocket_message_ms"):
                 robot.socket.transport.write(b"\0")
                 await asyncio.sleep(0.01)
+            await ended
             assert ended.result() == (1013, "the rest of a message did not arrive in time")
             assert rejections(served, "websocket_message_ms") == 1
             assert np.array_equal(await other.act(grey=3), expected(3)), "silence between messages is no trickle"

@@ -255,6 +255,22 @@ async def test_a_client_that_leaves_closes_what_is_being_opened():
     assert (await played.next(CloseRobot)).session == number
 
 
+async def test_a_client_that_leaves_as_its_session_opens_leaves_at_once():
+    played = Played()
+    for opens in (True, False):
+        asked = played.ask()
+        number = (await played.next(OpenRobot)).session
+        if opens:
+            played.sessions.take(RobotOpened(number), [])
+        else:
+            played.refused(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
+        asked.cancel()
+        await asyncio.wait({asked}, timeout=5)
+        assert asked.cancelled()
+        if opens:
+            assert (await played.next(CloseRobot)).session == number
+
+
 async def test_rows_that_are_lost_between_the_processes_are_a_refusal():
     played = Played()
     asked = played.ask()
