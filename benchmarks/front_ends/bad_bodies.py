@@ -109,11 +109,13 @@ KINDS: dict[str, BadBody] = {
     "unnorm_key of a number": _with("unnorm_key", lambda _: 5),
     "unknown unnorm_key": _with("unnorm_key", lambda _: "nobody's"),
     "image of another type": _with(
-        IMAGE, lambda chance: _zeros(8, 8, 3, kind=chance.choice(["<f4", "<f8", "<i8", "<u2", "|b1"]))
+        IMAGE, lambda chance: _zeros(8, 8, 3, kind=chance.choice(["<i8", "<i4", "<u2", "|b1", "|i1"]))
     ),
     "image of another shape": _with(
-        IMAGE, lambda chance: _zeros(*chance.choice([(5, 5), (8, 8, 4), (1, 8, 8, 3), (3, 8, 8), (0, 8, 3)]))
+        IMAGE, lambda chance: _zeros(*chance.choice([(5, 5), (8, 8, 4), (1, 8, 8, 3), (0, 8, 3)]))
     ),
+    "image beyond 1": _with(IMAGE, lambda _: array_json(np.full((8, 8, 3), 1.5))),
+    "image with NaN": _with(WRIST, lambda _: array_json(np.full((8, 8, 3), np.nan, np.float32))),
     "image too large": _with(WRIST, lambda _: _zeros(600, 600, 3)),
     "image of text": _with(IMAGE, lambda _: "picture"),
     "list of no bytes": _with(IMAGE, lambda chance: [[[chance.choice([256, -1, 1.5, 1 << 70, "x", None])] * 3]]),
