@@ -85,6 +85,7 @@ KINDS: dict[str, BadBody] = {
     "key twice": BadBody(lambda *_: b'{"image": 1, "image": 2}', "body"),
     "too deep": BadBody(lambda _, chance: b'{"image": ' + b"[" * chance.randrange(50, 5000), "body"),
     "too many values": BadBody(lambda *_: b'{"image": [' + b"0," * 270_000 + b"0]}", "body"),
+    "too many keys": BadBody(lambda *_: b"{" + b",".join(b'"%x":0' % key for key in range(130_000)) + b"}", "body"),
     "too many bytes": BadBody(lambda *_: b" " * (MOST_BYTES + 1), "body"),
     "encoded of no text": BadBody(lambda *_: b'{"encoded": 5}', "encoded"),
     "encoded of garbage": BadBody(lambda *_: b'{"encoded": "{"}', "encoded"),
