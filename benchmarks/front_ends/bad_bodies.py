@@ -85,6 +85,7 @@ KINDS: dict[str, BadBody] = {
     "key twice": BadBody(lambda *_: b'{"image": 1, "image": 2}', "body"),
     "too deep": BadBody(lambda _, chance: b'{"image": ' + b"[" * chance.randrange(50, 5000), "body"),
     "too many values": BadBody(lambda *_: b'{"image": [' + b"0," * 270_000 + b"0]}", "body"),
+    "too many keys": BadBody(lambda *_: b"{" + b",".join(b'"%x":0' % key for key in range(130_000)) + b"}", "body"),
     "too many bytes": BadBody(lambda *_: b" " * (MOST_BYTES + 1), "body"),
     "encoded of no text": BadBody(lambda *_: b'{"encoded": 5}', "encoded"),
     "encoded of garbage": BadBody(lambda *_: b'{"encoded": "{"}', "encoded"),
@@ -109,11 +110,13 @@ KINDS: dict[str, BadBody] = {
     "unnorm_key of a number": _with("unnorm_key", lambda _: 5),
     "unknown unnorm_key": _with("unnorm_key", lambda _: "nobody's"),
     "image of another type": _with(
-        IMAGE, lambda chance: _zeros(8, 8, 3, kind=chance.choice(["<f4", "<f8", "<i8", "<u2", "|b1"]))
+        IMAGE, lambda chance: _zeros(8, 8, 3, kind=chance.choice(["<i8", "<i4", "<u2", "|b1", "|i1"]))
     ),
     "image of another shape": _with(
-        IMAGE, lambda chance: _zeros(*chance.choice([(5, 5), (8, 8, 4), (1, 8, 8, 3), (3, 8, 8), (0, 8, 3)]))
+        IMAGE, lambda chance: _zeros(*chance.choice([(5, 5), (8, 8, 4), (1, 8, 8, 3), (0, 8, 3)]))
     ),
+    "image beyond 1": _with(IMAGE, lambda _: array_json(np.full((8, 8, 3), 1.5))),
+    "image with NaN": _with(WRIST, lambda _: array_json(np.full((8, 8, 3), np.nan, np.float32))),
     "image too large": _with(WRIST, lambda _: _zeros(600, 600, 3)),
     "image of text": _with(IMAGE, lambda _: "picture"),
     "list of no bytes": _with(IMAGE, lambda chance: [[[chance.choice([256, -1, 1.5, 1 << 70, "x", None])] * 3]]),

@@ -166,8 +166,6 @@ def _openpi_problems(port: int, kind: str, scene: Scene, chance: random.Random, 
         message = bad.make(scene.observation(), chance)
         try:
             problem = refusal_problem(socket.ask(message), bad.field)
-            if bad.closes:
-                problem = "the connection goes on"
         except ConnectionClosed as error:
             code = error.rcvd.code if error.rcvd is not None else 0
             problem = "" if bad.closes and code in (bad.closes, 0) else f"{ENDED}: {error}"

@@ -24,9 +24,7 @@ MOST_BYTES = 4 * (1 << 20) + (64 << 10)  # of a message with default limits
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """A kind. field: what the refusal names. closes: the code with which the protocol ends the connection; 0 = it goes
-    on.
-    """
+    """A kind. field: what the refusal names. closes: the code with which the connection may end instead; 0 = never."""
 
     make: Callable[[Observation, random.Random], Message]
     field: str
@@ -106,10 +104,6 @@ KINDS: dict[str, BadMessage] = {
     "cameras missing": _without(IMAGE, WRIST, field=""),
     "state missing": _without(STATE, field="observation"),
     "prompt missing": _without(PROMPT, field=PROMPT),
-    "too many cameras": _packed(
-        lambda seen, chance: {**seen, **{f"camera{index}": _image(chance, 4, 4, 3) for index in range(3)}},
-        "observation",
-    ),
     "image of another type": _with(
         IMAGE, lambda chance: _image(chance, 8, 8, 3, kind=chance.choice(["i1", "u2", "i4", "i8", "?"]))
     ),

@@ -19,16 +19,18 @@ from edgeflow_client.reasons import Reason
 
 BODY, ENCODED, _MARKER = "body", "encoded", "__numpy__"
 _COMPACT = (",", ":")
+MAX_MEMBERS = 1024  # objects and keys of a body, each of which takes far longer to read than a number in a list
 
 
 def parse(body: bytes, most: int) -> tuple[dict[str, Any], bool]:
     """The object in a body, its arrays decoded, and True if it was encoded twice.
 
     Arrays are read-only; one without dimensions becomes a number. Lists stay as they are: arrays.as_array reads those
-    of numbers. InvalidArgument names the keys that lead to the value at fault. A body of more than `most` values is
-    refused before anything is built; an image of 224x224 pixels as a list has 200,929, its lists included.
+    of numbers. InvalidArgument names the keys that lead to the value at fault. A body of more than `most` values, or of
+    more than MAX_MEMBERS objects and keys, is refused before anything is built; an image of 224x224 pixels as a list
+    has 200,929 values, its lists included.
     """
-    value = _object(parse_json(body, most), BODY)
+    value = _object(_parsed(body, most), BODY)
     double = ENCODED in value
     if double:
         value = _object(_inner(value, most), ENCODED)
@@ -57,15 +59,22 @@ def _object(value: Any, field: str) -> dict[str, Any]:
     return value
 
 
+def _parsed(text: bytes, most: int) -> Any:
+    if text.count(b"{") + text.count(b":") > MAX_MEMBERS:
+        why = f"must not hold more than {MAX_MEMBERS} objects and keys"
+        raise InvalidArgument(why, field=BODY, reason=Reason.BODY_VALUES)
+    return parse_json(text, most)
+
+
 def _inner(value: dict[str, Any], most: int) -> Any:
     text = value[ENCODED]
     if len(value) > 1 or not isinstance(text, str):
         why = "must be a text, and the only key"
         raise InvalidArgument(why, field=ENCODED, reason=Reason.BODY_FIELD)
     try:
-        return parse_json(text.encode("utf-8", "surrogatepass"), most)
+        return _parsed(text.encode("utf-8", "surrogatepass"), most)
     except InvalidArgument as error:
-        why = f"must hold JSON in UTF-8, of at most {most} values"
+        why = f"must hold JSON in UTF-8, of at most {most} values, {MAX_MEMBERS} of them objects and keys"
         raise InvalidArgument(why, field=ENCODED, reason=Reason(error.reason)) from None
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
 from edgeflow.service.frontends.arrays import TYPES, as_array
-from edgeflow.service.frontends.numpy_json import answer_body, array_json, parse
+from edgeflow.service.frontends.numpy_json import MAX_MEMBERS, answer_body, array_json, parse
 from edgeflow_client.errors import InvalidArgument
 from tests.service.frontends.recordings import WireMessage, comparable, described, values_of, wire_messages
 
@@ -117,6 +117,22 @@ def test_a_bad_body_is_refused(body: str, field: str, reason: str):
 
 
 @pytest.mark.oracle("wire/openvla")
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (json.dumps({f"key{index}": 0 for index in range(MAX_MEMBERS)}), "body"),
+        (json.dumps({"encoded": json.dumps([{}] * MAX_MEMBERS)}), "body"),
+        (json.dumps({"encoded": json.dumps([{}] * 2 * MAX_MEMBERS)}).replace("{}", "\\u007b}"), "encoded"),
+    ],
+    ids=["keys", "objects, encoded", "objects, encoded and hidden"],
+)
+def test_objects_and_keys_are_few_whatever_the_number_of_values(body: str, field: str):
+    with pytest.raises(InvalidArgument, match=str(MAX_MEMBERS)) as caught:
+        parse(body.encode(), 1 << 18)
+    assert (caught.value.field, caught.value.reason) == (field, "BODY_VALUES")
+    parse(json.dumps({"image": [0] * 10 * MAX_MEMBERS}).encode(), 1 << 18)
+
+
 def test_recorded_bodies_encoded_beside_another_key_are_refused():
     for each in wire_messages("wire/openvla"):
         if each.what.startswith("encoded beside"):
