@@ -65,7 +65,7 @@ class FrontendConfig(Section):
     )
     instruction: str = Field("", max_length=4096, description="for clients that send none")
     rows: int = Field(
-        0, ge=0, le=4096, description="rows of a chunk that a client executes before it asks again; 0 = all of them"
+        0, ge=0, le=4096, description="rows of a chunk that a client executes before it asks again; 0 = half of them"
     )
     period_ms: int = Field(
         0, ge=0, le=10_000, description="time between a client's requests; 0 = that of its rows at the control rate"

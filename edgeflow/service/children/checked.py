@@ -49,7 +49,7 @@ def _period_ms(config: ServiceConfig, front: str, schema: ActionSchema) -> int:
         found = dialect.period_ms
     else:
         step_ms = schema.step_ms or (1000 / schema.control_rate_hz if schema.control_rate_hz else DEFAULT_PERIOD_MS)
-        found = math.floor(step_ms * min(dialect.rows or schema.horizon, schema.horizon))
+        found = math.floor(step_ms * (dialect.rows or math.ceil(schema.horizon / 2)))
     return min(max(found, math.ceil(1000 / config.limits.rate_hz)), MAX_PERIOD_MS)
 
 

@@ -130,6 +130,7 @@ class _Robot:
         self._guard = guard
         self._log = log
         self._keeper = keeper
+        self._process = keeper.restarts  # a later one knows nothing of this session
         self._forced = forced
         self._over = over
         self._runner: SessionRunner | None = None
@@ -224,11 +225,11 @@ class _Robot:
 
     def _flush(self) -> None:
         self._resend = None
-        while self._unsent:
+        while self._unsent and self._keeper.restarts == self._process:
             answer = self._unsent[0]
             sent = send_numbers(self._keeper, answer) if isinstance(answer, RobotActed) else self._keeper.send(answer)
             if not sent:
-                if self._keeper.lives and not self._closed:
+                if self._keeper.lives and self._keeper.restarts == self._process and not self._closed:
                     self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._flush)
                 return
             del self._unsent[0]

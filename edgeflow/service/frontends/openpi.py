@@ -18,11 +18,12 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.service.frontends.control import Control
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from edgeflow.service.frontends.observation import Reader, Seen
-from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection, rows_of
+from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection, reason_of, rows_of
 from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.log import Log
+from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.rates import RollingCount
-from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError
+from edgeflow_client.errors import EdgeflowError, InvalidArgument
 from edgeflow_client.reasons import Reason
 
 NAME = "openpi"
@@ -61,9 +62,11 @@ class OpenpiConversation:
         connection: RobotConnection,
         path: str,
         log: Log,
+        metrics: ProcessMetrics,
         check_open: Callable[[], None],
     ) -> None:
         self._log = log
+        self._metrics = metrics
         self._check_open = check_open
         self._control = control
         self._connection = connection
@@ -97,7 +100,8 @@ class OpenpiConversation:
 
     def refusal(self, error: EdgeflowError, request: Request | None = None) -> bytes | str:
         """The reply to what gets no action: one line with the field and the limit, or the reason of a HOLD."""
-        reason = error.reason if isinstance(error, NoAction | RequestError) else error.code
+        reason = reason_of(error)
+        self._metrics.client_refusals.labels(NAME, reason).inc()
         command = error.command if isinstance(error, NoAction) else "rejected"
         text = " ".join(f"{command.upper()} {reason}: {error.text}".split())[:MOST_TEXT]
         if request is not None and request.envelope is not None:

@@ -43,7 +43,7 @@ from edgeflow.service.frontends.control import Control, Observation
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import Reader
 from edgeflow.service.frontends.openpi import OpenpiConversation
-from edgeflow.service.frontends.sessions import SessionsAtControl, rows_of
+from edgeflow.service.frontends.sessions import SessionsAtControl, reason_of, rows_of
 from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gone
 from edgeflow.service.http.bodies import JSON_TYPE
 from edgeflow.service.http.body_reader import BodyReader
@@ -53,12 +53,13 @@ from edgeflow.service.http.server import HttpServer, Websockets, load_pair, serv
 from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
-from edgeflow_client.errors import NotFound, Unavailable
+from edgeflow_client.errors import EdgeflowError, NotFound, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
 
 SNAPSHOT_S = 1.0
 READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
+MESSAGES_HELD = 4  # of a connection at most, and copies of them: answered, next, and arriving
 MAX_MODEL_BYTES = 1 << 20
 ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
 
@@ -88,6 +89,7 @@ class RobotsFront(ServingChild):
         self._parsing = asyncio.Lock()
         self._reader = Reader(config, openvla.NAME)
         self._websockets: dict[WebSocket, Caller] = {}
+        self._most_websockets = 0
         self._answering = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -100,7 +102,9 @@ class RobotsFront(ServingChild):
         config, limits = self._config, self._config.limits
         bounds = Bounds(config, self.metrics)
         tls = (self._tls, config.timing.handshake_ms / 1000) if self._tls is not None else None
-        websockets = Websockets(BoundedWebsocket, limits.cameras * limits.image_bytes + OTHER_BYTES)
+        most_bytes = limits.cameras * limits.image_bytes + OTHER_BYTES
+        self._most_websockets = max((limits.robots_memory_mb << 20) // (MESSAGES_HELD * most_bytes), 1)
+        websockets = Websockets(BoundedWebsocket, most_bytes)
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls, websockets)
         self._http.start()
         self._spawn(self._show_metrics())
@@ -145,6 +149,9 @@ class RobotsFront(ServingChild):
 
     async def _openpi(self, websocket: WebSocket) -> None:
         self._check_open()
+        if len(self._websockets) >= self._most_websockets:
+            text = f"{self._most_websockets} websockets are open, as many as there is memory for"
+            raise ResourceExhausted(text, field="limits.robots_memory_mb", reason=Reason.QUEUE_FULL)
         caller: Caller = websocket.scope[CALLER]
         connection = self._sessions.connection(caller)
         conversation = OpenpiConversation(
@@ -153,6 +160,7 @@ class RobotsFront(ServingChild):
             connection=connection,
             path=websocket.scope["path"],
             log=self._log,
+            metrics=self.metrics,
             check_open=self._check_open,
         )
         self._websockets[websocket] = caller
@@ -176,7 +184,7 @@ class RobotsFront(ServingChild):
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
         self._check_open()
-        with self._busy():
+        with self._busy(), self._refusals(openvla.NAME):
             async with self._bodies.read(request) as body, self._parsing:
                 received_ns = time.monotonic_ns()
                 seen, style = openvla.read(body)
@@ -185,6 +193,15 @@ class RobotsFront(ServingChild):
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
+
+    @contextlib.contextmanager
+    def _refusals(self, front: str) -> Iterator[None]:
+        """Count a request that gets no action."""
+        try:
+            yield
+        except EdgeflowError as error:
+            self.metrics.client_refusals.labels(front, reason_of(error)).inc()
+            raise
 
     @contextlib.contextmanager
     def _busy(self) -> Iterator[None]:

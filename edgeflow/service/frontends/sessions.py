@@ -28,6 +28,7 @@ from edgeflow.service.frontends.control import SLACK_S, whole
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent
+from edgeflow.service.sessions.rates import CHANGE_PERIOD_NS, CHANGES, TokenBucket, changes_too_often
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,
@@ -69,6 +70,11 @@ class Answer:
     """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
     age_ns: int
     """Since the observation arrived here. What the camera and the network took before is unknown."""
+
+
+def reason_of(error: EdgeflowError) -> str:
+    """The reason of a refusal or a HOLD, for programs and metrics."""
+    return str(error.reason) if isinstance(error, NoAction | RequestError) else error.code
 
 
 def rows_of(action: ActionEvent) -> NDArray[np.float64]:
@@ -133,6 +139,7 @@ class RobotConnection:
         self._session: _OpenSession | None = None
         self._key: object = None
         self._epochs = 0  # of the sessions before
+        self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, time.monotonic_ns())
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
@@ -150,8 +157,9 @@ class RobotConnection:
         return Answer(action=action, epoch=self._epochs + action.epoch, age_ns=age_ns)
 
     def reset(self) -> None:
-        """A new episode begins."""
-        if self._session is not None:
+        """A new episode begins, unless nothing was observed in the present one; ResourceExhausted for too many."""
+        if self._session is not None and self._session.observed:
+            self._take_change("reset")
             self._session.reset()
 
     def close(self) -> None:
@@ -162,10 +170,16 @@ class RobotConnection:
         """The session for an observation: the one before, or a new one."""
         session = self._session
         if session is None or session.ended or key != self._key:
+            self._take_change("observation")
             self._drop()
             session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
             self._key = key
         return session
+
+    def _take_change(self, field: str) -> None:
+        """Count a new session or episode, which takes control's time; ResourceExhausted where there are too many."""
+        if not self._changes.take(time.monotonic_ns()):
+            raise changes_too_often(field, over_rate=False)
 
     def _drop(self) -> None:
         if self._session is not None:
@@ -190,6 +204,11 @@ class _OpenSession:
         loop = asyncio.get_running_loop()
         self._opening: asyncio.Future[None] = loop.create_future()
         self._answer: asyncio.Future[ActionEvent] | None = None
+
+    @property
+    def observed(self) -> bool:
+        """True if it is open and something was observed in its episode."""
+        return not self.ended and self._seq > self._begun_after
 
     async def opening(self) -> None:
         """Wait until it is open."""
@@ -224,10 +243,10 @@ class _OpenSession:
             self._answer = None
 
     def reset(self) -> None:
-        """Begin a new episode, unless nothing was observed in the present one."""
-        if not self.ended and self._seq > self._begun_after:
-            self._begun_after = self._seq
-            self._link.send(ResetRobot(self.number))
+        """Begin a new episode; ResourceExhausted if control takes nothing."""
+        if not self._link.send(ResetRobot(self.number)):
+            raise _busy()
+        self._begun_after = self._seq
 
     def close(self) -> None:
         """End it, unless it has ended."""

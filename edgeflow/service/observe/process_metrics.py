@@ -30,6 +30,9 @@ class ProcessMetrics:
         self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
         self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
         self.auth_failures = self._counter("auth_failures", "Calls refused for their token", "reason")
+        self.client_refusals = self._counter(
+            "client_refusals", "Requests of robots' own clients that got no action", "front", "reason"
+        )
         self._gc_started_s = 0.0
 
     def open(self) -> None:

@@ -74,7 +74,7 @@ class Session:
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
         if request.front:  # it executes rows until it asks again
-            self.valid_for_ms = max(self.valid_for_ms, request.control_period_ns // 1_000_000)
+            self.valid_for_ms = max(self.valid_for_ms, int(schema.horizon * schema.step_ms))
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
         self.rates = Rates(rules, request.control_period_ns, now_ns)

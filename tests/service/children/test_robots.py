@@ -34,7 +34,7 @@ PIXELS = SIDE * SIDE * 3
 class FakeKeeper:
     """The robots' process as control's keeper has it: it takes answers, or none."""
 
-    name, lives = "robots", True
+    name, lives, restarts = "robots", True, 0
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -135,6 +135,22 @@ async def test_a_process_that_does_not_read_gets_the_newest_answer(checkpoint):
             await eventually(lambda: not runner.session._frames)  # noqa: B023
         played.keeper.full = False
         assert (await played.until(2)).action.seq == 3
+        played.sessions.lost()
+
+
+async def test_an_answer_that_waits_is_for_no_later_process(checkpoint):
+    async with serving(checkpoint) as served:
+        played = Played(served)
+        await played.open()
+        played.keeper.full = True
+        played.observe(1, received_ns=1)
+        (runner,) = served.service.plane._runners.values()
+        await eventually(lambda: bool(served.script.worker.submitted()) and not runner.session._frames)
+        played.keeper.restarts, played.keeper.full = 1, False
+        before = len(played.keeper.taken)
+        (robot,) = played.sessions._robots.values()
+        await eventually(lambda: robot._resend is None)
+        assert len(played.keeper.taken) == before
         played.sessions.lost()
 
 

@@ -252,7 +252,7 @@ async def test_the_period_is_the_time_that_a_client_executes_rows(checkpoint, tm
     ):
         await robot.act()
         (runner,) = served.service.plane._runners.values()
-        assert runner.session.request.control_period_ns == (rows or 8) * 50_000_000
+        assert runner.session.request.control_period_ns == (rows or 4) * 50_000_000
         assert runner.plan.mode is Mode.AUTO and runner.plan.pace.depth <= 1
         assert runner.session.request.chunks
 
