@@ -111,6 +111,7 @@ def main() -> int:
         RobotProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
         robot.hear()
+        wait_for(lambda: _sessions(service) == 1, PATIENCE_S, 0.1)  # metrics come once a second
         ended_s = {name: made(service) for name, made in CASES.items()}
         left = _sessions(service) - 1
         kept: Kept = robot.finish(GIVE_UP_S)
