@@ -140,8 +140,10 @@ class Continuity:
 
     def _first(self, message: SubmitFrame) -> _Kept | None:
         """The first answer that arrives at a robot that plays none."""
+        if not message.unplayed_from:
+            return None
         fresh = (each for each in self._unarrived(message) if not each.continues)
-        return next((each for each in fresh if 0 < message.unplayed_from <= each.seq), None)
+        return next((each for each in fresh if message.unplayed_from <= each.seq), None)
 
     def _unarrived(self, message: SubmitFrame) -> list[_Kept]:
         """The answers to older frames that may arrive and fit after the capture of a frame, the oldest first."""

@@ -140,6 +140,7 @@ class Track:
         sent: the chunks that the robot got. delay_ns: as of SubmitFrame.
         """
         continues = request.chunks and sent.may_continue(self.frame.playing)
+        by_clock = request.chunks and not request.front  # else nothing is on its way: the robot waits for each answer
         payload, self.payload = self.payload, b""
         return SubmitFrame(
             session=session,
@@ -153,7 +154,7 @@ class Track:
             waited_ns=now_ns - self.received_ns,
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
-            unplayed_from=sent.over + 1 if request.chunks and self.frame.playing is None else 0,
+            unplayed_from=sent.over + 1 if by_clock and self.frame.playing is None else 0,
         )
 
     def ready(self, message: FrameResult, *, whole: bool) -> Ready:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +76,12 @@ def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold
     robot.session.hold(Reason.INGRESS_SILENT)
     assert robot.frame().unplayed_from == 3
     assert Robot(chunks=False).frame().unplayed_from == 0
+
+
+def test_a_robot_that_waits_for_each_answer_has_none_on_its_way():
+    robot = Robot()
+    robot.session.request = replace(robot.session.request, front="openpi")
+    assert [robot.frame().unplayed_from for _ in range(2)] == [0, 0]
 
 
 def test_before_the_first_answer_the_delay_is_the_one_foretold():
