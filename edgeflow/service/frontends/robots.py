@@ -50,7 +50,7 @@ from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
-from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse
+from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse, until_gone
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import EdgeflowError, NotFound, ResourceExhausted, Unavailable
@@ -59,7 +59,7 @@ from edgeflow_client.reasons import Reason
 SNAPSHOT_S = 1.0
 READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
-MESSAGES_HELD = 4  # of a connection at most, and copies of them: answered, next, and arriving
+MESSAGES_HELD = 3  # of a connection at most: answered, next, and arriving
 MAX_MODEL_BYTES = 1 << 20
 ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
 
@@ -164,17 +164,26 @@ class RobotsFront(ServingChild):
             check_open=self._check_open,
         )
         self._websockets[websocket] = caller
-        try:
-            await websocket.accept()
-            with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
-                await self._control.loaded()
-            known = openpi.metadata(self._config, self._control.inputs, self._model)
-            await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
-            slow_s = self._config.timing.slow_reader_ms / 1000
-            await converse(websocket, conversation.reply, busy=self._busy, over=conversation.over, slow_s=slow_s)
-        except asyncio.TimeoutError:
+
+        def slow() -> None:
             self.metrics.limit_rejections.labels("slow_reader").inc()
             websocket.scope["state"][ABORT]()
+
+        try:
+            with until_gone(websocket):
+                await websocket.accept()
+                with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
+                    await self._control.loaded()
+                known = openpi.metadata(self._config, self._control.inputs, self._model)
+                await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
+                await converse(
+                    websocket,
+                    conversation.reply,
+                    busy=self._busy,
+                    over=conversation.over,
+                    slow_s=self._config.timing.slow_reader_ms / 1000,
+                    slow=slow,
+                )
         except WebSocketDisconnect:
             pass
         finally:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -22,6 +23,7 @@ MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not ar
 MOST_PARTS = 1024  # of a message
 MOST_PINGS = 1000  # of a client in 10 s
 Data: TypeAlias = bytes | str
+CONNECTION = "edgeflow.websocket"  # key in the state of a scope
 GOING_AWAY, POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1001, 1008, 1009, 1013  # codes of closing
 
 
@@ -37,7 +39,8 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         bounds: Bounds,
         address: str | None,
     ) -> None:
-        super().__init__(config, server_state, app_state)
+        super().__init__(config, server_state, {**app_state, CONNECTION: self})
+        self.conversation: asyncio.Task[Any] | None = None  # ends with the connection
         self._bounds = bounds
         self._address = address
         self._partial_bytes = 0
@@ -58,6 +61,8 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         if self._address is not None:
             self._bounds.left(self._address)
         super().connection_lost(exc)
+        if self.conversation is not None:
+            self.conversation.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -145,6 +150,20 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
             self._end = self.loop.call_later(GOODBYE_S, self.transport.abort)
 
 
+@contextlib.contextmanager
+def until_gone(websocket: WebSocket) -> Iterator[None]:
+    """Cancel the rest of the context once the client is gone, and go on after it."""
+    connection: BoundedWebsocket = websocket.scope["state"][CONNECTION]
+    connection.conversation = asyncio.current_task()
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not connection.disconnected:
+            raise
+    finally:
+        connection.conversation = None
+
+
 async def converse(
     websocket: WebSocket,
     reply: Callable[[Data | None], Awaitable[Data]],
@@ -152,34 +171,23 @@ async def converse(
     busy: Callable[[], AbstractContextManager[None]],
     over: Callable[[], str],
     slow_s: float,
+    slow: Callable[[], None],
 ) -> None:
-    """Answer a connection's messages in order until its client leaves; the reply being made ends with it.
+    """Answer a connection's messages in order until its client leaves.
 
     busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it
-    goes on. slow_s: how long a client may leave a reply unread; TimeoutError after it.
+    goes on. slow: called when a client leaves a reply unread for slow_s.
     """
-    coming = asyncio.ensure_future(websocket.receive())
-    answering: asyncio.Future[Data] | None = None
-    try:
-        while True:
-            message = await coming
-            if message["type"] == "websocket.disconnect":
-                return
-            coming = asyncio.ensure_future(websocket.receive())
-            data = message.get("bytes")
-            with busy():
-                answering = asyncio.ensure_future(reply(message.get("text") if data is None else data))
-                await asyncio.wait({answering, coming}, return_when=asyncio.FIRST_COMPLETED)
-                if not answering.done() and coming.result()["type"] == "websocket.disconnect":
-                    return
-                answer = await answering
-                send = websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer)
-                await asyncio.wait_for(send, slow_s)
-            if text := over():
-                await websocket.close(POLICY_VIOLATION, text)
-                return
-    finally:
-        tasks: list[asyncio.Future[Any]] = [coming, *([answering] if answering is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    while (message := await websocket.receive())["type"] != "websocket.disconnect":
+        data = message.get("bytes")
+        with busy():
+            answer = await reply(message.get("text") if data is None else data)
+            timer = loop.call_later(slow_s, slow)
+            try:
+                await (websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer))
+            finally:
+                timer.cancel()
+        if text := over():
+            await websocket.close(POLICY_VIOLATION, text)
+            return
