@@ -50,6 +50,9 @@ class HealthConfig(Section):
     port: int = Field(8001, ge=0, le=65535)
 
 
+WIDEST_PEERS = {4: 8, 6: 16}  # bits of the network, by version of IP
+
+
 class FrontendConfig(Section):
     """A protocol of robots' own clients: its names, its rate, and who needs no token."""
 
@@ -84,8 +87,8 @@ class FrontendConfig(Section):
                 network = ipaddress.ip_network(each)
             except ValueError as error:
                 raise ValueError(f"{each!r} is not a network such as 192.0.2.0/24: {error}") from None
-            if network.prefixlen == 0:
-                raise ValueError(f"{each} is everybody: name the network of the robots")
+            if network.prefixlen < (widest := WIDEST_PEERS[network.version]):
+                raise ValueError(f"{each} is too wide, /{widest} at most: name the network of the robots")
         return peers
 
 

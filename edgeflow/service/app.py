@@ -193,7 +193,7 @@ class Service:
             total=0,
             forecasts=forecasts,
             horizon=ready.schema.horizon,
-            clients=clients_lines(clients_summary(self._config, ready.inputs, self.status.robots_port)),
+            clients=clients_lines(clients_summary(self._config, ready, self.status.robots_port)),
             warnings=tuple(warnings),
         )
 
@@ -268,7 +268,7 @@ class Service:
             model["mode"] = self._config.mode
             model |= policy_summary(worker)
             if self._doors is not None:
-                model["clients"] = clients_summary(self._config, worker.inputs, self._doors.robots_port)
+                model["clients"] = clients_summary(self._config, worker, self._doors.robots_port)
         return [model]
 
     async def _release(self) -> None:

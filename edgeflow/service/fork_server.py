@@ -204,7 +204,7 @@ def be_ordinary(*, every_cpu: bool) -> None:
 def be_expendable() -> None:
     """Take a low priority, and be the first to be killed without memory."""
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICE))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.contract import CameraNeed, PolicyInputs
+from edgeflow.contract import CameraNeed
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.health import State
+from edgeflow_client.types import ActionSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,43 +78,69 @@ def _size(size: int) -> str:
     return f"{size / MIB:.1f} MiB" if size >= MIB else f"{size / 1024:.1f} KiB"
 
 
+FIRST = "any one camera"
+ANY_ADDRESS = ("0.0.0.0", "::")
 CLIENTS = {"openpi": ("openpi", "ws", "/"), "openvla": ("OpenVLA, OpenVLA-OFT", "http", "/act")}
 """By front end: whose clients it serves, the scheme of its address, without TLS, and its path."""
 
 
-def clients_summary(config: ServiceConfig, inputs: PolicyInputs, port: int) -> dict[str, dict[str, Any]]:
-    """The front ends for robots' own clients: the address of each, and the client's names by the policy's."""
+def clients_summary(config: ServiceConfig, worker: WorkerReady, port: int) -> dict[str, dict[str, Any]]:
+    """The front ends for robots' own clients: the address of each, and the client's names by the policy's.
+
+    fits: its clients send these names. rows: that they are taken to execute before they ask again.
+    """
     found = {}
-    address = address_text(config.frontends.host, port)
+    inputs, host = worker.inputs, config.frontends.host
+    address = address_text("HOST" if host in ANY_ADDRESS else host, port)
     for front, dialect in config.frontends.dialects.items():
         who, scheme, path = CLIENTS[front]
         names = Names.of(config, inputs, front)
+        cameras = {each.name: names.cameras.get(each.name) or _camera(each) for each in inputs.cameras}
+        state = {each.name: names.state.get(each.name, short(each.name)) for each in inputs.state}
         found[front] = {
             "clients": who,
             "address": f"{scheme}{'s' if config.tls.cert else ''}://{address}{path}",
-            "cameras": {each.name: names.cameras.get(each.name) or _camera(each) for each in inputs.cameras},
-            "state": {each.name: names.state.get(each.name, short(each.name)) for each in inputs.state},
-            "rows": dialect.rows or None,
+            "cameras": cameras,
+            "state": state,
+            "rows": dialect.rows or -(-worker.schema.horizon // 2),
+            "fits": front != "openvla" or _fits_act([*cameras.values()], [*state.values()]),
         }
     return found
 
 
 def _camera(need: CameraNeed) -> str:
-    return short(need.name) if need.named else "the first one"
+    return short(need.name) if need.named else FIRST
+
+
+def _fits_act(cameras: Sequence[str], state: Sequence[str | list[str]]) -> bool:
+    """True if a client of OpenVLA (image) or of OpenVLA-OFT (full_image, wrist cameras, state) sends these names."""
+    alone = cameras in (["image"], [FIRST]) and not state
+    return alone or (
+        all(each in ("full_image", FIRST) or "wrist" in each for each in cameras) and state in ([], ["state"])
+    )
 
 
 def clients_lines(clients: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """The same for people, a line each."""
     return tuple(
         f"{each['clients']}: {each['address']} (cameras: {_names(each['cameras'])}; state: {_names(each['state'])})"
-        for each in clients.values()
+        if each["fits"]
+        else f"{each['clients']}: not with their names for cameras and state; frontends.{front} maps them"
+        for front, each in clients.items()
     )
 
 
 def _names(names: Mapping[str, Any]) -> str:
     """Names of a client, the policy's beside those that differ."""
-    shown = [name if name in (key, short(key)) else f"{name} for {key}" for key, name in names.items()]
+    joined = {key: " + ".join(name) if isinstance(name, list) else name for key, name in names.items()}
+    shown = [name if name in (key, short(key), FIRST) else f"{name} for {key}" for key, name in joined.items()]
     return ", ".join(shown) or "none"
+
+
+def actions_summary(schema: ActionSchema) -> list[dict[str, Any]]:
+    """The meaning of the numbers of an action. relative: a displacement, not a position."""
+    numbers = zip(schema.names, schema.units, schema.relative, strict=True)
+    return [{"name": name, "unit": unit, "relative": relative} for name, unit, relative in numbers]
 
 
 def policy_summary(worker: WorkerReady) -> dict[str, Any]:
@@ -132,4 +159,6 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
         ],
         "horizon": worker.schema.horizon,
         "step_ms": worker.schema.step_ms,
+        "control_rate_hz": worker.schema.control_rate_hz or None,
+        "actions": actions_summary(worker.schema),
     }

@@ -105,8 +105,8 @@ def _described(value: object) -> str:
 def act(data: bytes) -> None:
     """A body of `POST /act` in one of its dialects, and the frame that is made of it."""
     with contextlib.suppress(RequestError):
-        seen, style = read(data)
-        _, frame = ACT_READER.read(seen, ACT_INPUTS, chunks=style.chunks)
+        seen, _ = read(data)
+        _, frame = ACT_READER.read(seen, ACT_INPUTS)
         assert all(map(len, frame.images)) and np.isfinite(frame.state).all()
 
 

@@ -41,7 +41,7 @@ Made = TypeVar("Made", CameraSpec, StateSpec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ClientObservation:
     """The contents of one request, before anything is checked or matched with the policy."""
 
     images: Mapping[str, NDArray[Any]]
@@ -74,7 +74,7 @@ class Reader:
         )
         self._known: tuple[object, OpenRequest] = (None, nothing)  # of the last observation's cameras and vectors
 
-    def read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
+    def read(self, seen: ClientObservation, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
 
         inputs: what the policy needs.
@@ -84,7 +84,7 @@ class Reader:
         except RequestError as error:
             raise _renamed(error, seen) from None
 
-    def _read(self, seen: Seen, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
+    def _read(self, seen: ClientObservation, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         limits = self._config.limits
         if seen.model not in ("", self._config.alias):
             text = f"unknown model; this service serves {self._config.alias!r}"
@@ -107,7 +107,7 @@ class Reader:
         )
         return opened, frame
 
-    def _request(self, seen: Seen, inputs: PolicyInputs) -> OpenRequest:
+    def _request(self, seen: ClientObservation, inputs: PolicyInputs) -> OpenRequest:
         """The request for the cameras and vectors that the policy needs; as the one before where these are the same."""
         cameras, no_images = _usable(_camera, seen.images)
         state, no_vectors = _usable(_vector, seen.state)
@@ -203,7 +203,7 @@ def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[fl
     return tuple(found)
 
 
-def _renamed(error: RequestError, seen: Seen) -> RequestError:
+def _renamed(error: RequestError, seen: ClientObservation) -> RequestError:
     """The error with the client's own field in place of ours."""
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
     field = (seen.fields.get(name, name) + bracket + rest) or "observation"

@@ -17,8 +17,8 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.frontends.control import Control
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
-from edgeflow.service.frontends.observation import Reader, Seen
-from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection, reason_of, rows_of
+from edgeflow.service.frontends.observation import ClientObservation, Reader
+from edgeflow.service.frontends.sessions import NoAction, RobotAnswer, RobotConnection, reason_of, rows_of
 from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -39,7 +39,7 @@ RESET = "reset successful"
 
 
 @dataclass(slots=True, kw_only=True)
-class Request:
+class OpenpiRequest:
     """A message of a client. kind: infer, reset, or one of ALONE. envelope: StarVLA's; None without."""
 
     kind: str
@@ -80,7 +80,7 @@ class OpenpiConversation:
     async def reply(self, data: bytes | str | None) -> bytes | str:
         """The reply to a message: bytes or, for a refusal and after a reset, text."""
         received_ns = time.monotonic_ns()
-        request: Request | None = None
+        request: OpenpiRequest | None = None
         try:
             if not isinstance(data, bytes):
                 raise InvalidArgument("must be binary: msgpack", field="message", reason=Reason.MESSAGE_UNPARSABLE)
@@ -98,7 +98,7 @@ class OpenpiConversation:
             text = f"internal error, incident {self._log.incident('openpi', error)}"
             return self.refusal(EdgeflowError(text), request)
 
-    def refusal(self, error: EdgeflowError, request: Request | None = None) -> bytes | str:
+    def refusal(self, error: EdgeflowError, request: OpenpiRequest | None = None) -> bytes | str:
         """The reply to what gets no action: one line with the field and the limit, or the reason of a HOLD."""
         reason = reason_of(error)
         self._metrics.client_refusals.labels(NAME, reason).inc()
@@ -116,7 +116,7 @@ class OpenpiConversation:
         """Why the connection is to be closed; "" = it goes on."""
         return "too many refused messages in 10 s" if self._over else ""
 
-    async def _answer(self, request: Request, received_ns: int) -> dict[str, Any] | str:
+    async def _answer(self, request: OpenpiRequest, received_ns: int) -> dict[str, Any] | str:
         if request.kind in ALONE:
             return {}
         if request.kind == "reset":
@@ -132,7 +132,7 @@ class OpenpiConversation:
         answer = await self._connection.act(opened, frame, received_ns)
         return self._found(answer, received_ns)
 
-    def _found(self, answer: Answer, received_ns: int) -> dict[str, Any]:
+    def _found(self, answer: RobotAnswer, received_ns: int) -> dict[str, Any]:
         """The chunk, and what took how long; nothing else is an array, since clients cut every array by rows."""
         action = answer.action
         server: dict[str, float] = {"infer_ms": (time.monotonic_ns() - received_ns) / 1e6}
@@ -151,7 +151,7 @@ class OpenpiConversation:
         }
 
 
-def read_request(data: bytes) -> Request:
+def read_request(data: bytes) -> OpenpiRequest:
     """A message of any of the dialects; InvalidArgument names the field."""
     value, coding = unpack(data, MAX_VALUES)
     if not isinstance(value, dict):
@@ -169,10 +169,10 @@ def read_request(data: bytes) -> Request:
         kind = value.get("endpoint", "infer")
     if not isinstance(kind, str) or kind not in known:
         raise InvalidArgument(f"must be {' or '.join(known)}", field=field, reason=Reason.BODY_FIELD)
-    return Request(kind=kind, observation=value, coding=coding, envelope=envelope)
+    return OpenpiRequest(kind=kind, observation=value, coding=coding, envelope=envelope)
 
 
-def seen_of(observation: Mapping[str, Any]) -> Seen:
+def seen_of(observation: Mapping[str, Any]) -> ClientObservation:
     """The images, the state and the text of an observation, by the client's names; everything else is ignored."""
     images: dict[str, Any] = {}
     state: dict[str, Any] = {}
@@ -189,7 +189,7 @@ def seen_of(observation: Mapping[str, Any]) -> Seen:
         elif isinstance(value, str | bytes) and name in (*TEXTS, "unnorm_key"):
             texts[name] = _text(value, path)
     instruction = next((texts[each] for each in TEXTS if each in texts), "")
-    return Seen(
+    return ClientObservation(
         images=images, state=state, instruction=instruction, unnorm_key=texts.get("unnorm_key", ""), fields=fields
     )
 
@@ -212,7 +212,7 @@ def _text(value: str | bytes, field: str) -> str:
         raise InvalidArgument("is not UTF-8", field=field, reason=Reason.TEXT_BAD_CHARACTER) from None
 
 
-def _enveloped(request: Request, answer: dict[str, Any]) -> dict[str, Any]:
+def _enveloped(request: OpenpiRequest, answer: dict[str, Any]) -> dict[str, Any]:
     if request.envelope is None:
         return answer
     shown = {"type": request.envelope.get("type"), "request_id": request.envelope.get("request_id")}
@@ -239,5 +239,7 @@ def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[
             "action_horizon": model.get("horizon"),
             "action_chunk_size": model.get("horizon"),
             "available_unnorm_keys": model.get("unnorm_keys", []),
+            "control_rate_hz": model.get("control_rate_hz"),
+            "actions": model.get("actions", []),
         }
     return found | config.frontends.openpi.metadata

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgeflow.service.frontends.arrays import as_array, joined
 from edgeflow.service.frontends.numpy_json import answer_body, parse
-from edgeflow.service.frontends.observation import Seen
+from edgeflow.service.frontends.observation import ClientObservation
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason
 
@@ -50,7 +50,7 @@ class ActStyle:
     """GROOT: name and numbers of each part of the state, which actions are divided into."""
 
 
-def read(body: bytes) -> tuple[Seen, ActStyle]:
+def read(body: bytes) -> tuple[ClientObservation, ActStyle]:
     """The observation in a body, and how it is answered; InvalidArgument names the field at fault.
 
     Here only the form is checked, and that arrays are plain numbers; observation.Reader checks what they show.
@@ -87,9 +87,9 @@ def _dialect(values: dict[str, Any]) -> ActDialect:
     return found[0]
 
 
-def _openvla(values: dict[str, Any]) -> Seen:
+def _openvla(values: dict[str, Any]) -> ClientObservation:
     _check_keys(values, {"image", "instruction", "unnorm_key"})
-    return Seen(
+    return ClientObservation(
         images={"image": _image(values["image"], "image")},
         state={},
         instruction=_text(values.get("instruction"), "instruction"),
@@ -98,10 +98,10 @@ def _openvla(values: dict[str, Any]) -> Seen:
     )
 
 
-def _oft(values: dict[str, Any]) -> Seen:
+def _oft(values: dict[str, Any]) -> ClientObservation:
     """The robot's whole observation, where keys that the original does not look at may stand as well."""
     cameras = ["full_image", *(key for key in values if "wrist" in key)]
-    return Seen(
+    return ClientObservation(
         images={name: _image(values[name], joined("", name)) for name in cameras},
         state={"state": as_array(values["state"], "state")} if "state" in values else {},
         instruction=_text(values.get("instruction"), "instruction"),
@@ -110,7 +110,7 @@ def _oft(values: dict[str, Any]) -> Seen:
     )
 
 
-def _groot(values: dict[str, Any]) -> tuple[Seen, tuple[tuple[str, int], ...]]:
+def _groot(values: dict[str, Any]) -> tuple[ClientObservation, tuple[tuple[str, int], ...]]:
     """The observation of one step, and the parts of its state."""
     key = ActDialect.GROOT.value
     _check_keys(values, {key})
@@ -134,7 +134,7 @@ def _groot(values: dict[str, Any]) -> tuple[Seen, tuple[tuple[str, int], ...]]:
             why = "must be a video.<camera>, a state.<part> or the only annotation.<name>"
             raise InvalidArgument(why, field=field, reason=Reason.BODY_FIELD)
     parts = tuple((name, vector.size) for name, vector in state.items())
-    return Seen(images=images, state=state, instruction=instruction or "", fields=fields), parts
+    return ClientObservation(images=images, state=state, instruction=instruction or "", fields=fields), parts
 
 
 def _by_part(actions: NDArray[np.float64], parts: tuple[tuple[str, int], ...]) -> dict[str, NDArray[np.float64]]:

@@ -62,7 +62,7 @@ class _SilentTooLongError(EdgeflowError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RobotAnswer:
     """The action of an observation."""
 
     action: ActionEvent
@@ -141,7 +141,7 @@ class RobotConnection:
         self._epochs = 0  # of the sessions before
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, time.monotonic_ns())
 
-    async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> Answer:
+    async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> RobotAnswer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
         key = (opened.cameras, opened.state, opened.unnorm_key)
         session = await self._present(key, opened, frame)
@@ -154,7 +154,7 @@ class RobotConnection:
         if action.max_age_ms and age_ns > action.max_age_ms * 1_000_000:
             text = f"the action is older than {action.max_age_ms} ms"
             raise NoAction("hold", DeadlineExceeded(text, reason=Reason.ACTION_TOO_OLD), Reason.ACTION_TOO_OLD)
-        return Answer(action=action, epoch=self._epochs + action.epoch, age_ns=age_ns)
+        return RobotAnswer(action=action, epoch=self._epochs + action.epoch, age_ns=age_ns)
 
     def reset(self) -> None:
         """A new episode begins, unless nothing was observed in the present one; ResourceExhausted for too many."""

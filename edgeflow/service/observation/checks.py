@@ -134,7 +134,7 @@ def check_camera_size(camera: CameraSpec, field: str, limits: LimitsConfig) -> N
     elif max(camera.width, camera.height) > limits.image_side:
         text = f"{size} has a side longer than {limits.image_side} pixels"
     elif camera.format is ImageFormat.RGB8 and pixels * CHANNELS > limits.image_bytes:
-        text = f"{size} RGB is {pixels * CHANNELS} bytes; the limit is {limits.image_bytes}: send JPEG"
+        text = f"{size} RGB is {pixels * CHANNELS} bytes; the limit is {limits.image_bytes}: send JPEG, or smaller ones"
     if text:
         raise InvalidArgument(text, field=field, reason=Reason.CAMERA_SIZE)
 

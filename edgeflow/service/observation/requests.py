@@ -224,7 +224,8 @@ class _Cameras:
         if camera is None:
             configured = self._configured.get(need.name)
             text = f"no camera is {configured!r}, configured as" if configured else "no camera is"
-            raise self._refusal(f"{text} the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
+            text = f"{text} the policy's {need.name!r}" if self._sent else "no image came"
+            raise self._refusal(text, Reason.INPUT_MISSING, self._hint(need))
         if (need.width or camera.width, need.height or camera.height) != (camera.width, camera.height):
             text = f"camera {camera.name!r} is {camera.width}x{camera.height}; the policy takes {need_text(need)}"
             raise self._refusal(text, Reason.INPUT_SIZE)
@@ -332,7 +333,12 @@ class _State:
 
 def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) -> str:
     """The line to configure; none where it is too long to be read in a refusal."""
-    line = f'"{key}": {json.dumps(mapping, ensure_ascii=False)}'
+    value: Mapping[str, object] = mapping
+    *sections, last = key.split(".")
+    for section in reversed((*sections[1:], last)):
+        value = {section: value}
+    first = sections[0] if sections else last
+    line = f'"{first}": {json.dumps(value if sections else mapping, ensure_ascii=False)}'
     return f"; if {found!r} is it, configure {line}" if len(line) <= MOST_CHARACTERS else ""
 
 

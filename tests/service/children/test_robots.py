@@ -21,7 +21,7 @@ from edgeflow.service.children.messages import (
     RobotRefused,
 )
 from edgeflow.service.children.robots import RobotSessions
-from edgeflow.service.frontends.observation import Reader, Seen
+from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.security.auth import Caller, Guard
 from edgeflow_client.errors import WorkerError
 from tests.service.harness import Served, config, eventually, serving
@@ -53,7 +53,7 @@ class Played:
         service = served.service
         self.sessions = RobotSessions(service.plane, service._guard, service._log)
         self.keeper = FakeKeeper()
-        seen = Seen(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
+        seen = ClientObservation(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
         opened, _ = Reader(config(), "openpi").read(seen, ANY_CAMERA)
         self.opened = replace(opened, policy_numbers=())
 

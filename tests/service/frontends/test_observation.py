@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.frontends.observation import Reader, Seen
+from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.observation.checks import check_request
 from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, matched, narrowed
 from edgeflow_client.errors import InvalidArgument, NotFound, RequestError
@@ -31,20 +31,20 @@ def image(height: int = 4, width: int = 6) -> NDArray[Any]:
     return RNG.integers(0, 256, (height, width, 3), np.uint8)
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> ClientObservation:
     values: dict[str, Any] = {
         "images": {"top": image(), "wrist": image(3, 2)},
         "state": {"state": np.array([1, 2, 3]), "hand": np.array(0.25)},
         "instruction": "go",
     }
-    return Seen(**{**values, **changes})
+    return ClientObservation(**{**values, **changes})
 
 
-def read(value: Seen, inputs: PolicyInputs = INPUTS, **settings: Any) -> tuple[OpenRequest, CheckedFrame]:
+def read(value: ClientObservation, inputs: PolicyInputs = INPUTS, **settings: Any) -> tuple[OpenRequest, CheckedFrame]:
     return Reader(config(**settings), "openpi").read(value, inputs)
 
 
-def refusal(value: Seen, inputs: PolicyInputs = INPUTS, **settings: Any) -> RequestError:
+def refusal(value: ClientObservation, inputs: PolicyInputs = INPUTS, **settings: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read(value, inputs, **settings)
     return caught.value
@@ -143,7 +143,7 @@ def test_whatever_comes_is_refused_or_passes_control_s_checks(
     settings = SETTINGS
     try:
         opened, frame = Reader(settings, "openpi").read(
-            Seen(images=images, state=state, instruction=instruction), INPUTS
+            ClientObservation(images=images, state=state, instruction=instruction), INPUTS
         )
     except InvalidArgument as error:
         assert error.field and error.text

@@ -21,8 +21,8 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.robots import answers_of
 from edgeflow.service.frontends import sessions
-from edgeflow.service.frontends.observation import Reader, Seen
-from edgeflow.service.frontends.sessions import Answer, NoAction, RobotConnection, SessionsAtControl, rows_of
+from edgeflow.service.frontends.observation import ClientObservation, Reader
+from edgeflow.service.frontends.sessions import NoAction, RobotAnswer, RobotConnection, SessionsAtControl, rows_of
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent, NoticeEvent, StatusEvent
 from edgeflow_client.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
@@ -57,8 +57,8 @@ class Played:
         self.robot: RobotConnection = self.sessions.connection(Caller("127.0.0.1"))
         self.read = 0
 
-    def ask(self, *, side: int = 4, age_ns: int = 0) -> asyncio.Task[Answer]:
-        seen = Seen(images={"image": np.zeros((side, side, 3), np.uint8)}, state={}, instruction="go")
+    def ask(self, *, side: int = 4, age_ns: int = 0) -> asyncio.Task[RobotAnswer]:
+        seen = ClientObservation(images={"image": np.zeros((side, side, 3), np.uint8)}, state={}, instruction="go")
         opened, frame = Reader(self.config, "openpi").read(seen, INPUTS)
         received_ns = sessions.time.monotonic_ns() - age_ns
         return asyncio.create_task(self.robot.act(opened, frame, received_ns))
