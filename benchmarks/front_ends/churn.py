@@ -32,9 +32,10 @@ from benchmarks.command import options
 from benchmarks.front_ends import bad_bodies
 from benchmarks.front_ends.bad_frames import act_body
 from benchmarks.front_ends.beside_grpc import answers_rows
-from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket, frame
+from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket
 from benchmarks.front_ends.openpi_robot import CAMERAS, NUMBERS, Kept, Scene, be_nice, openpi_track, stub_service
 from edgeflow_client.rpc import control_pb2 as pb
+from tests.fuzz.websocket_frames import frame
 
 COUNT, WARM_UP_SHARE = 20_000, 0.2
 THREADS, SIDE = 6, 32

@@ -24,6 +24,7 @@ from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
 from benchmarks.front_ends.beside_grpc import answers_rows
 from benchmarks.front_ends.openpi_robot import PATIENCE_S, Kept, Scene, openpi_track, stub_service
+from tests.fuzz.websocket_frames import BINARY, frame
 
 BAR_S, GIVE_UP_S = 30.0, 60.0
 STRANGER = "127.0.0.2"
@@ -34,7 +35,6 @@ HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
-BINARY, TEXT = 0x82, 0x81
 
 
 class RawWebsocket:
@@ -78,16 +78,6 @@ class RawWebsocket:
         if not found:
             raise ConnectionError("the service closed the connection")
         return found
-
-
-def frame(data: bytes, kind: int = BINARY) -> bytes:
-    """A message as a client sends it, under a mask of zeros."""
-    size = len(data)
-    if size < 126:
-        return bytes([kind, 0x80 | size]) + bytes(4) + data
-    if size < 1 << 16:
-        return bytes([kind, 0x80 | 126]) + struct.pack(">H", size) + bytes(4) + data
-    return bytes([kind, 0x80 | 127]) + struct.pack(">Q", size) + bytes(4) + data
 
 
 def _whole(data: bytes) -> bytes | None:

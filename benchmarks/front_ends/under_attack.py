@@ -31,8 +31,9 @@ from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, run_until_told
 from benchmarks.chaos.rules import Row
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.front_ends.beside_grpc import answers_rows
-from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket, frame
+from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket
 from benchmarks.front_ends.openpi_robot import Kept, Scene, be_nice, openpi_track, stub_service
+from tests.fuzz.websocket_frames import frame
 
 ROBOTS, HZ = 2, 10.0
 PASS_S = 0.001

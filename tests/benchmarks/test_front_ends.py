@@ -16,10 +16,10 @@ from benchmarks.chaos.service import ROOT
 from benchmarks.front_ends import bad_bodies, bad_messages
 from benchmarks.front_ends.__main__ import SECTIONS
 from benchmarks.front_ends.bad_frames import act_body, act_problem, error_problem, refusal_problem
-from benchmarks.front_ends.half_open import BINARY, TEXT, frame
 from benchmarks.front_ends.openpi_robot import DIMS, HORIZON, Scene, is_right, rows
 from edgeflow.service.frontends.numpy_json import answer_body
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
+from tests.fuzz.websocket_frames import BINARY, TEXT, frame
 
 
 def test_every_section_has_a_module_and_an_unknown_one_is_refused():

@@ -9,6 +9,7 @@ broker:N:HORIZON    N rows from an ActionChunkBroker
 runtime:N:HORIZON   an episode of N rows of a Runtime with an agent and a broker, as openpi's examples run a robot
 without:KEY         a call without this key
 rate:N:HZ           N calls of `infer`, at a fixed rate
+again:N:HZ          calls at a fixed rate until actions follow errors, N at most
 
 `wrong` counts answers of `infer` other than those of the stub policy to this observation.
 A step that raises has an `error`, and the next one goes on with the same connection.
@@ -98,6 +99,21 @@ def infer(policy, spec, count, hz=0.0):
     }
 
 
+def infer_again(policy, spec, most, hz):
+    """Calls until one has actions after others had none."""
+    errors, wrong = [], 0
+    for _ in range(most):
+        try:
+            wrong += infer(policy, spec, 1)["wrong"]
+        except RuntimeError as error:
+            errors.append(named(error))
+        else:
+            if errors:
+                return {"wrong": wrong, "errors": errors, "recovered": True}
+        time.sleep(1 / hz)
+    return {"wrong": wrong, "errors": errors, "recovered": False}
+
+
 def take(client, spec, step):
     """The result of one step."""
     name, *arguments = step.split(":", 1 if step.startswith("without:") else -1)
@@ -105,6 +121,8 @@ def take(client, spec, step):
         return infer(client, spec, int(arguments[0]))
     if name == "rate":
         return infer(client, spec, int(arguments[0]), float(arguments[1]))
+    if name == "again":
+        return infer_again(client, spec, int(arguments[0]), float(arguments[1]))
     if name == "without":
         return infer(client, {key: part for key, part in spec.items() if key != arguments[0]}, 1)
     rows, horizon = map(int, arguments)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class RobotsService:
-    """A running service. robots: the port of robots' own clients. log: what it printed so far."""
+    """A running service. robots: the port of robots' own clients. folder: of its files."""
 
     process: subprocess.Popen[bytes]
     robots: int
@@ -35,9 +35,13 @@ class RobotsService:
         """True once the policy is loaded."""
         return (self.folder / "ready.json").exists()
 
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The lines of its log so far with this event."""
+        log = (self.folder / "log").read_text()
+        lines = [
+            json.loads(line) for line in log.splitlines(keepends=True) if line.startswith("{") and line[-1] == "\n"
+        ]
+        return [line for line in lines if line.get("event") == name]
 
     @property
     def worker(self) -> int:
@@ -67,6 +71,14 @@ def serving(
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
+
+
+def new_token(folder: Path) -> tuple[Path, str]:
+    """A file of tokens with one that may control robots, and this token."""
+    tokens, secret = folder / "tokens.json", folder / "arm.token"
+    new = [sys.executable, "-m", "edgeflow.cli", "token", "new", "--principal", "arm", "--role", "control"]
+    subprocess.run([*new, "--tokens", str(tokens), "--out", str(secret)], check=True, capture_output=True)
+    return tokens, secret.read_text().strip()
 
 
 def free_port() -> int:

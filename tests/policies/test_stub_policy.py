@@ -60,6 +60,7 @@ def test_one_that_does_not_look_counts_rows(stub_plugin: None, tmp_path: Path):
     assert answer_of(policy, seen).tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
+@pytest.mark.night
 @pytest.mark.oracle("wire")
 def test_every_bit_of_them_reaches_robots(stub_plugin: None, tmp_path: Path):
     session = recorded_session(OFT)

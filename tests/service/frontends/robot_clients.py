@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
+from tests.plugins.edgeflow_stub import answer
 from tests.service.harness import WAIT_S, Served
+from tests.stub_policy import stub_checkpoint
 
 SIDE = 16
 MANY = 1 << 20  # values of a message
@@ -20,6 +23,19 @@ def observation(grey: int = 0, prompt: str = "go", **changes: Any) -> dict[str, 
     """An observation with one camera and a state of two numbers, which the stub policy answers by all of them."""
     image = np.full((SIDE, SIDE, 3), grey, np.uint8)
     return {"observation/image": image, "observation/state": np.zeros(2, np.float32), "prompt": prompt, **changes}
+
+
+def small_stub(folder: Path, **changes: Any) -> Path:
+    """A checkpoint of the stub policy that gets such observations."""
+    shape: dict[str, Any] = {"cameras": {"image": None}, "state": {"state": 2}, "actions": 2, "horizon": 2}
+    return stub_checkpoint(folder / "stub", **{**shape, "low": -100.0, "high": 100.0, **changes})
+
+
+def expected(grey: int) -> np.ndarray:
+    """The actions of this policy for an image of one grey; no two greys get the same."""
+    image = np.full((SIDE, SIDE, 3), grey, np.uint8)
+    found: np.ndarray = answer({"": image.tobytes()}, {"": [0.0, 0.0]}, 2, 2).astype(np.float32)
+    return found
 
 
 class OpenpiRobot:

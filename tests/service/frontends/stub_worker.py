@@ -9,10 +9,8 @@ from safetensors.numpy import load_file
 
 from edgeflow.contract import Image, Observation
 from edgeflow.ipc.messages import SubmitFrame
-from tests.plugins.edgeflow_stub import BEYOND, NAN, StubPolicy, obeyed
+from tests.plugins.edgeflow_stub import StubPolicy, obeyed
 from tests.service.scripted import Script
-
-__all__ = ["BEYOND", "NAN", "stub_script"]
 
 
 def stub_script(checkpoint: Path) -> Script:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edgeflow.service.frontends import control
+from edgeflow.service.frontends.numpy_json import array_json
 from tests.plugins.edgeflow_stub import NAN, answer
 from tests.service.frontends.robot_clients import robots_address
 from tests.service.frontends.stub_worker import stub_script
@@ -25,14 +26,6 @@ IMAGE = np.arange(12 * 16 * 3, dtype=np.uint32).reshape(12, 16, 3).astype(np.uin
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stub_checkpoint(tmp_path_factory.mktemp("stub") / "stub", actions=2, horizon=3, low=-10.0, high=10.0)
-
-
-def coded(array: np.ndarray) -> dict[str, Any]:
-    return {
-        "__numpy__": base64.b64encode(array.tobytes()).decode(),
-        "dtype": array.dtype.str,
-        "shape": list(array.shape),
-    }
 
 
 def decoded(value: Any) -> np.ndarray:
@@ -52,16 +45,16 @@ def client(served: Served) -> httpx.AsyncClient:
 async def test_each_dialect_gets_its_form(checkpoint, stub: Path):
     plain = {"image": IMAGE.tolist(), "instruction": "go"}
     async with serving(checkpoint, stub_script(stub)) as served, client(served) as http:
-        found = await http.post("/act", json={"image": coded(IMAGE), "instruction": "go", "unnorm_key": None})
+        found = await http.post("/act", json={"image": array_json(IMAGE), "instruction": "go", "unnorm_key": None})
         assert found.status_code == 200 and np.array_equal(decoded(found.json()), expected()[0])
         found = await http.post("/act", json=plain)
         assert np.array_equal(decoded(found.json()), expected()[0])
         found = await http.post("/act", json={"encoded": json.dumps(plain)})
         assert np.array_equal(decoded(json.loads(found.json())), expected()[0])
-        body = {"full_image": coded(IMAGE), "instruction": "go", "anything": {"else": 1}}
+        body = {"full_image": array_json(IMAGE), "instruction": "go", "anything": {"else": 1}}
         rows = [decoded(row) for row in (await http.post("/act", json=body)).json()]
         assert np.array_equal(rows, expected()) and {row.dtype.str for row in rows} == {"<f8"}
-        observation = {"video.top": coded(IMAGE[None]), "state.arm": [[0.5, 1.0]], "annotation.human.task": ["go"]}
+        observation = {"video.top": array_json(IMAGE[None]), "state.arm": [[0.5, 1.0]], "annotation.human.task": ["go"]}
         parts = (await http.post("/act", json={"observation": observation})).json()
         assert parts.keys() == {"action.arm"} and np.array_equal(decoded(parts["action.arm"]), expected())
         assert not served.service.plane._runners
@@ -69,16 +62,16 @@ async def test_each_dialect_gets_its_form(checkpoint, stub: Path):
 
 
 async def test_what_gets_no_action_is_an_object_that_no_client_executes(checkpoint, stub: Path):
-    right = {"image": coded(IMAGE), "instruction": "go"}
+    right = {"image": array_json(IMAGE), "instruction": "go"}
     bad: list[tuple[Any, int, str]] = [
         ({**right, "instruction": NAN}, 503, ""),
         ({"encoded": json.dumps({**right, "instruction": NAN})}, 503, ""),
         ({**right, "instruction": ""}, 400, "instruction"),
-        ({**right, "image": coded(IMAGE.astype(np.float32))}, 400, "image"),
-        ({**right, "image": coded(IMAGE[..., :2])}, 400, "image"),
-        ({**right, "image": coded(np.zeros((1000, 400, 3), np.uint8))}, 400, "image"),
-        ({**right, "image": {**coded(IMAGE), "dtype": "|O"}}, 400, "image"),
-        ({**right, "full_image": coded(IMAGE)}, 400, "full_image"),
+        ({**right, "image": array_json(IMAGE.astype(np.float32))}, 400, "image"),
+        ({**right, "image": array_json(IMAGE[..., :2])}, 400, "image"),
+        ({**right, "image": array_json(np.zeros((1000, 400, 3), np.uint8))}, 400, "image"),
+        ({**right, "image": {**array_json(IMAGE), "dtype": "|O"}}, 400, "image"),
+        ({**right, "full_image": array_json(IMAGE)}, 400, "full_image"),
         ({**right, "state": [1.0]}, 400, "state"),
         ({"instruction": "go"}, 400, "image"),
         ([right], 400, "body"),
@@ -101,7 +94,7 @@ async def test_requests_end_with_their_client_with_the_worker_and_in_time(
 ):
     monkeypatch.setattr(control, "SLACK_S", 0.05)
     script = stub_script(stub)
-    body = {"image": coded(IMAGE), "instruction": "go"}
+    body = {"image": array_json(IMAGE), "instruction": "go"}
     async with serving(checkpoint, script, timing__act_timeout_ms=1_000) as served:
         script.hold = True
         async with client(served) as http:

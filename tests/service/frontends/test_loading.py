@@ -23,9 +23,15 @@ from edgeflow.service.children.messages import Drain
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import Launched
 from edgeflow_client.clock import MonotonicClock
-from tests.service.frontends.robot_clients import OpenpiRobot, observation, openpi_robot, robots_address
+from tests.service.frontends.robot_clients import (
+    OpenpiRobot,
+    expected,
+    observation,
+    openpi_robot,
+    robots_address,
+    small_stub,
+)
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.frontends.test_robot_sessions import expected, made
 from tests.service.harness import config, eventually, serving
 from tests.service.inline import InlineChildren
 from tests.service.scripted import Script, ScriptedWorker
@@ -33,7 +39,7 @@ from tests.service.scripted import Script, ScriptedWorker
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("stub"))
+    return small_stub(tmp_path_factory.mktemp("stub"))
 
 
 class SlowWorker(ScriptedWorker):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
@@ -50,6 +50,7 @@ KEYS = st.text().filter(lambda key: key not in ("__numpy__", "encoded"))
 VALUES = st.recursive(PLAIN | ARRAYS, lambda each: st.dictionaries(KEYS, each, max_size=4))
 
 
+@settings(max_examples=settings.default.max_examples // 3)  # each is large
 @given(st.dictionaries(KEYS, VALUES, max_size=4), st.booleans())
 def test_any_object_comes_back(value: dict[str, Any], double: bool):
     body = answer_body(value, double)

@@ -45,7 +45,7 @@ def expected(seen: dict[str, Any]) -> np.ndarray:
     return found
 
 
-async def told(robot: OpenpiRobot, value: Any, reason: Reason, field: str = "") -> str:
+async def refused_with(robot: OpenpiRobot, value: Any, reason: Reason, field: str = "") -> str:
     """The refusal of a message, whose robot then gets an action for a right one."""
     text = await robot.refused(value)
     assert text.startswith(f"REJECTED {reason.value}: ") and field in text, text
@@ -103,9 +103,9 @@ async def test_roboarena_has_endpoints_and_sessions(checkpoint, stub: Path):
         assert await robot.ask({"endpoint": "reset"}) == "reset successful"
         epochs.append((await robot.ask(observation(endpoint="infer")))["server_timing"]["epoch"])
         assert epochs == [1, 1, 2, 3]
-        text = await told(robot, observation(endpoint="kill"), Reason.BODY_FIELD, "endpoint")
+        text = await refused_with(robot, observation(endpoint="kill"), Reason.BODY_FIELD, "endpoint")
         assert "infer or reset" in text
-        await told(robot, observation(endpoint=np.zeros(2)), Reason.BODY_FIELD, "endpoint")
+        await refused_with(robot, observation(endpoint=np.zeros(2)), Reason.BODY_FIELD, "endpoint")
 
 
 async def test_vllm_s_path_speaks_msgpack_alone(checkpoint, stub: Path):
@@ -210,7 +210,7 @@ BAD: list[tuple[Any, Reason, str]] = [
 async def test_bad_messages_get_one_line_and_the_connection_goes_on(checkpoint, stub: Path):
     async with service(checkpoint, stub) as served, openpi_robot(robots_address(served)) as robot:
         for value, reason, field in BAD:
-            await told(robot, value, reason, field)
+            await refused_with(robot, value, reason, field)
         assert len(served.events("session_opened")) == 1, "refusals open nothing and end nothing"
 
 
@@ -222,7 +222,7 @@ async def test_object_arrays_are_refused_before_they_are_built(checkpoint, stub:
     ]
     async with service(checkpoint, stub) as served, openpi_robot(robots_address(served)) as robot:
         for form in forms:
-            await told(robot, msgpack.packb({"prompt": "go", "state": form}), Reason.ARRAY_TYPE, "state")
+            await refused_with(robot, msgpack.packb({"prompt": "go", "state": form}), Reason.ARRAY_TYPE, "state")
 
 
 async def test_too_many_refusals_end_the_connection(checkpoint, stub: Path):

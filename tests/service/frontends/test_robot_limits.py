@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,24 +13,25 @@ from websockets.exceptions import ConnectionClosed
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.robots import OTHER_BYTES
 from edgeflow.service.http import server, websocket
-from tests.service.frontends.robot_clients import OpenpiRobot, observation, openpi_robot, robots_address
+from tests.fuzz.websocket_frames import BINARY, CLOSE, CONTINUATION, LAST, PING, TEXT, frame, head
+from tests.service.frontends.robot_clients import (
+    OpenpiRobot,
+    expected,
+    observation,
+    openpi_robot,
+    robots_address,
+    small_stub,
+)
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.frontends.test_robot_sessions import expected, made
 from tests.service.harness import Served, eventually, serving
 
-CONTINUATION, BINARY = 0, 2
 SMALL = {"limits__image_bytes": 8_192, "limits__cameras": 1}
 MOST = 8_192 + OTHER_BYTES
 
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("stub"))
-
-
-def head(size: int, opcode: int = BINARY, *, last: bool = True) -> bytes:
-    """The beginning of a client's frame of this size; a mask of zeros leaves its bytes as they are."""
-    return struct.pack("!BBQ", opcode | 0x80 * last, 0xFF, size) + b"\0" * 4
+    return small_stub(tmp_path_factory.mktemp("stub"))
 
 
 async def closing(robot: OpenpiRobot) -> tuple[int, str]:
@@ -74,7 +74,7 @@ async def test_messages_may_come_in_parts_but_not_in_many(checkpoint, stub: Path
         for size in (100, 400, 10_000):
             await robot.socket.send([message[at : at + size] for at in range(0, len(message), size)])
             assert np.array_equal((await robot.read())["actions"], expected(7))
-        parts = [head(1, BINARY, last=False), *[b"\0" + head(1, CONTINUATION, last=False)] * websocket.MOST_PARTS]
+        parts = [head(1, BINARY ^ LAST), *[b"\0" + head(1, CONTINUATION)] * websocket.MOST_PARTS]
         half = len(parts) // 2
         robot.socket.transport.write(b"".join(parts[:half]))
         await eventually(lambda: partial(served) >= half - 1)  # what comes at once is read at once
@@ -124,7 +124,7 @@ async def test_large_messages_of_all_share_a_limit(checkpoint, stub: Path, monke
 
 
 async def test_a_client_that_does_not_read_is_ended(checkpoint, tmp_path: Path):
-    stub = made(tmp_path, actions=100, horizon=300, high=1e4)
+    stub = small_stub(tmp_path, actions=100, horizon=300, high=1e4)
     async with serving(checkpoint, stub_script(stub), timing__slow_reader_ms=200) as served:
         address = robots_address(served)
         async with openpi_robot(address) as robot, openpi_robot(address) as other:
@@ -132,7 +132,7 @@ async def test_a_client_that_does_not_read_is_ended(checkpoint, tmp_path: Path):
             for _ in range(200):
                 if rejections(served, "slow_reader"):
                     break
-                robot.socket.transport.write(_frame(pack(observation(), ArrayCoding.OPENPI)))
+                robot.socket.transport.write(frame(pack(observation(), ArrayCoding.OPENPI)))
                 await asyncio.sleep(0.01)
             await eventually(lambda: rejections(served, "slow_reader") == 1)
             await eventually(lambda: len(served.children.newest["robots"]._websockets) == 1)
@@ -140,12 +140,8 @@ async def test_a_client_that_does_not_read_is_ended(checkpoint, tmp_path: Path):
             robot.socket.transport.abort()
 
 
-def _frame(message: bytes) -> bytes:
-    return head(len(message)) + message
-
-
 async def test_pings_are_bounded(checkpoint, stub: Path):
-    ping = struct.pack("!BB", 0x89, 0xFD) + b"\0" * 4 + b"x" * 125
+    ping = frame(b"x" * 125, PING)
     async with serving(checkpoint, stub_script(stub)) as served:
         address = robots_address(served)
         async with openpi_robot(address) as robot, openpi_robot(address) as other:
@@ -170,33 +166,31 @@ async def test_a_client_that_is_gone_without_a_word_is_ended(checkpoint, stub: P
             robot.socket.transport.abort()
 
 
-GARBAGE: list[bytes] = [
-    b"\xff" * 64,  # reserved bits
-    head(4, CONTINUATION) + b"\0" * 4,  # continues nothing
-    struct.pack("!BB", 0x82, 4) + b"\0" * 4,  # without a mask
-    head(4, 1) + b"\xff\xff\xff\xff",  # text that is none
-    head(200, 9) + b"\0" * 200,  # a ping beyond its size
-    head(3, 8) + b"\0\0\0",  # a code of closing that does not exist
+GARBAGE: list[tuple[bytes, int]] = [
+    (b"\xff" * 64, 1002),  # reserved bits
+    (frame(b"\0" * 4, CONTINUATION | LAST), 1002),  # continues nothing
+    (struct.pack("!BB", BINARY, 4) + b"\0" * 4, 1002),  # without a mask
+    (frame(b"\xff" * 4, TEXT), 1007),  # text that is none
+    (frame(b"\0" * 200, PING), 1002),  # a ping beyond its size
+    (frame(b"\0" * 3, CLOSE), 1002),  # a code of closing that does not exist
 ]
 
 
-@pytest.mark.parametrize("count", [30])
-async def test_garbage_ends_its_connection_and_nothing_else(checkpoint, stub: Path, count: int):
+async def test_garbage_ends_its_connection_and_nothing_else(checkpoint, stub: Path):
     rng = np.random.default_rng(3)
-    async with serving(checkpoint, stub_script(stub)) as served:
+    async with serving(checkpoint, stub_script(stub), timing__http_body_ms=100) as served:
         address = robots_address(served)
         async with openpi_robot(address) as other:
-            for data in [*GARBAGE, *(rng.bytes(int(size)) for size in rng.integers(2, 400, count))]:
+            for data, code in GARBAGE:
                 async with openpi_robot(address) as robot:
                     robot.socket.transport.write(data)
-                    robot.socket.transport.write(b"\xff" * 20)
-                    done: Any = None
-                    while done is None:
-                        try:
-                            reply = await asyncio.wait_for(robot.socket.recv(), 0.05)
-                            assert isinstance(reply, str) and "REJECTED" in reply
-                        except (ConnectionClosed, asyncio.TimeoutError) as error:
-                            done = error
-                    robot.socket.transport.abort()
+                    assert (await closing(robot))[0] == code
+            for size in rng.integers(2, 400, 30):
+                async with openpi_robot(address) as robot:
+                    robot.socket.transport.write(rng.bytes(int(size)) + b"\xff" * 20)
+                    with pytest.raises(ConnectionClosed):
+                        while True:
+                            reply = await robot.socket.recv()
+                            assert isinstance(reply, str) and reply.startswith("REJECTED")
             assert np.array_equal(await other.act(grey=9), expected(9))
             await eventually(lambda: partial(served) == 0)

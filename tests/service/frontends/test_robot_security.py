@@ -16,9 +16,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from edgeflow.service import app
 from edgeflow_client.errors import ConfigError
-from tests.service.frontends.robot_clients import openpi_robot, robots_address
+from tests.service.frontends.robot_clients import (
+    expected,
+    openpi_robot,
+    robots_address,
+    small_stub,
+)
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.frontends.test_robot_sessions import expected, made
 from tests.service.harness import Served, config, eventually, serving
 from tests.service.protected import Authority, write_tokens
 
@@ -28,7 +32,7 @@ ACT = {"image": np.zeros((16, 16, 3), int).tolist(), "instruction": "go"}
 
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("stub"))
+    return small_stub(tmp_path_factory.mktemp("stub"))
 
 
 @pytest.fixture

@@ -11,30 +11,24 @@ import pytest
 
 from edgeflow.service.frontends import sessions as robot_sessions
 from edgeflow_client.types import Mode
-from tests.plugins.edgeflow_stub import BEYOND, NAN, answer
-from tests.service.frontends.robot_clients import SIDE, OpenpiRobot, observation, openpi_robot, robots_address
+from tests.plugins.edgeflow_stub import BEYOND, NAN
+from tests.service.frontends.robot_clients import (
+    OpenpiRobot,
+    expected,
+    observation,
+    openpi_robot,
+    robots_address,
+    small_stub,
+)
 from tests.service.frontends.stub_worker import stub_script
 from tests.service.harness import Served, eventually, serving
-from tests.stub_policy import stub_checkpoint
 
 QUICK = {"timing__silent_hold_ms": 50, "timing__silent_free_ms": 60, "timing__silent_end_ms": 400}
 
 
-def made(folder: Path, **changes: Any) -> Path:
-    shape: dict[str, Any] = {"cameras": {"image": None}, "state": {"state": 2}, "actions": 2, "horizon": 2}
-    return stub_checkpoint(folder / "stub", **{**shape, "low": -100.0, "high": 100.0, **changes})
-
-
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("stub"), control_rate_hz=200.0)
-
-
-def expected(grey: int) -> np.ndarray:
-    """What the stub answers to an image of one grey; no two greys get the same."""
-    image = np.full((SIDE, SIDE, 3), grey, np.uint8)
-    found: np.ndarray = answer({"": image.tobytes()}, {"": [0.0, 0.0]}, 2, 2).astype(np.float32)
-    return found
+    return small_stub(tmp_path_factory.mktemp("stub"), control_rate_hz=200.0)
 
 
 def ended(served: Served) -> int:
@@ -193,8 +187,6 @@ async def test_forced_answers(checkpoint, stub: Path):
         async with openpi_robot(robots_address(served)) as robot:
             found = await timing(robot, grey=1)
             assert found["infer_ms"] >= 120 and found["age_ms"] >= 120
-        async with openpi_robot(robots_address(served)) as robot:
-            assert (await timing(robot))["infer_ms"] < 10_000
         assert any("forced" in event["text"] for event in served.events("warning"))
 
 
@@ -212,13 +204,15 @@ async def test_a_late_answer_is_never_that_of_the_next_request(checkpoint, stub:
             for grey in (6, 7):
                 assert "ACT_TIMEOUT" in await robot.refused(observation(grey=grey))
             await robot.send(observation(grey=8))
-            await eventually(lambda: bool(script.worker.held) or served.events("session_closed") == [])
+            await eventually(lambda: bool(script.worker.held))
             script.hold = False
             while script.worker.held:
                 script.worker.release()
             reply = await robot.read()
             if isinstance(reply, dict):
                 assert np.array_equal(reply["actions"], expected(8))
+            else:
+                assert "ACT_TIMEOUT" in reply
             for grey in range(9, 12):
                 assert np.array_equal(await robot.act(grey=grey), expected(grey))
 
@@ -245,7 +239,7 @@ async def test_a_flood_of_resets_harms_nobody(checkpoint, stub: Path):
 
 @pytest.mark.parametrize("rows", [0, 4])
 async def test_the_period_is_the_time_that_a_client_executes_rows(checkpoint, tmp_path: Path, rows: int):
-    stub = made(tmp_path, horizon=8, control_rate_hz=20.0)
+    stub = small_stub(tmp_path, horizon=8, control_rate_hz=20.0)
     async with (
         serving(checkpoint, stub_script(stub), frontends__openpi__rows=rows, mode="pipelined") as served,
         openpi_robot(robots_address(served)) as robot,
