@@ -86,9 +86,14 @@ class Control:
         self._state, self._heard_s = state, time.monotonic()
         self._changed.set()
 
+    def learned(self, inputs: PolicyInputs | None) -> None:
+        """Control says what the policy needs; None = no worker was ready yet."""
+        self.inputs = inputs or self.inputs
+        self._changed.set()
+
     async def loaded(self) -> PolicyInputs:
         """The inputs, once the service has started; Unavailable if it ends before."""
-        while self._state.state in LOADING:
+        while self._state.state in LOADING or (self._state.ready and self.inputs is None):
             self._changed.clear()
             await self._changed.wait()
         return self.needs()

@@ -7,6 +7,7 @@ RoboArena's requests (`endpoint`), vLLM-Omni's (the same, with replies in msgpac
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,9 @@ from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.rates import RollingCount
-from edgeflow_client.errors import EdgeflowError, InvalidArgument
+from edgeflow_client.errors import EdgeflowError, InvalidArgument, Unavailable
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Command
 
 NAME = "openpi"
 PATHS = ("/", "/openpi/policy", "/v1/realtime/robot/openpi")
@@ -77,9 +79,8 @@ class OpenpiConversation:
         self._refusals = RollingCount(config.limits.rejected_frames)
         self._over = False
 
-    async def reply(self, data: bytes | str | None) -> bytes | str:
-        """The reply to a message: bytes or, for a refusal and after a reset, text."""
-        received_ns = time.monotonic_ns()
+    async def reply(self, data: bytes | str | None, received_ns: int) -> bytes | str:
+        """The reply to a message: bytes or, for a refusal and after a reset, text. received_ns: when it arrived."""
         request: OpenpiRequest | None = None
         try:
             if not isinstance(data, bytes):
@@ -91,7 +92,7 @@ class OpenpiConversation:
                 self._total_ms = (time.monotonic_ns() - received_ns) / 1e6
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
         except EdgeflowError as error:
-            if not isinstance(error, NoAction):
+            if not isinstance(error, NoAction | Unavailable):
                 self._over = self._refusals.exceeded(received_ns)
             return self.refusal(error, request)
         except Exception as error:
@@ -103,6 +104,7 @@ class OpenpiConversation:
         reason = reason_of(error)
         self._metrics.client_refusals.labels(NAME, reason).inc()
         command = error.command if isinstance(error, NoAction) else "rejected"
+        command = Command.HOLD.value if isinstance(error, Unavailable) else command
         text = " ".join(f"{command.upper()} {reason}: {error.text}".split())[:MOST_TEXT]
         if request is not None and request.envelope is not None:
             shown = {key: request.envelope.get(key) for key in ("type", "request_id")}
@@ -178,7 +180,10 @@ def seen_of(observation: Mapping[str, Any]) -> ClientObservation:
     state: dict[str, Any] = {}
     texts: dict[str, str] = {}
     fields = {"cameras": "observation", "state": "observation", "instruction": TEXTS[0]}
-    for name, path, value in _leaves(observation):
+    leaves = list(_leaves(observation))
+    named = Counter(name for name, _, _ in leaves)
+    for leaf, path, value in leaves:
+        name = leaf if named[leaf] == 1 else path  # two arms may have a camera of the same name each
         fields[name] = path
         if isinstance(value, np.ndarray) and value.ndim > 1:
             images[name] = value

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.ipc.packets import close_all, seal
@@ -41,7 +41,7 @@ from edgeflow.service.frontends import openpi, openvla
 from edgeflow.service.frontends.act import body_bytes
 from edgeflow.service.frontends.control import Control, Observation
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
-from edgeflow.service.frontends.observation import Reader
+from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.openpi import OpenpiConversation
 from edgeflow.service.frontends.sessions import SessionsAtControl, reason_of, rows_of
 from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gone
@@ -52,7 +52,7 @@ from edgeflow.service.http.protocol import Bounds
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse, until_gone
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ANY, CONTROL, Caller, Guard, networks_of
+from edgeflow.service.security.auth import CONTROL, Caller, Guard, networks_of
 from edgeflow_client.errors import EdgeflowError, NotFound, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -61,7 +61,7 @@ READER_S = 30.0  # for a client to take a piece of an answer over HTTP
 OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
 MESSAGES_HELD = 3  # of a connection at most: answered, next, and arriving
 MAX_MODEL_BYTES = 1 << 20
-ROLES = {"/": ANY, **dict.fromkeys(openpi.PATHS, CONTROL), openvla.PATH: CONTROL}
+ROLES = dict.fromkeys((*openpi.PATHS, openvla.PATH), CONTROL)
 
 
 async def serve(start: ChildStart) -> int:
@@ -103,7 +103,7 @@ class RobotsFront(ServingChild):
         bounds = Bounds(config, self.metrics)
         tls = (self._tls, config.timing.handshake_ms / 1000) if self._tls is not None else None
         most_bytes = limits.cameras * limits.image_bytes + OTHER_BYTES
-        self._most_websockets = max((limits.robots_memory_mb << 20) // (MESSAGES_HELD * most_bytes), 1)
+        self._most_websockets = max((limits.robots_memory_mb << 20) * 3 // 4 // (MESSAGES_HELD * most_bytes), 1)
         websockets = Websockets(BoundedWebsocket, most_bytes)
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls, websockets)
         self._http.start()
@@ -119,7 +119,7 @@ class RobotsFront(ServingChild):
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
-            hosts=Hosts.of(config.frontends.host, config.http.names),
+            hosts=Hosts.of(config.frontends.host, config.http.names, pages=False),
             reader_s=READER_S,
             roles=ROLES,
             peers={**dict.fromkeys(openpi.PATHS, peers[openpi.NAME]), openvla.PATH: peers[openvla.NAME]},
@@ -164,6 +164,7 @@ class RobotsFront(ServingChild):
             check_open=self._check_open,
         )
         self._websockets[websocket] = caller
+        greeting: asyncio.Task[None] | None = None
 
         def slow() -> None:
             self.metrics.limit_rejections.labels("slow_reader").inc()
@@ -172,36 +173,55 @@ class RobotsFront(ServingChild):
         try:
             with until_gone(websocket):
                 await websocket.accept()
-                with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
-                    await self._control.loaded()
-                known = openpi.metadata(self._config, self._control.inputs, self._model)
-                await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
+                greeting = asyncio.create_task(self._greet(websocket))
+
+                async def reply(data: bytes | str | None, received_ns: int) -> bytes | str:
+                    await greeting  # what came before it is then as old as it is
+                    return await conversation.reply(data, received_ns)
+
                 await converse(
                     websocket,
-                    conversation.reply,
+                    reply,
                     busy=self._busy,
                     over=conversation.over,
                     slow_s=self._config.timing.slow_reader_ms / 1000,
                     slow=slow,
                 )
-        except WebSocketDisconnect:
+        except (WebSocketDisconnect, WebSocketDisconnected):
             pass
         finally:
+            if greeting is not None:
+                greeting.cancel()
+                await asyncio.gather(greeting, return_exceptions=True)
             del self._websockets[websocket]
             connection.close()
+
+    async def _greet(self, websocket: WebSocket) -> None:
+        """Send the metadata once the model is loaded, so that a client looks at its cameras only then."""
+        with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
+            await self._control.loaded()
+        known = openpi.metadata(self._config, self._control.inputs, self._model)
+        await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
 
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
         self._check_open()
         with self._busy(), self._refusals(openvla.NAME):
-            async with self._bodies.read(request) as body, self._parsing:
+            async with self._bodies.read(request) as body:
                 received_ns = time.monotonic_ns()
-                seen, style = openvla.read(body)
-                await asyncio.sleep((time.monotonic_ns() - received_ns) / 1e9)  # long lists leave half of the time
+                seen, style = await self._parsed(body)
             opened, frame = self._reader.read(seen, self._control.needs())
             observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
+
+    async def _parsed(self, body: bytes) -> tuple[ClientObservation, openvla.ActStyle]:
+        """The contents of a body, one body at a time; long lists leave half of the time to others."""
+        async with self._parsing:
+            began_s = time.monotonic()
+            found = openvla.read(body)
+            await asyncio.sleep(time.monotonic() - began_s)
+            return found
 
     @contextlib.contextmanager
     def _refusals(self, front: str) -> Iterator[None]:
@@ -239,7 +259,7 @@ class RobotsFront(ServingChild):
             case Certificates():
                 self._renew(descriptors)
             case Models(inputs):
-                self._control.inputs = inputs or self._control.inputs
+                self._control.learned(inputs)
                 self._model = next(iter(json.loads(sealed(descriptors, MAX_MODEL_BYTES))), {})
             case Drain():
                 self._draining = True

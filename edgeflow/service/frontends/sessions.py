@@ -33,11 +33,13 @@ from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,
     EdgeflowError,
+    FailedPrecondition,
     RequestError,
     ResourceExhausted,
     Unavailable,
 )
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Command
 
 Forget: TypeAlias = Callable[[int], None]
 Made = TypeVar("Made")
@@ -140,9 +142,26 @@ class RobotConnection:
         self._key: object = None
         self._epochs = 0  # of the sessions before
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, time.monotonic_ns())
+        self._instruction = ""
+        self._stopped: NoAction | None = None  # until a reset
+        self._unopened: EdgeflowError | None = None  # why the last session was not opened
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> RobotAnswer:
-        """The action for an observation; RequestErrors and NoAction say why there is none. One at a time."""
+        """The action for an observation; RequestErrors and NoAction say why there is none. One at a time.
+
+        After STOP there is none until `reset`, whatever becomes of the session.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        try:
+            return await self._act(opened, frame, received_ns)
+        except NoAction as error:
+            if error.command == Command.STOP:
+                text = "the robot was stopped: it goes on after a reset"
+                self._stopped = NoAction(Command.STOP, FailedPrecondition(text), Reason.FAULT)
+            raise
+
+    async def _act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> RobotAnswer:
         key = (opened.cameras, opened.state, opened.unnorm_key)
         session = await self._present(key, opened, frame)
         try:
@@ -161,6 +180,7 @@ class RobotConnection:
         if self._session is not None and self._session.observed:
             self._take_change("reset")
             self._session.reset()
+        self._stopped = None
 
     def close(self) -> None:
         """The client is gone; idempotent."""
@@ -170,10 +190,24 @@ class RobotConnection:
         """The session for an observation: the one before, or a new one."""
         session = self._session
         if session is None or session.ended or key != self._key:
-            self._take_change("observation")
-            self._drop()
-            session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
+            session = await self._opened(opened, frame)
             self._key = key
+        elif opened.instruction != self._instruction:
+            self._take_change("instruction")
+        self._instruction = opened.instruction
+        return session
+
+    async def _opened(self, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
+        """A new session; where one was refused a moment ago, the same refusal."""
+        if not self._changes.take(time.monotonic_ns()):
+            raise self._unopened or changes_too_often("observation", over_rate=False)
+        self._drop()
+        try:
+            session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
+        except EdgeflowError as error:
+            self._unopened = error
+            raise
+        self._unopened = None
         return session
 
     def _take_change(self, field: str) -> None:
@@ -288,7 +322,7 @@ async def _within(future: asyncio.Future[Made], limit_s: float) -> Made:
     """
     try:
         if not (await asyncio.wait({future}, timeout=limit_s))[0]:
-            raise DeadlineExceeded("the service did not answer in time", reason=Reason.ACT_TIMEOUT)
+            raise NoAction(Command.HOLD, DeadlineExceeded("the service did not answer in time"), Reason.ACT_TIMEOUT)
         return future.result()
     finally:
         if not future.cancel() and not future.cancelled():
@@ -304,6 +338,6 @@ def _error(message: RobotRefused) -> EdgeflowError:
     return NoAction(message.command, error, message.reason) if message.command else error
 
 
-def _busy() -> ResourceExhausted:
+def _busy() -> NoAction:
     text = "the service has no room for another observation"
-    return ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+    return NoAction(Command.HOLD, ResourceExhausted(text, retry_after_ms=RETRY_AFTER_MS), Reason.QUEUE_FULL)

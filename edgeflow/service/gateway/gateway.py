@@ -134,7 +134,7 @@ class Gateway(ServingChild):
             case Snapshot(process):
                 self._texts[process] = sealed(descriptors).decode()
             case Models(inputs):
-                self._control.inputs = inputs or self._control.inputs
+                self._control.learned(inputs)
                 self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
             case Drain():
                 self.draining = True

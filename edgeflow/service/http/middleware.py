@@ -44,22 +44,27 @@ PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgefl
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are."""
+    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are.
+
+    pages: web pages may call the service under any name where hosts are not checked; else only its own may.
+    """
 
     checked: bool = False
     names: frozenset[str] = frozenset()
+    pages: bool = True
 
     @classmethod
-    def of(cls, host: str, names: Sequence[str]) -> Hosts:
+    def of(cls, host: str, names: Sequence[str], *, pages: bool = True) -> Hosts:
         """The hosts of an address to listen on. On loopback they are checked always, elsewhere if there are names."""
-        return cls(is_loopback(host) or bool(names), frozenset(name.lower() for name in (*names, host)))
+        accepted = frozenset(name.lower() for name in (*names, host))
+        return cls(is_loopback(host) or bool(names), accepted, pages)
 
     def check(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Raise PermissionDenied unless every Host and Origin header names this service."""
-        if not self.checked:
+        if not self.checked and self.pages:
             return
         for name, value in headers:
-            if name == b"host" and not self._known(b"//" + value):
+            if self.checked and name == b"host" and not self._known(b"//" + value):
                 raise PermissionDenied(
                     "is not a name of this service: add it to http.names", field="host", reason=Reason.HOST_NOT_ALLOWED
                 )

@@ -151,6 +151,7 @@ class Bounds:
         self.refusals = Refusals(limits.http_body_bytes + HEADER_BYTES)
         self.open: Counter[str] = Counter()
         self.partial_bytes = 0  # of messages of all websockets that have not arrived whole
+        self.partial_of: Counter[str] = Counter()  # the same by address
 
     def connect(self, config: Config, state: ServerState) -> BoundedProtocol:
         """A connection under these limits."""
@@ -160,6 +161,7 @@ class Bounds:
         """A connection from `address` is gone."""
         self.open[address] -= 1
         self.open += Counter()  # forgets addresses without connections
+        self.partial_of += Counter()
 
     def refuse(self, address: str) -> str:
         """The limit that one more connection from `address` would exceed, or ""."""

@@ -15,16 +15,26 @@ from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 
 from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
 from edgeflow.service.sessions.rates import RollingCount
 
-MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole
+MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole; of an address, a quarter
+MOST_QUEUED = 16  # messages that wait for the ones before them
 MOST_PARTS = 1024  # of a message
 MOST_PINGS = 1000  # of a client in 10 s
 Data: TypeAlias = bytes | str
+RECEIVED_NS = "edgeflow.received_ns"  # key of a message
 CONNECTION = "edgeflow.websocket"  # key in the state of a scope
 GOING_AWAY, POLICY_VIOLATION, TOO_BIG, TRY_LATER = 1001, 1008, 1009, 1013  # codes of closing
+
+
+class _Stamping(asyncio.Queue[Any]):
+    """Messages for the application, each with the time of its arrival."""
+
+    def put_nowait(self, item: Any) -> None:
+        super().put_nowait({**item, RECEIVED_NS: time.monotonic_ns()})
 
 
 class BoundedWebsocket(WebSocketsSansIOProtocol):
@@ -40,6 +50,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         address: str | None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self})
+        self.queue = _Stamping()
         self.conversation: asyncio.Task[Any] | None = None  # ends with the connection
         self._bounds = bounds
         self._address = address
@@ -79,7 +90,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
             self._whole()
         elif len(self.frames) > MOST_PARTS:
             self._refuse("websocket_parts", TOO_BIG, f"a message of more than {MOST_PARTS} parts")
-        elif self._bounds.partial_bytes > MOST_PARTIAL_BYTES:
+        elif max(self._bounds.partial_bytes, 4 * self._bounds.partial_of[self._address or ""]) > MOST_PARTIAL_BYTES:
             self._refuse("websocket_partial_bytes", TRY_LATER, "other large messages are being read")
         elif self._late is None:
             self._late = self.loop.call_later(self._bounds.body_s, self._cut)
@@ -109,11 +120,22 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
     def handle_ping(self) -> None:
         """Answer a ping; each one costs time, and memory until its answer is read."""
-        if self.transport.is_closing():
-            return
-        super().handle_ping()
+        if not self.close_sent and not self.transport.is_closing():
+            super().handle_ping()
+            self._count_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        super().handle_pong(event)
+        self._count_ping()
+
+    def send_receive_event_to_app(self) -> None:
+        super().send_receive_event_to_app()
+        if self.queue.qsize() > MOST_QUEUED:
+            self._refuse("websocket_messages", POLICY_VIOLATION, f"more than {MOST_QUEUED} messages wait for replies")
+
+    def _count_ping(self) -> None:
         if self._pings.exceeded(time.monotonic_ns()):
-            self._refuse("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings in 10 s")
+            self._refuse("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings and pongs in 10 s")
 
     def keepalive_timeout(self) -> None:
         """Close a connection whose client answers no ping, whether or not it takes what was sent."""
@@ -127,6 +149,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
     def _count(self, size: int) -> None:
         self._bounds.partial_bytes += size - self._partial_bytes
+        self._bounds.partial_of[self._address or ""] += size - self._partial_bytes
         self._partial_bytes = size
 
     def _whole(self) -> None:
@@ -139,6 +162,8 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._refuse("websocket_message_ms", TRY_LATER, "the rest of a message did not arrive in time")
 
     def _refuse(self, limit: str, code: int, text: str) -> None:
+        if self.close_sent or self.transport.is_closing():
+            return
         self._bounds.metrics.limit_rejections.labels(limit).inc()
         self.conn.fail(code, text)
         if self.conn.close_sent is not None:
@@ -166,7 +191,7 @@ def until_gone(websocket: WebSocket) -> Iterator[None]:
 
 async def converse(
     websocket: WebSocket,
-    reply: Callable[[Data | None], Awaitable[Data]],
+    reply: Callable[[Data | None, int], Awaitable[Data]],
     *,
     busy: Callable[[], AbstractContextManager[None]],
     over: Callable[[], str],
@@ -175,14 +200,15 @@ async def converse(
 ) -> None:
     """Answer a connection's messages in order until its client leaves.
 
-    busy: entered from a message until its reply has left. over: why the connection is closed after a reply; "" = it
-    goes on. slow: called when a client leaves a reply unread for slow_s.
+    reply: takes a message and when it arrived, in nanoseconds. busy: entered from a message until its reply has left.
+    over: why the connection is closed after a reply; "" = it goes on. slow: called when a client leaves a reply unread
+    for slow_s.
     """
     loop = asyncio.get_running_loop()
     while (message := await websocket.receive())["type"] != "websocket.disconnect":
         data = message.get("bytes")
         with busy():
-            answer = await reply(message.get("text") if data is None else data)
+            answer = await reply(message.get("text") if data is None else data, message[RECEIVED_NS])
             timer = loop.call_later(slow_s, slow)
             try:
                 await (websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer))
