@@ -1,6 +1,6 @@
 """Sessions recorded between real clients and the original servers: their messages, and what the originals read in them.
 
-A bundle is a folder of `wire` among the oracles (tests/oracles.py); those of openpi and OpenVLA are in tests/recorded too.
+A bundle is a folder of `wire` among the oracles (tests/oracles.py). tests/recorded has those of openpi and OpenVLA too.
 """
 
 from __future__ import annotations
