@@ -117,7 +117,7 @@ def _plugins() -> list[Finding]:
             plugin.load()
         except ConfigError as error:
             found = f"{origins}: {error.__cause__!r}" if error.__cause__ else error.text
-            findings.append(Finding(subject, Verdict.OPTIONAL, found, "mend or remove the distribution"))
+            findings.append(Finding(subject, Verdict.OPTIONAL, found, "fix or remove the distribution"))
         else:
             findings.append(Finding(subject, Verdict.OK, origins))
     return findings

@@ -59,12 +59,12 @@ class FrontendConfig(Section):
     cameras: dict[Name, Name] = Field(
         default_factory=dict,
         max_length=16,
-        description="client's camera by the policy's name for it, where the two differ; wins over cameras",
+        description="client's camera by the policy's name for it, where the two differ; takes precedence over cameras",
     )
     state: dict[Name, Name | Annotated[list[Name], Field(min_length=1, max_length=4096)]] = Field(
         default_factory=dict,
         max_length=64,
-        description="client's state vector by the policy's name for it, or a list of vectors; wins over state",
+        description="client's state vector by the policy's name for it, or several; takes precedence over state",
     )
     instruction: str = Field("", max_length=4096, description="for clients that send none")
     rows: int = Field(

@@ -51,7 +51,7 @@ def test_the_configuration_is_one_that_starts_off_loopback_with_tls_and_tokens(s
     """load_config refuses these addresses without both."""
     config = load_config(DEPLOY / "config.json", {})
     assert not config.insecure and config.warnings == []
-    ports = {f"{port}:{port}" for port in (config.grpc.port, config.http.port)}
+    ports = {f"{port}:{port}" for port in (config.grpc.port, config.http.port, config.frontends.port)}
     assert set(service["ports"]) == ports
     folders = [volume.split(":")[1] for volume in service["volumes"]]
     for file in (config.tls.cert, config.tls.key, config.tokens_file, config.model):

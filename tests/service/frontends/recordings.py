@@ -1,6 +1,6 @@
 """Sessions recorded between real clients and the original servers: their messages, and what the originals read in them.
 
-A bundle is a folder of `wire` among the oracles (tests/oracles.py); a few of its messages are in tests/recorded.
+A bundle is a folder of `wire` among the oracles (tests/oracles.py). tests/recorded has those of openpi and OpenVLA too.
 """
 
 from __future__ import annotations
