@@ -149,7 +149,7 @@ async def test_a_request_in_flight_is_answered_while_the_service_stops(checkpoin
                 async with connect(f"ws://{address}/", compression=None, proxy=None):
                     pass
             assert refused.value.response.status_code == 503
-            assert (await idle.refused(observation())).startswith("REJECTED DRAINING: ")
+            assert (await idle.refused(observation())).startswith("HOLD DRAINING: ")
             assert not stopping.done()
             script.worker.release()
             reply = await busy.read()

@@ -100,9 +100,9 @@ async def test_a_message_that_trickles_in_is_cut(checkpoint, stub: Path):
             await eventually(lambda: partial(served) == 0)
 
 
-async def test_large_messages_of_all_share_a_limit(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(websocket, "MOST_PARTIAL_BYTES", 100_000)
-    size = 80_000
+async def test_large_messages_of_an_address_share_a_limit(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "MOST_PARTIAL_BYTES", 400_000)
+    size = 80_000  # twice of which is more than the quarter that one address may have
     message = pack(observation(grey=1, note=b"\0" * size), ArrayCoding.OPENPI)
     async with serving(checkpoint, stub_script(stub)) as served:
         address = robots_address(served)

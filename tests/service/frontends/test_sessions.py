@@ -25,7 +25,7 @@ from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.sessions import NoAction, RobotAnswer, RobotConnection, SessionsAtControl, rows_of
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent, NoticeEvent, StatusEvent
-from edgeflow_client.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
+from edgeflow_client.errors import InvalidArgument, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Command, Disposition
 from tests.service.harness import config, eventually
@@ -134,7 +134,7 @@ async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.M
     monkeypatch.setattr(sessions, "SLACK_S", -0.05)
     played = Played(timing__act_timeout_ms=100)
     asked = played.ask()
-    with pytest.raises(DeadlineExceeded):  # it is not even opened
+    with pytest.raises(NoAction, match="in time"):  # it is not even opened
         await asked
     first = (await played.next(OpenRobot)).session
     assert (await played.next(CloseRobot)).session == first
@@ -142,7 +142,7 @@ async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.M
     asked = played.ask()
     number = await played.opened()
     await played.next(ObserveRobot)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(NoAction, match="in time"):
         await asked
     asked = played.ask()
     assert (await played.next(ObserveRobot)).seq == 2
@@ -178,6 +178,10 @@ async def test_refusals_and_holds():
     with pytest.raises(NoAction) as stopped:
         await asked
     assert stopped.value.command == "stop"
+    with pytest.raises(NoAction) as stopped:
+        await played.ask()
+    assert (stopped.value.command, stopped.value.reason) == ("stop", "FAULT")
+    played.robot.reset()
     played.ask()
     assert await played.opened() != number
 
@@ -230,13 +234,13 @@ async def test_a_control_that_reads_nothing():
     played = Played()
     played.link.full = True
     for _ in range(2):
-        with pytest.raises(ResourceExhausted):
+        with pytest.raises(NoAction, match="no room"):
             await played.ask()
     played.link.full = False
     asked = played.ask()
     number = await played.opened()
     played.link.full = True
-    with pytest.raises(ResourceExhausted):
+    with pytest.raises(NoAction, match="no room"):
         await asked
     played.link.full = False
     asked = played.ask()
