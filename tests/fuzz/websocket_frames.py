@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 
 LAST = 0x80  # set in the kind of a message's last frame
-CONTINUATION, TEXT, BINARY, CLOSE, PING = 0, LAST | 1, LAST | 2, LAST | 8, LAST | 9
+CONTINUATION, TEXT, BINARY = 0, LAST | 1, LAST | 2
+CLOSE, PING, PONG = LAST | 8, LAST | 9, LAST | 10
 
 
 def head(size: int, kind: int = BINARY) -> bytes:

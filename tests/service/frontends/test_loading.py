@@ -108,6 +108,21 @@ async def test_clients_that_connect_while_a_model_loads_are_answered_once_it_is(
             assert np.array_equal(await robot.act(grey=3), expected(3))
 
 
+async def test_an_observation_from_before_the_model_was_loaded_is_as_old_as_it_is(checkpoint, stub: Path):
+    async with (
+        loading(checkpoint, stub_script(stub), max_action_age_ms=80) as service,
+        connect(f"ws://{service.address}/", compression=None, proxy=None) as socket,
+    ):
+        robot = OpenpiRobot(socket, {})
+        await robot.send(observation(grey=1))
+        await (await socket.ping())
+        await asyncio.sleep(0.1)  # older than the limit
+        service.loaded.set()
+        assert "action_horizon" in await robot.read()
+        assert (await robot.read()).startswith("HOLD ACTION_TOO_OLD: ")
+        assert np.array_equal(await robot.act(grey=3), expected(3))
+
+
 async def test_a_client_that_leaves_while_a_model_loads_leaves_nothing(checkpoint, stub: Path):
     async with loading(checkpoint, stub_script(stub), limits__http_connections_per_address=2) as service:
         for _ in range(6):

@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
+from edgeflow.service.frontends.openpi import seen_of
 from edgeflow_client.reasons import Reason
 from tests.cases import by_night
 from tests.plugins.edgeflow_stub import answer
@@ -266,3 +267,15 @@ async def test_damaged_messages_are_answered_and_never_internal_errors(checkpoin
                 reply = await (robot, other)[rng.integers(2)].ask(damaged(rng))
                 assert isinstance(reply, dict | str)
             assert np.array_equal(await robot.act(grey=5), expected(observation(grey=5)))
+
+
+def test_arms_may_have_cameras_and_vectors_of_the_same_names():
+    left, right = np.zeros((2, 2, 3), np.uint8), np.ones((2, 2, 3), np.uint8)
+    arms = {"left": {"rgb": left, "joints": np.zeros(2)}, "right": {"rgb": right, "joints": np.ones(2)}, "prompt": "go"}
+    seen = seen_of({**arms, "head": {"depth_rgb": left}})
+    assert {name: image[0, 0, 0] for name, image in seen.images.items()} == {
+        "left.rgb": 0,
+        "right.rgb": 1,
+        "depth_rgb": 0,
+    }
+    assert {name: vector[0] for name, vector in seen.state.items()} == {"left.joints": 0, "right.joints": 1}

@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.robots import OTHER_BYTES
 from edgeflow.service.http import server, websocket
-from tests.fuzz.websocket_frames import BINARY, CLOSE, CONTINUATION, LAST, PING, TEXT, frame, head
+from tests.fuzz.websocket_frames import BINARY, CLOSE, CONTINUATION, LAST, PING, PONG, TEXT, frame, head
 from tests.service.frontends.robot_clients import (
     OpenpiRobot,
     expected,
@@ -152,6 +152,14 @@ async def test_pings_are_bounded(checkpoint, stub: Path):
             with pytest.raises(ConnectionClosed):  # what is still on its way may reset it
                 await robot.read()
             assert np.array_equal(await other.act(grey=2), expected(2))
+
+
+async def test_pongs_that_nobody_asked_for_are_bounded(checkpoint, stub: Path):
+    async with serving(checkpoint, stub_script(stub)) as served, openpi_robot(robots_address(served)) as robot:
+        robot.socket.transport.write(frame(b"", PONG) * 1100)
+        await eventually(lambda: rejections(served, "websocket_pings") == 1)
+        with pytest.raises(ConnectionClosed):
+            await robot.read()
 
 
 async def test_a_client_that_is_gone_without_a_word_is_ended(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):

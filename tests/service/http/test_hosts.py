@@ -69,6 +69,14 @@ def test_off_loopback_names_are_checked_where_they_are_configured(config: HttpCo
         assert good
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "192.168.1.20"])
+def test_pages_of_others_never_call_where_no_pages_are_expected(host: str):
+    hosts = Hosts.of(host, [], pages=False)
+    hosts.check([(b"host", b"localhost:8002"), (b"origin", b"http://localhost:3000")])
+    with pytest.raises(PermissionDenied):
+        hosts.check([(b"host", b"localhost:8002"), (b"origin", b"https://page.example")])
+
+
 async def test_no_answer_repeats_the_name_of_a_stranger(checkpoint):
     async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
         for path in ("/v1/models/", "/live/", "//v1/models"):
