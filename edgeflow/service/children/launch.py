@@ -16,11 +16,12 @@ from typing import TypeAlias
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
-from edgeflow.service.host.listen import BACKLOG, bind
+from edgeflow.service.host.listen import BACKLOG, RECEIVE_BYTES, bind
 from edgeflow.service.host.spawn import ChildProcess
 from edgeflow_client.errors import AddressError
 
 KILL_WAIT_S = 1.0
+ROBOTS_RECEIVE_BYTES = 1 << 20  # for two raw images to arrive without a pause; there are few robots
 PREFIX = "edgeflow-"
 SOCKET = "chat"
 YOUNG_S = 60.0  # a folder of this age may belong to a service that does not listen yet
@@ -103,7 +104,9 @@ class Doors:
         try:
             self.http = self._bind("http.port", config.http.host, config.http.port)
             self.http_port: int = self.http.getsockname()[1]
-            self.robots = self._bind("frontends.port", config.frontends.host, config.frontends.port)
+            self.robots = self._bind(
+                "frontends.port", config.frontends.host, config.frontends.port, receive_bytes=ROBOTS_RECEIVE_BYTES
+            )
             self.robots_port: int = self.robots.getsockname()[1]
             self.health = self._bind("health.port", config.health.host, config.health.port)
             self._chat = self._bind_chat() if config.chat_path is not None else None
@@ -130,8 +133,8 @@ class Doors:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _bind(self, key: str, host: str, port: int) -> socket.socket:
-        sock = bind(key, host, port)
+    def _bind(self, key: str, host: str, port: int, receive_bytes: int = RECEIVE_BYTES) -> socket.socket:
+        sock = bind(key, host, port, receive_bytes)
         self._open.append(sock)
         return sock
 

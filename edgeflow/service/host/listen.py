@@ -16,8 +16,11 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def bind(key: str, host: str, port: int) -> socket.socket:
-    """A TCP socket that listens on an address; AddressError names the configuration key. The caller closes it."""
+def bind(key: str, host: str, port: int, receive_bytes: int = RECEIVE_BYTES) -> socket.socket:
+    """A TCP socket that listens on an address; AddressError names the configuration key. The caller closes it.
+
+    receive_bytes: that the system takes in for a connection which is not read.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -30,7 +33,7 @@ def bind(key: str, host: str, port: int) -> socket.socket:
         raise _describe(key, host, port, error) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)  # before `listen`: it sets the window
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)  # before `listen`: it sets the window
         sock.bind(address)
         sock.listen(BACKLOG)  # two sockets may be bound alike with SO_REUSEADDR, but not listen
     except OSError as error:
