@@ -316,16 +316,19 @@ class _OpenSession:
 
 
 async def _within(future: asyncio.Future[Made], limit_s: float) -> Made:
-    """The result of a future, which is cancelled with this task; DeadlineExceeded if it takes too long.
+    """The result of a future, which is cancelled with this task; NoAction if it takes too long."""
 
-    wait_for would lose the cancellation of a task, whose client has left, where the future ends in the same moment.
-    """
+    def expire() -> None:
+        if not future.done():
+            text = "the service did not answer in time"
+            future.set_exception(NoAction(Command.HOLD, DeadlineExceeded(text), Reason.ACT_TIMEOUT))
+
+    timer = asyncio.get_running_loop().call_later(limit_s, expire)
     try:
-        if not (await asyncio.wait({future}, timeout=limit_s))[0]:
-            raise NoAction(Command.HOLD, DeadlineExceeded("the service did not answer in time"), Reason.ACT_TIMEOUT)
-        return future.result()
+        return await future
     finally:
-        if not future.cancel() and not future.cancelled():
+        timer.cancel()
+        if future.done() and not future.cancelled():
             future.exception()  # it counts as seen
 
 
