@@ -30,7 +30,7 @@ BAR_S, GIVE_UP_S = 30.0, 60.0
 STRANGER = "127.0.0.2"
 SESSIONS = 8
 SIDE = 224
-UNREAD = 400  # observations sent at once by one who reads no answers
+UNREAD = 12  # observations sent at once by one who reads no answers; more than 16 would end the connection at once
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
