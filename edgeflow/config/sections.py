@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from typing import Annotated, Any, Literal
 
-import msgpack
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -104,6 +103,8 @@ class OpenpiConfig(FrontendConfig):
     @field_validator("metadata")
     @classmethod
     def _can_be_sent(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        import msgpack  # which a machine that serves no clients may lack
+
         try:
             msgpack.packb(metadata)
         except (TypeError, ValueError, OverflowError):
