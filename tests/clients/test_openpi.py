@@ -65,7 +65,10 @@ def test_a_safe_answer_ends_the_episode_and_not_the_connection(tmp_path: Path, a
         episode, after = steps(service, "runtime:60:10", "infer:1")
     assert episode["rows"] == 20, episode  # the rows of two answers, and none after them
     assert "FORCED" in episode["error"]
-    assert after.get("wrong") == 0, after
+    if answer == "stop":
+        assert "STOP FAULT" in after["error"], "until the client connects again"
+    else:
+        assert after.get("wrong") == 0, after
 
 
 def test_a_late_answer_is_that_of_its_request(tmp_path: Path):
