@@ -144,7 +144,7 @@ class RobotConnection:
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, time.monotonic_ns())
         self._instruction = ""
         self._stopped: NoAction | None = None  # until a reset
-        self._unopened: EdgeflowError | None = None  # why the last session was not opened
+        self._unopened: tuple[object, EdgeflowError] | None = None  # a session that was not opened, and why
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> RobotAnswer:
         """The action for an observation; RequestErrors and NoAction say why there is none. One at a time.
@@ -190,22 +190,24 @@ class RobotConnection:
         """The session for an observation: the one before, or a new one."""
         session = self._session
         if session is None or session.ended or key != self._key:
-            session = await self._opened(opened, frame)
+            session = await self._opened(key, opened, frame)
             self._key = key
         elif opened.instruction != self._instruction:
             self._take_change("instruction")
         self._instruction = opened.instruction
         return session
 
-    async def _opened(self, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
-        """A new session; where one was refused a moment ago, the same refusal."""
+    async def _opened(self, key: object, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
+        """A new session; where one like it was refused a moment ago, the same refusal."""
         if not self._changes.take(time.monotonic_ns()):
-            raise self._unopened or changes_too_often("observation", over_rate=False)
+            if self._unopened is not None and self._unopened[0] == key:
+                raise self._unopened[1]
+            raise changes_too_often("observation", over_rate=False)
         self._drop()
         try:
             session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
         except EdgeflowError as error:
-            self._unopened = error
+            self._unopened = (key, error)
             raise
         self._unopened = None
         return session

@@ -319,3 +319,20 @@ def test_each_frame_is_answered_by_its_action_or_by_what_the_robot_has_to_do(eve
     assert all(each.session == 9 for each in found)
     told = [(each.action.seq, "act") if isinstance(each, RobotActed) else (each.seq, each.command) for each in found]
     assert told == expected
+
+
+async def test_a_refusal_is_repeated_for_the_same_cameras_alone():
+    played = Played()
+    for _ in range(sessions.CHANGES):
+        asked = played.ask()
+        number = (await played.next(OpenRobot)).session
+        played.refused(number, 0, "RESOURCE_EXHAUSTED", "DEVICE_FULL")
+        with pytest.raises(ResourceExhausted) as refused:
+            await asked
+        assert refused.value.reason == "DEVICE_FULL"
+    with pytest.raises(ResourceExhausted) as again:
+        await played.ask()
+    assert again.value.reason == "DEVICE_FULL", "without asking control"
+    with pytest.raises(ResourceExhausted) as other:
+        await played.ask(side=6)
+    assert other.value.reason == "RATE_EXCEEDED"
