@@ -57,7 +57,7 @@ class RobotClient:
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
+    (docs/robots); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
     is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
     (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
     farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:

@@ -82,7 +82,7 @@ class TimingsAnswer(_ActAnswer):
 
 
 class LimitedAnswer(_ActAnswer):
-    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
+    """The effect of a limit on a dimension of the chunk, in its units (docs/robots/chunks.md)."""
 
     dimension: str
     limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")
