@@ -66,13 +66,12 @@ class CudaRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recording(Generic[Outputs]):
-    """The recording of one shape.
-
-    inputs: the buffer that is filled before a replay. program: kept for the memory that its replays address.
-    """
+    """The recording of one shape."""
 
     inputs: Tensor
+    """The buffer that is filled before a replay."""
     program: Callable[[], Outputs]
+    """Kept for the memory that its replays address."""
     replay: Callable[[], None]
     outputs: Outputs
 

@@ -38,16 +38,18 @@ STAGE = "prefill"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSizes:
-    """The sizes in which both stacks agree. kinds: of each layer, JOINT or CROSS. theta: of RoPE.
-
-    heads: H. kv_heads: KH. head_dim: D.
-    """
+    """The sizes in which both stacks agree."""
 
     heads: int
+    """H."""
     kv_heads: int
+    """KH."""
     head_dim: int
+    """D."""
     kinds: tuple[str, ...]
+    """The kinds of each layer, JOINT or CROSS."""
     theta: float = 10_000.0
+    """The theta of RoPE."""
 
     @property
     def q_width(self) -> int:
@@ -62,16 +64,16 @@ class HeadSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLayout:
-    """The rows of a pass, prefix rows first.
-
-    joint: all rows as layers of kind JOINT see them. cross: as those of kind CROSS do, with their RoPE
-    positions; None where the model has no such layer. prefixes: segments of prefix rows. prefix_rows: rows of these.
-    """
+    """The rows of a pass, prefix rows first."""
 
     joint: PackedLayout
+    """All rows as layers of kind JOINT see them."""
     cross: PackedLayout | None
+    """As those of kind CROSS do, with their RoPE positions; None where the model has no such layer."""
     prefixes: int
+    """Segments of prefix rows."""
     prefix_rows: int
+    """Rows of these."""
 
     def of_kind(self, kind: str) -> PackedLayout:
         """The layout of layers of one kind."""
@@ -106,13 +108,14 @@ def _aligned(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """qkv: [(H + 2 KH) D, E], or of suffix rows in a CROSS layer queries alone [H D, E]. output, gate_up, down: as
-    published, gate and up fused."""
+    """Weights of one layer."""
 
     qkv: Linear
+    """[(H + 2 KH) D, E], or of suffix rows in a CROSS layer queries alone [H D, E]."""
     output: Linear
     gate_up: Linear
     down: Linear
+    """All three: as published, gate and up fused."""
 
 
 @dataclass(frozen=True, slots=True)

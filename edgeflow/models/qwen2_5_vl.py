@@ -43,7 +43,7 @@ MOST_GRIDS = 8  # image sizes whose index tensors are cached, 25 MB for the larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """Sizes of the tower. window_size: pixels; full_blocks: where attention spans the whole image.
+    """Sizes of the tower.
 
     image_token, start_token: ids of a place for an image row, and of the mark before an image.
     """
@@ -57,7 +57,9 @@ class VisionConfig:
     spatial_merge_size: int
     temporal_patch_size: int
     window_size: int
+    """Pixels."""
     full_blocks: tuple[int, ...]
+    """Where attention spans the whole image."""
     image_token: int
 
     def __post_init__(self) -> None:
@@ -138,14 +140,13 @@ class ImageRules:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """One image. values [h w, 3 2 14 14] float32, patches of a merged block side by side.
-
-    grid: (h, w) in patches; merged_grid: in rows of the language model.
-    """
+    """One image. values [h w, 3 2 14 14] float32, patches of a merged block side by side."""
 
     values: Tensor
     grid: tuple[int, int]
+    """(h, w) in patches."""
     merged_grid: tuple[int, int]
+    """In rows of the language model."""
 
 
 def resized_size(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
@@ -197,13 +198,14 @@ class ImagePreprocessor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """gate_up: E to 2F."""
+    """Weights of one block."""
 
     norm1: Tensor
     qkv: Linear
     proj: Linear
     norm2: Tensor
     gate_up: Linear
+    """E to 2F."""
     down: Linear
 
     @classmethod
@@ -224,18 +226,18 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side.
-
-    cos, sin [n, 1, 1, D/2]: rotation of each row. windows, whole: which rows attend to each other, within windows and
-    in the whole image. order [n]: the patch that each row is. back [n / 4]: the merged row of each place in the image.
-    """
+    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side."""
 
     cos: Tensor
     sin: Tensor
+    """`cos`, `sin` [n, 1, 1, D/2]: rotation of each row."""
     windows: Sequences
     whole: Sequences
+    """Both: which rows attend to each other, within windows and in the whole image."""
     order: Tensor
+    """[n]: the patch that each row is."""
     back: Tensor
+    """[n / 4]: the merged row of each place in the image."""
 
     @classmethod
     def of(cls, grid: tuple[int, int], config: VisionConfig, device: torch.device) -> _Grid:

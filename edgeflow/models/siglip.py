@@ -27,14 +27,18 @@ ROWS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSizes:
-    """width: E. inner: F. patch: pixels of a side. grid: patches of a side for which positions were learned."""
+    """Sizes of a vision tower."""
 
     width: int
+    """E."""
     inner: int
+    """F."""
     layers: int
     heads: int
     patch: int
+    """Pixels of a side."""
     grid: int
+    """Patches of a side for which positions were learned."""
 
 
 class SigLIPTower:

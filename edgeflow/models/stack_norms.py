@@ -20,18 +20,19 @@ from edgeflow.models.checkpoint import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSizes:
-    """The sizes of one stack. width: E. inner: F.
-
-    gelu: the gate of the MLP is a GELU, not a SiLU. plus_one: norms are stored less one (Gemma). adaptive: norms take
-    scale, shift and gate from a condition of each row instead of a weight (π0.5).
-    """
+    """The sizes of one stack."""
 
     width: int
+    """E."""
     inner: int
+    """F."""
     eps: float
     gelu: bool = False
+    """The gate of the MLP is a GELU, not a SiLU."""
     plus_one: bool = False
+    """Norms are stored less one (Gemma)."""
     adaptive: bool = False
+    """Norms take scale, shift and gate from a condition of each row instead of a weight (π0.5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,15 @@ LAYER_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The weights of a pre-norm block. norm1, norm2: weight and bias. fc1: with the GELU behind it. A LayerScale is
-    folded into the projections that it scales."""
+    """The weights of a pre-norm block."""
 
     norm1: tuple[Tensor, Tensor]
     qkv: Linear
     proj: Linear
     norm2: tuple[Tensor, Tensor]
+    """`norm1`, `norm2`: weight and bias."""
     fc1: Linear
+    """With the GELU behind it. A LayerScale is folded into the projections that it scales."""
     fc2: Linear
 
 

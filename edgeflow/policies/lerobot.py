@@ -180,13 +180,14 @@ def _read(file: Any, name: str, wanted: tuple[int, ...], path: Path, stored: set
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """sources: the name under which each input of the network is observed. inputs: by the network's name; an input that
-    is missing stays as it is. action: None = the network's actions are in the robot's units.
-    """
+    """How a LeRobot policy's inputs and outputs are scaled."""
 
     sources: Mapping[str, str]
+    """The name under which each input of the network is observed."""
     inputs: Mapping[str, Affine]
+    """By the network's name; an input that is missing stays as it is."""
     action: Affine | None
+    """None = the network's actions are in the robot's units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,15 +20,14 @@ OURS = "edgeflow-server"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A family of another distribution, not imported yet.
-
-    name: of its entry point, which is the family's. origins: the distributions that bring a family of this name, with
-    their versions. entry: where its code is.
-    """
+    """A family of another distribution, not imported yet."""
 
     name: str
+    """The name of its entry point, which is the family's."""
     origins: tuple[str, ...]
+    """The distributions that bring a family of this name, with their versions."""
     entry: EntryPoint
+    """Where its code is."""
 
     @property
     def twice(self) -> bool:

@@ -25,24 +25,26 @@ FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robot:
-    """A session as the forecast sees it.
-
-    pace: as in Scheduler.open. period_ns: between frames; 0 = a fresh frame is always available.
-    rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
-    prepare_ns: of the host, before the pass that begins with its frame. patience_ns: from a frame's arrival to when it
-    is too old, 0 = never. settling: where frames draft; None = not known, so that each takes K passes. program: as in
-    Scheduler.open.
-    """
+    """A session as the forecast sees it."""
 
     pace: Pace
+    """As in Scheduler.open."""
     period_ns: int
+    """Between frames; 0 = a fresh frame is always available."""
     rows: int = 1
+    """L_P, the prefill length."""
     deadline_ns: int = 0
+    """Counted from a frame's arrival."""
     offset_ns: int = 0
+    """When the first frame arrives."""
     prepare_ns: int = 0
+    """The prepare of the host, before the pass that begins with its frame."""
     patience_ns: int = 0
+    """From a frame's arrival to when it is too old, 0 = never."""
     settling: Settling | None = None
+    """Where frames draft; None = not known, so that each takes K passes."""
     program: StageProgram | None = None
+    """As in Scheduler.open."""
 
     @property
     def assumed(self) -> bool:
@@ -52,19 +54,18 @@ class Robot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves.
-
-    passes: those of all actions. overtaken: frames that drafted and left without an action. assumed: it is not known in
-    how many passes frames settle.
-    """
+    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves."""
 
     actions: int
     span_ns: int
     age_ns: int
     worst_age_ns: int
     passes: int = 0
+    """Those of all actions."""
     overtaken: int = 0
+    """Frames that drafted and left without an action."""
     assumed: bool = False
+    """It is not known in how many passes frames settle."""
 
     @property
     def fps(self) -> float:
@@ -92,10 +93,12 @@ class Forecast:
 
 @dataclass(slots=True)
 class _Begun:
-    """A frame that has had a pass. passes: that it had. settles: in its pass of this number."""
+    """A frame that has had a pass."""
 
     settles: int
+    """In its pass of this number."""
     passes: int = 0
+    """Passes so far."""
 
 
 class _Feed:
@@ -143,9 +146,10 @@ class _Feed:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """at_ns: when it left."""
+    """An action that left in the simulation."""
 
     at_ns: int
+    """When it left."""
     age_ns: int
     passes: int
 

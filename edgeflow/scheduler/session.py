@@ -30,13 +30,7 @@ class Shift(str, Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FrameInFlight:
-    """A frame in flight.
-
-    stage: of its next pass. length: rows of its KV in the slot. Both count one token for a pass that is not
-    committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
-    speculation: how its drafts are verified; None without. guess: where the first ones are read. passes: planned;
-    committed: of which so many are.
-    """
+    """A frame in flight."""
 
     frame: FrameRef
     rows: int
@@ -45,13 +39,21 @@ class FrameInFlight:
     deadline_ns: int = 0
     expires_ns: int = 0
     speculation: Speculation | None = None
+    """How its drafts are verified; None without."""
     guess: Place | None = None
+    """Where the first ones are read."""
     stage: int = 0
+    """The stage of its next pass."""
     length: int = 0
+    """Rows of its KV in the slot. Both count one token for a pass that is not committed, the fewest it can settle."""
     slack: int = 0
+    """Further rows that such passes may have settled."""
     settled: int = 0
+    """Tokens known."""
     passes: int = 0
+    """Planned."""
     committed: int = 0
+    """The committed of which so many are."""
 
     def leaves_after(self, stages: int) -> int:
         """Passes after which it leaves even if tokens are not settled."""

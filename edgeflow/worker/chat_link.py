@@ -45,21 +45,24 @@ Answer: TypeAlias = ChatToken | ChatDone | ChatRefused | PrefixSet
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A socket to a chat front. unsent: what did not fit into it yet."""
+    """A socket to a chat front."""
 
     sock: socket.socket
     framer: Framer
     unsent: bytearray = field(default_factory=bytearray)
+    """What did not fit into it yet."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """An unanswered request. number: as its chat front calls it. slow: it was ended because nobody reads."""
+    """An unanswered request."""
 
     number: int
+    """As its chat front calls it."""
     connection: _Connection
     has_payload: bool
     slow: bool = False
+    """It was ended because nobody reads."""
 
 
 class ChatLink:

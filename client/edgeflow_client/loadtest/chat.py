@@ -26,19 +26,20 @@ END_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSummary:
-    """Chat figures of the measured time. requests: answered in full; tokens: in those, as counted by the service.
-
-    first_ms: request to first text. gap_ms: between pieces of text (a piece is a token that shows text).
-    refused: counts by HTTP status and code, or by the error.
-    """
+    """Chat figures of the measured time."""
 
     clients: int
     requests: int
+    """Answered in full."""
     tokens: int
+    """In those, as counted by the service."""
     tokens_per_s: float
     first_ms: Distribution
+    """Request to first text."""
     gap_ms: Distribution
+    """Between pieces of text (a piece is a token that shows text)."""
     refused: dict[str, int] = field(default_factory=dict)
+    """Counts by HTTP status and code, or by the error."""
 
 
 @dataclass(frozen=True, slots=True)

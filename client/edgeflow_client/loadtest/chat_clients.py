@@ -30,22 +30,27 @@ ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near t
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """The chat load. address: the service's HTTP address. max_tokens: per answer."""
+    """The chat load."""
 
     address: str
+    """The service's HTTP address."""
     clients: int = 1
     max_tokens: int = 64
+    """Per answer."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """One request. pieces_ns: when text arrived. tokens: by the service's count. refused: status and code, or ""."""
+    """One request."""
 
     asked_ns: int
     pieces_ns: list[int] = field(default_factory=list)
+    """When text arrived."""
     tokens: int = 0
+    """By the service's count."""
     done_ns: int = 0
     refused: str = ""
+    """Status and code, or ""."""
 
 
 class Client:

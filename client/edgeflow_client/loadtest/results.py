@@ -115,11 +115,7 @@ def judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All figures of a run.
-
-    horizon, step_ms: of the service's answers. robots, predictions, refusals: one entry per robot. steps: of a ramp,
-    else empty. beside: for a run with chat, the figures without it and those of the chat.
-    """
+    """All figures of a run."""
 
     plan: LoadPlan
     seconds: float
@@ -128,12 +124,16 @@ class Results:
     robots: list[Summary]
     predictions: list[Prediction | None]
     refusals: list[str]
+    """All three: one entry per robot."""
     generator: Generator
     steps: list[StepResult]
+    """The steps of a ramp, else empty."""
     checks: list[Check]
     horizon: int = 1
     step_ms: float = 0.0
+    """Both: of the service's answers."""
     beside: Beside | None = None
+    """For a run with chat, the figures without it and those of the chat."""
 
     @property
     def met(self) -> bool:

@@ -22,9 +22,7 @@ LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any mor
 class Frames:
     """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
 
-    The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
-    answered. unsettled: those acted on with tokens that were not settled. continued: those whose chunk continues the
-    one being played; late: of these, those that did not fit what was played when they came.
+    The mappings count by reason.
     """
 
     offered: int
@@ -34,9 +32,13 @@ class Frames:
     dropped: dict[str, int]
     unanswered: dict[str, int]
     overtaken: int
+    """Those superseded that were in flight on the device when a newer one was answered."""
     unsettled: int
+    """Those acted on with tokens that were not settled."""
     continued: int
+    """Those whose chunk continues the one being played."""
     late: int
+    """The late of these, those that did not fit what was played when they came."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -47,19 +49,16 @@ class Frames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Figures of one robot, or of all of them.
-
-    fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
-    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
-    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
-    inference divided by passes. passes: per action, as reported by the service. misses: actions older than the
-    requested limit, or than the limit that they carry without one. gaps: stretches in which a robot had no valid
-    action. hold, stop, notices, losses, contradictions: by reason.
-    """
+    """Figures of one robot, or of all of them."""
 
     robots: int
     frames: Frames
     fps: float
+    """Actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
+    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
+    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals.
+    pass: inference divided by passes.
+    """
     age_ms: Distribution
     service_ms: Distribution
     decode_ms: Distribution
@@ -70,14 +69,18 @@ class Summary:
     start_jitter_ms: Distribution
     pass_ms: Distribution
     passes: Distribution
+    """Per action, as reported by the service."""
     misses: int
+    """Actions older than the requested limit, or than the limit that they carry without one."""
     gaps: int
+    """Stretches in which a robot had no valid action."""
     longest_gap_ms: float
     hold: dict[str, int] = field(default_factory=dict)
     stop: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
     contradictions: dict[str, int] = field(default_factory=dict)
+    """`hold`, `stop`, `notices`, `losses`, `contradictions`: by reason."""
 
     @property
     def jitter_ms(self) -> float:
@@ -106,8 +109,7 @@ class Generator:
 class Prediction:
     """The service's forecast for a robot that keeps its declared period, with the measured values.
 
-    age: mean time inside the service, as the service defines it. kept: whether the robot kept that period; only then
-    are there deviations, (measured / forecast - 1) in per cent, else NaN.
+    age: mean time inside the service, as the service defines it.
     """
 
     mode: str
@@ -117,6 +119,9 @@ class Prediction:
     age_ms: float
     measured_age_ms: float
     kept: bool
+    """Whether the robot kept that period; only then are there deviations, (measured / forecast - 1) in per cent,
+    else NaN.
+    """
 
     @property
     def fps_deviation(self) -> float:

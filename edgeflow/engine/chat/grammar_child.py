@@ -38,12 +38,13 @@ def following(handle: int, tokens: Sequence[int], drafts: Sequence[int] = ()) ->
 
 @dataclass(slots=True, kw_only=True)
 class _Answer:
-    """The place of an answer in its schema, and the tokens that lead there. drafted: drafts are followed."""
+    """The place of an answer in its schema, and the tokens that lead there."""
 
     schema: str
     matcher: LLMatcher
     tokens: list[int] = field(default_factory=list)
     drafted: bool = True
+    """Drafts are followed."""
 
 
 class Compiler:

@@ -32,17 +32,15 @@ MAX_TEXT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AnswerTimes:
-    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones.
-
-    compressed: tokens of the conversation that were folded into the memory; 0 without a gate. passes: those behind the
-    prompt, where drafts may be verified; 0 elsewhere.
-    """
+    """Timing of one answer: seconds to the first token, number of tokens, seconds for the remaining ones."""
 
     first_token_s: float
     tokens: int
     decode_s: float
     compressed: int = 0
+    """Tokens of the conversation that were folded into the memory; 0 without a gate."""
     passes: int = 0
+    """Those behind the prompt, where drafts may be verified; 0 elsewhere."""
 
     def line(self) -> str:
         """Time to first token and tokens per second, for a person."""

@@ -18,32 +18,34 @@ MOST_APART = 1  # rows between what the robot says and what its stamps say
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayedRows:
-    """The rows that are played from the one on that is due at the capture of a frame: those of the chunk being played
-    then, and from their arrival on those of the newer answers on their way.
-
-    seq: the frame that the last of these chunks answers, which is played when the new answer arrives. delay: rows that
-    will have passed by then; there are at least as many. actions: [n, D] in the units of the schema, as they were sent;
-    before: [up to HISTORY, D], the rows before them. values: [n, D] normalised, as the policy gave them; None where it
-    gave tokens.
+    """The rows that are played from the one on that is due at the capture of a frame: those of the chunk being
+    played then, and from their arrival on those of the newer answers on their way.
     """
 
     seq: int
+    """The frame that the last of these chunks answers, which is played when the new answer arrives."""
     delay: int
+    """Rows that will have passed by then; there are at least as many."""
     actions: NDArray[np.float64]
+    """[n, D] in the units of the schema, as they were sent."""
     before: NDArray[np.float64]
+    """[up to HISTORY, D], the rows before them."""
     values: NDArray[np.float64] | None = None
+    """[n, D] normalised, as the policy gave them; None where it gave tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kept:
-    """An answer. continues: as in its report. fits_ns: until when it fits on the robot's clock; None = always."""
+    """An answer."""
 
     seq: int
     stamp_ns: int
     actions: NDArray[np.float64]
     values: NDArray[np.float64] | None
     continues: int
+    """As in its report."""
     fits_ns: int | None
+    """Until when it fits on the robot's clock; None = always."""
 
 
 class Continuity:

@@ -22,13 +22,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MotionBounds:
-    """The limits of a dimension, per step; inf = none. low, high: of its position."""
+    """The limits of a dimension, per step; inf = none."""
 
     velocity: float = math.inf
     acceleration: float = math.inf
     jerk: float = math.inf
     low: float = -math.inf
     high: float = math.inf
+    """Both: of its position."""
 
     @property
     def boxed(self) -> bool:

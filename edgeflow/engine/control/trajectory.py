@@ -34,13 +34,14 @@ _NUMBER = re.compile(r"(?P<vector>.+)\[(?P<index>\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """A dimension with limits. number: of the state that is its position; None = not known."""
+    """A dimension with limits."""
 
     index: int
     name: str
     relative: bool
     bounds: MotionBounds
     number: int | None
+    """The number of the state that is its position; None = not known."""
 
 
 def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs: PolicyInputs) -> Dimension:

@@ -46,16 +46,16 @@ LARGEST_FACTOR = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    """Root mean square differences of logit rows, in standard deviations of the row.
-
-    prefills: of the first token of each frame; decodes: of later ones, while all tokens before them are equal.
-    unsampled: tokens that do not have the largest of their logits. unfinished: rows that are not finite.
-    """
+    """Root mean square differences of logit rows, in standard deviations of the row."""
 
     prefills: tuple[float, ...]
+    """The prefills of the first token of each frame."""
     decodes: tuple[float, ...]
+    """The decodes of later ones, while all tokens before them are equal."""
     unsampled: int
+    """Tokens that do not have the largest of their logits."""
     unfinished: int
+    """Rows that are not finite."""
 
     @property
     def mean(self) -> float:

@@ -34,15 +34,16 @@ KEPT = 64  # kinds of frames whose masks are kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """The prefix of static graphs: rows of images, text, and closing rows, in this order.
-
-    cameras: C. image_rows: of each. text: tokens. closing: as of FlowSizes.
-    """
+    """The prefix of static graphs: rows of images, text, and closing rows, in this order."""
 
     cameras: int
+    """C."""
     image_rows: int
+    """The image rows of each."""
     text: int
+    """Tokens."""
     closing: int
+    """As of FlowSizes."""
 
     @property
     def rows(self) -> int:
@@ -115,15 +116,16 @@ class BucketMasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowGraphs:
-    """The loaded graphs. buckets: of prompts, the one of the fewest tokens first; towers, prefills: of each of them;
-    steps: by their batch, the smallest first.
-    """
+    """The loaded graphs."""
 
     kv: KVForm
     buckets: tuple[Bucket, ...]
+    """The buckets of prompts, the one of the fewest tokens first."""
     towers: tuple[GraphSession, ...]
     prefills: tuple[GraphSession, ...]
+    """Both: of each of them."""
     steps: tuple[GraphSession, ...]
+    """By their batch, the smallest first."""
 
     def bucket_of(self, tokens: int) -> int:
         """The index of the smallest bucket for so many tokens; ValueError where there is none."""

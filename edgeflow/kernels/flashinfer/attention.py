@@ -310,17 +310,17 @@ def _check(q: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """The N spans of a pass, in their order.
-
-    rows [N + 1]: the first query of each; pages [N + 1]: its first entry in `indices`; last [N]: positions used of its
-    last page, 1 .. P; ends [N]: keys that its last query sees.
-    """
+    """The N spans of a pass, in their order."""
 
     rows: list[int]
+    """[N + 1]: the first query of each."""
     pages: list[int]
+    """[N + 1]: its first entry in `indices`."""
     indices: list[int]
     last: list[int]
+    """[N]: positions used of its last page, 1 .. P."""
     ends: list[int]
+    """[N]: keys that its last query sees."""
 
     @classmethod
     def of(cls, spans: Sequence[Span], capacity: int) -> PageTable:

@@ -71,11 +71,13 @@ def check_causal(layout: PackedLayout) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Rows of a span that see as many keys in 4 bits. first_row: of the pass. narrow: how many."""
+    """Rows of a span that see as many keys in 4 bits."""
 
     span: Span
     first_row: int
+    """The first row of the pass."""
     narrow: int
+    """How many."""
 
     @property
     def end(self) -> int:
@@ -107,13 +109,16 @@ def _rounds(tiles: Sequence[_Tile]) -> list[list[_Tile]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """Tiles of different slots. rows: of the pass; index: the same, None where they lie side by side. narrow: keys of
-    each slot that are seen in 4 bits. attend: over the widened slots."""
+    """Tiles of different slots."""
 
     rows: list[int]
+    """The rows of the pass."""
     index: Tensor | None
+    """The same, None where they lie side by side."""
     narrow: dict[int, int]
+    """Keys of each slot that are seen in 4 bits."""
     attend: Attend
+    """Over the widened slots."""
 
     @classmethod
     def of(cls, tiles: Sequence[_Tile], place: dict[int, int], room: KVSlots) -> _Step:
@@ -134,13 +139,14 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """Slots side by side, which are widened together. first: of the widened ones. end, narrow: the furthest place that
-    rows see in any of them, and the most keys in 4 bits that first rows see."""
+    """Slots side by side, which are widened together."""
 
     slots: slice
     first: int
+    """The first of the widened ones."""
     end: int
     narrow: int
+    """Both: the furthest place that rows see in any of them, and the most keys in 4 bits that first rows see."""
 
     @classmethod
     def of(cls, slots: Sequence[int], place: dict[int, int], ends: dict[int, int], narrow: dict[int, int]) -> _Run:

@@ -28,22 +28,21 @@ FORCED = "forced"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorKey:
-    """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known.
-
-    hw_profile: cpu, cuda, or cuda_sm87, which an entry for cuda matches too. weight: the format in which the model has
-    the weight of a linear. kv: the KV format that the call writes or reads. shape_sig: in an entry some of a call's
-    sizes, in a lookup all of them.
-    """
+    """A context (EdgeFM table 1). In an entry, "" stands for any; in a lookup, for not known."""
 
     op_name: str
     model_name: str = ""
     hw_profile: str = ""
+    """`cpu`, `cuda`, or cuda_sm87, which an entry for cuda matches too."""
     op_kind: str = ""
     layer_role: str = ""
     stage: str = ""
     weight: str = ""
+    """The format in which the model has the weight of a linear."""
     kv: str = ""
+    """The KV format that the call writes or reads."""
     shape_sig: str = ""
+    """In an entry some of a call's sizes, in a lookup all of them."""
 
     def matches(self, context: OperatorKey) -> bool:
         """True when an entry with this key serves a lookup of that context."""
@@ -82,12 +81,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The implementation that serves a context. why: for a person; passed_over: better matches that may not run."""
+    """The implementation that serves a context."""
 
     implementation: Implementation
     params: Params
     why: str
+    """For a person."""
     passed_over: tuple[str, ...] = ()
+    """Better matches that may not run."""
 
     def load(self) -> Callable[..., Any]:
         function = self.implementation.load()

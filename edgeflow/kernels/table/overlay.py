@@ -38,15 +38,13 @@ class _Strict(BaseModel):
 
 
 class Stamp(_Strict):
-    """The machine and software that a measurement is valid for; "" where there is none.
-
-    weights: float, or the format that float weights may be converted to.
-    """
+    """The machine and software that a measurement is valid for; "" where there is none."""
 
     device: str
     hw_profile: str
     dtype: str
     weights: str = "float"
+    """`float`, or the format that float weights may be converted to."""
     driver: str
     torch: str
     triton: str
@@ -77,11 +75,12 @@ class OverlayEntry(_Strict):
 
 
 class Overlay(_Strict):
-    """The file. model: that was tuned."""
+    """The file."""
 
     format: Literal[1] = 1
     stamp: Stamp | None = None
     model: ModelShape | None = None
+    """The tuned model."""
     entries: list[OverlayEntry] = []
 
 

@@ -110,12 +110,13 @@ def _add_parts(parts, bias, out, m, N, splits, MOST: tl.constexpr, BLOCK: tl.con
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Parameters of the kernel, as the operator table chooses them. block_m, block_n: rows and outputs of a tile;
-    splits: parts of the inputs. 0 stands for a choice by the sizes of the call."""
+    """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 0
     block_n: int = 128
+    """Both: rows and outputs of a tile."""
     splits: int = 0
+    """Parts of the inputs. 0 stands for a choice by the sizes of the call."""
     num_warps: int = 0
     num_stages: int = 4
 
@@ -205,14 +206,17 @@ RUN = 2 * WORDS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AwqChunks:
-    """words int32 [C, N, 16] of C chunks; scales float16 [C * 128 / G, N]; zeros uint8 [C * 128 / G, N / 2], the even
-    output in the low nibble. N is a multiple of 8. inputs: E; group: G."""
+    """words int32 [C, N, 16] of C chunks; scales float16 [C * 128 / G, N]; zeros uint8 [C * 128 / G, N / 2], the
+    even output in the low nibble. N is a multiple of 8.
+    """
 
     words: Tensor
     scales: Tensor
     zeros: Tensor
     inputs: int
+    """E."""
     group: int
+    """G."""
 
     @classmethod
     def of(cls, weight: AwqWeight) -> AwqChunks:

@@ -178,19 +178,17 @@ def _join(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Parameters of the kernel, as the operator table chooses them.
-
-    block_m, block_n: queries and keys of a tile (at most 32 keys beyond width 128). splits: parts of a small tile;
-    0: until the device is full. num_warps 0: by the size of a tile. apart: a launch for large tiles and one for small
-    ones, where a pass has both.
-    """
+    """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 64
     block_n: int = 64
+    """Both: queries and keys of a tile (at most 32 keys beyond width 128)."""
     splits: int = 0
+    """Parts of a small tile; 0: until the device is full. num_warps 0: by the size of a tile."""
     num_warps: int = 0
     num_stages: int = 2
     apart: int = 0
+    """A launch for large tiles and one for small ones, where a pass has both."""
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all

@@ -36,25 +36,27 @@ _IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The plan of a run. episodes: how many; seconds: no episode begins later. The first limit met ends the run.
-
-    anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
-    object_speed: m/s. mode: None = the service's default. seed: of the first episode; each further one adds 1. depth:
-    for Mode.DEPTH only.
-    tolerance_bins, max_passes: for Mode.SPECULATIVE only.
-    """
+    """The plan of a run."""
 
     mode: Mode | None = None
+    """None = the service's default."""
     _: KW_ONLY
     episodes: int | None = None
+    """How many."""
     seconds: float | None = None
+    """No episode begins later. The first limit met ends the run."""
     anchored: bool = True
+    """An action is resolved against the pose of the frame it answers, else against the pose at its arrival."""
     object_speed: float = 0.0
+    """m/s."""
     seed: int = 0
+    """The seed of the first episode; each further one adds 1."""
     frame_hz: float = FRAME_HZ
     depth: int = 0
+    """For Mode.DEPTH only."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: for Mode.SPECULATIVE only."""
     max_action_age_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -74,18 +76,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RobotRun:
-    """Results of a run. mode: as agreed by the service. passes: that each action took.
+    """Results of a run.
 
     `outcomes` has finished episodes only; a run ends with one.
     """
 
     plan: RunPlan
     mode: Mode
+    """As agreed by the service."""
     model: str
     summary: RunSummary
     series: TimeSeries
     ages_ms: Series
     passes: Series
+    """The passes of each action."""
     outcomes: tuple[Outcome, ...]
     snapshots: tuple[Snapshot, ...]
     statistics: Statistics

@@ -29,13 +29,16 @@ _NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Timing of an episode. period: seconds per tick. age_ticks: ticks from a frame to its action. anchored: a relative
-    action is resolved against the tool pose of the frame it answers, otherwise against the current pose.
-    """
+    """Timing of an episode."""
 
     period: float = 0.05
+    """Seconds per tick."""
     age_ticks: int = 0
+    """Ticks from a frame to its action."""
     anchored: bool = True
+    """A relative action is resolved against the tool pose of the frame it answers, otherwise against the current
+    pose.
+    """
 
 
 def episode(sim: RobotSim, timing: Timing) -> Episode:
@@ -118,20 +121,23 @@ def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition. object_speed: m/s. dropped: index of an action dimension replaced by its neutral value."""
+    """A condition."""
 
     object_speed: float = 0.0
+    """m/s."""
     timing: Timing = field(default_factory=Timing)
     dropped: int | None = None
+    """Index of an action dimension replaced by its neutral value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Success and its outcomes. seconds: mean length of the successful episodes in simulated time; NaN without any."""
+    """Success and its outcomes."""
 
     rate: SuccessRate
     outcomes: dict[str, int]
     seconds: float
+    """Mean length of the successful episodes in simulated time; NaN without any."""
 
 
 def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed: int = FRESH_SEEDS) -> Result:

@@ -43,44 +43,46 @@ THIS_MACHINE = "this machine"  # the profile "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """One row of the table.
-
-    mode: the name of the pace. speed: of the objects, m/s. profile: name of the device whose pass times are used.
-    delay: in place of the passes' own age. execution: of chunks; None = answers are single actions.
-    """
+    """One row of the table."""
 
     mode: str
+    """The name of the pace."""
     pace: Pace
     anchored: bool
     speed: float
+    """The speed of the objects, m/s."""
     profile: str
+    """Name of the device whose pass times are used."""
     delay: Delay | None = None
+    """In place of the passes' own age."""
     execution: Execution | None = None
+    """The execution of chunks; None = answers are single actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """Figures over all episodes of a condition, in simulated time.
-
-    seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
-    per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
-    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks received that
-    came later than they were made for; late_played: share of those played.
-    """
+    """Figures over all episodes of a condition, in simulated time."""
 
     condition: Condition
     success: SuccessRate
     by_seed: tuple[SuccessRate, ...]
     seconds_per_success: float
+    """Time of all episodes, the failed ones included, per success; infinite without any."""
     fps: float
+    """Actions per second."""
     age_mean_ms: float
     age_p50_ms: float
     age_p99_ms: float
     passes: Mapping[int, int]
+    """How many actions took so many passes."""
     overtaken: float
+    """Share of the frames begun that a newer one left behind."""
     unsettled: float
+    """Share of the actions with tokens that were not settled."""
     late: float = 0.0
+    """Share of the chunks received that came later than they were made for."""
     late_played: float = 0.0
+    """Share of those played."""
 
     @property
     def passes_mean(self) -> float:
@@ -121,11 +123,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
-    Mode.AUTO: without an age limit.
-
-    executions: of chunks. kv: as `policy.kv`.
-    """
+    """The grid to run."""
 
     episodes: int
     modes: Sequence[Mode]
@@ -134,11 +132,16 @@ class EvaluationPlan:
     profiles: Sequence[str]
     seeds: Sequence[int] = field(default=(0,))
     period_s: float = 0.05
+    """Between camera frames."""
     model: str = "demo"
     depth: int = 0
+    """For Mode.DEPTH."""
     speculation: Speculation = field(default_factory=Speculation)
+    """For Mode.SPECULATIVE. Mode.AUTO: without an age limit."""
     executions: Sequence[Execution] = (Execution.RTC,)
+    """The executions of chunks."""
     kv: KVName = "model"
+    """As `policy.kv`."""
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:

@@ -129,11 +129,14 @@ def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """inputs: of each stage, empty where nothing is calibrated. rewrites: names. constant: of a finite mask."""
+    """Inputs and settings of a graph's quantisation."""
 
     rewrites: tuple[str, ...]
+    """Names."""
     inputs: StageInputs = field(default_factory=dict)
+    """The inputs of each stage, empty where nothing is calibrated."""
     constant: float | None = None
+    """The constant of a finite mask."""
     remarks: tuple[str, ...] = ()
 
 

@@ -42,14 +42,12 @@ EMBEDDING = "embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class MacroFile:
-    """An open macro file: sizes and checksum are checked, numbers are read when they are asked for.
-
-    config: the config.json of its model.
-    """
+    """An open macro file: sizes and checksum are checked, numbers are read when they are asked for."""
 
     directory: Path
     plan: Plan
     config: Mapping[str, Any]
+    """The config.json of its model."""
 
     def channel(self, name: str, channel: int) -> Words:
         """Macros [blocks, E/G, 8 + G] of a channel of a linear, mapped from the file."""

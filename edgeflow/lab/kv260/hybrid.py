@@ -87,7 +87,7 @@ def _implementation(impl_id: str, function: type) -> Implementation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Greedy tokens of a prompt, hybrid and by the W4A16 reference in float32. ms_per_token: of simulating, here."""
+    """Greedy tokens of a prompt, hybrid and by the W4A16 reference in float32."""
 
     prompt: str
     rows: int
@@ -95,6 +95,7 @@ class Run:
     reference: list[int]
     text: str
     ms_per_token: float
+    """The ms per token of simulating, here."""
 
     @property
     def equal(self) -> bool:

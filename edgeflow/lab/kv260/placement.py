@@ -23,11 +23,14 @@ PAPER_LINEARS = frozenset(LINEARS) - {"output"}
 
 @dataclass(frozen=True, slots=True)
 class LinearTime:
-    """Microseconds of a linear, one row. streaming: of its macros; steps: of the PEs; activations: inputs and sums."""
+    """Microseconds of a linear, one row."""
 
     streaming: float
+    """The streaming of its macros."""
     steps: float
+    """The steps of the PEs."""
     activations: float
+    """Inputs and sums."""
 
     @property
     def overlapped(self) -> float:
@@ -63,16 +66,15 @@ def _microseconds(cycles: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The operations on the accelerator; all others run on the A53s.
-
-    linears: those of a layer. head: NO_HEAD, A53 or ACCELERATOR. paper: the paper's tokens per second, None where
-    it states none.
-    """
+    """The operations on the accelerator; all others run on the A53s."""
 
     name: str
     linears: frozenset[str]
+    """Those of a layer."""
     head: str
+    """NO_HEAD, A53 or ACCELERATOR."""
     paper: float | None = None
+    """The paper's tokens per second, None where it states none."""
 
 
 PLACEMENTS = (
@@ -86,11 +88,13 @@ PLACEMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An operation of a layer or the head. in_turn: microseconds without overlap; limits: with it, by what sets it."""
+    """An operation of a layer or the head."""
 
     name: str
     in_turn: float
+    """Microseconds without overlap."""
     limits: Mapping[str, float]
+    """With it, by what sets it."""
 
     @property
     def microseconds(self) -> float:
@@ -99,12 +103,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TokenTime:
-    """The time of a token in a placement. head: None where none is counted."""
+    """The time of a token in a placement."""
 
     placement: Placement
     layer: tuple[Part, ...]
     layers: int
     head: Part | None
+    """None where none is counted."""
 
     @property
     def layer_microseconds(self) -> float:

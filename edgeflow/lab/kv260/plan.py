@@ -63,11 +63,12 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The places of everything in a macro file. nbytes: of the binary file."""
+    """The places of everything in a macro file."""
 
     linears: Mapping[str, PlannedLinear]
     tensors: Mapping[str, PlannedTensor]
     nbytes: int
+    """The nbytes of the binary file."""
 
 
 def planned(shapes: Mapping[str, tuple[int, ...]]) -> Plan:

@@ -35,12 +35,13 @@ MACS = ("qkv", "gate_up", "down")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A decoder and the group of its macros. checkpoint: its directory, None for a published configuration."""
+    """A decoder and the group of its macros."""
 
     name: str
     config: LlamaConfig
     group: int
     checkpoint: Path | None
+    """Its directory, None for a published configuration."""
 
 
 def subject(model: str, group: int | None) -> Subject:
@@ -72,13 +73,15 @@ def _found(model: str, group: int | None) -> Subject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a co-simulation. second_head: bytes of a head in macros; run: None where no prompt was given."""
+    """The result of a co-simulation."""
 
     subject: Subject
     times: tuple[TokenTime, ...]
     sizes: Sizes
     second_head: int
+    """Bytes of a head in macros."""
     run: Run | None = None
+    """None where no prompt was given."""
 
     @property
     def is_papers(self) -> bool:

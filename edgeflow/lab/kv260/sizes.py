@@ -28,16 +28,16 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the board's memory that a network takes, in the placement that takes most.
-
-    weights: of the macro file, with embedding. head: of the copy in macros, 0 where it replaces the one in FP16.
-    kv: keys and values in FP32. host: the operating system and the program.
-    """
+    """Bytes of the board's memory that a network takes, in the placement that takes most."""
 
     weights: int
+    """The weights of the macro file, with embedding."""
     head: int
+    """The head of the copy in macros, 0 where it replaces the one in FP16."""
     kv: int
+    """Keys and values in FP32."""
     host: int
+    """The operating system and the program."""
 
     @property
     def total(self) -> int:

@@ -24,14 +24,15 @@ LINEAR_ROWS = 40
 class Fidelity(Figures):
     """Sums over held-out tokens.
 
-    kl, in nats; nll: the negative log likelihood, in nats; agreeing: tokens whose most likely successor is the float
-    model's.
+    kl, in nats.
     """
 
     tokens: int = 0
     kl: float = 0.0
     nll: float = 0.0
+    """The negative log likelihood, in nats."""
     agreeing: int = 0
+    """Tokens whose most likely successor is the float model's."""
 
     @property
     def kl_per_token(self) -> float:
@@ -53,12 +54,12 @@ class Fidelity(Figures):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
-    """Rows behind the last block [B, L, E], of each batch: of the float model and of each variant; linear: the errors
-    of the linears of each variant, as in Figures."""
+    """Rows behind the last block [B, L, E], of each batch: of the float model and of each variant."""
 
     floats: list[Tensor]
     variants: dict[str, list[Tensor]]
     linear: dict[str, dict[str, float]]
+    """The errors of the linears of each variant, as in Figures."""
 
 
 @torch.inference_mode()

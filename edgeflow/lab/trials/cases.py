@@ -33,16 +33,14 @@ PERIOD = 1 << 16  # numbers of a problem that is only timed
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Random tensors of a case: drawn in float32, rounded to `rounded`, given as `dtype`.
-
-    period: after so many numbers a tensor's numbers repeat, which is faster to make; 0: they do not.
-    """
+    """Random tensors of a case: drawn in float32, rounded to `rounded`, given as `dtype`."""
 
     device: torch.device
     dtype: torch.dtype
     rounded: torch.dtype
     generator: torch.Generator
     period: int = 0
+    """After so many numbers a tensor's numbers repeat, which is faster to make; 0: they do not."""
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, period: int = 0) -> Numbers:
@@ -67,18 +65,19 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call. outputs: from what it returned to all that counts, with the memory that it may have written.
-
-    planned: the function is called once and returns what `outputs` runs, as attention does. rows: rows of the call,
-    where the arguments do not show them. cold_bytes: what a pass must read or write in memory, for it is in no cache:
-    weights (in 8 bits, the smallest form they are read in), keys and values.
-    """
+    """One call."""
 
     arguments: tuple[Any, ...]
     outputs: Callable[[Any], Outputs]
+    """From what it returned to all that counts, with the memory that it may have written."""
     planned: bool = False
+    """The function is called once and returns what `outputs` runs, as attention does."""
     rows: tuple[int, ...] = ()
+    """Rows of the call, where the arguments do not show them."""
     cold_bytes: int = 0
+    """What a pass must read or write in memory, for it is in no cache: weights (in 8 bits, the smallest form they
+    are read in), keys and values.
+    """
 
     def given_to(self, function: Callable[..., Any]) -> Callable[[], Outputs]:
         """The call, to be made and timed again and again."""
@@ -90,18 +89,18 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The recipe of one problem of one operator.
-
-    layer_role: of the call in a model, where it matters. kv: the format of the slots that it writes or reads. causal:
-    False where rows see something else than all up to themselves. weight: the format of its weight, where it has one.
-    """
+    """The recipe of one problem of one operator."""
 
     op_name: str
     build: Callable[[Numbers], Problem]
     layer_role: str = ""
+    """The layer role of the call in a model, where it matters."""
     kv: str = ""
+    """The format of the slots that it writes or reads."""
     causal: bool = True
+    """False where rows see something else than all up to themselves."""
     weight: str = ""
+    """The format of its weight, where it has one."""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""

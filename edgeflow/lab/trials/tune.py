@@ -30,7 +30,7 @@ Params = dict[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """The best implementation of a case. rejected: candidates that could not be taken, and why."""
+    """The best implementation of a case."""
 
     key: OperatorKey
     impl_id: str
@@ -38,6 +38,7 @@ class Tuned:
     us: float
     default_us: float
     rejected: tuple[str, ...] = ()
+    """Candidates that could not be taken, and why."""
 
     @property
     def share(self) -> float:
@@ -71,19 +72,18 @@ class _Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuner:
-    """Searches the implementations of one model on one device.
-
-    samples: samples per candidate, the median of which counts. clock: the clock of a CPU. cache_bytes: the cache that
-    weights must not stay in; 0: the device's own.
-    """
+    """Searches the implementations of one model on one device."""
 
     table: OperatorTable
     model_name: str
     device: torch.device
     dtype: torch.dtype
     samples: int = 15
+    """Samples per candidate, the median of which counts."""
     clock: Seconds = time.perf_counter
+    """The clock of a CPU."""
     cache_bytes: int = 0
+    """The cache that weights must not stay in; 0: the device's own."""
 
     def key(self, case: Case) -> OperatorKey:
         """The context of a case on this machine."""

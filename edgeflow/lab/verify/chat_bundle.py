@@ -29,21 +29,20 @@ LOGITS_FILE = "expected_logits.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCase:
-    """A recorded case: a plain prompt, messages with images and the text they render to, or token ids alone.
-
-    greedy_ids: [] where only the prompt was recorded. text: of the greedy ids, special tokens included; whole_text:
-    of prompt and greedy ids, without them.
-    """
+    """A recorded case: a plain prompt, messages with images and the text they render to, or token ids alone."""
 
     name: str
     input_ids: list[int]
     greedy_ids: list[int]
+    """[] where only the prompt was recorded."""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     rendered: str | None = None
     text: str | None = None
+    """The text of the greedy ids, special tokens included."""
     whole_text: str | None = None
+    """The whole text of prompt and greedy ids, without them."""
     rope_delta: int | None = None
     tensors: Mapping[str, Tensor]
 

@@ -38,10 +38,11 @@ Answer = tuple[list[int], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Runs a model in each way. kv_format: how keys and values are stored; None: as the model's own are."""
+    """Runs a model in each way."""
 
     model: ChatModel
     kv_format: KVFormat | None = None
+    """How keys and values are stored; None: as the model's own are."""
 
     def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
         """Answers of each way, by name, in the order of the requests."""

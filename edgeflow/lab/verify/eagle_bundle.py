@@ -29,32 +29,33 @@ FEATURES, MASK = "draft_input_hidden_3x", "tree_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedTree:
-    """A tree of n rows, the newest token first. tokens, depths: of each row. paths: the rows from the root to each
-    leaf, all of one length, -1 behind the leaf.
-    """
+    """A tree of n rows, the newest token first."""
 
     tokens: list[int]
     paths: list[list[int]]
+    """The rows from the root to each leaf, all of one length, -1 behind the leaf."""
     depths: list[int]
+    """`tokens`, `depths`: of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EagleCase:
-    """A recorded run. answer: tokens behind the prompt, the newest one included.
-
-    accepted: drafts that each verification accepted; best: the path on which these are, the first of several. trees:
-    one for each verification, and one behind the last. features [rows, taps * E]: those that the head read before it
-    grew a tree; masks [n, n]: 1 where a row of a tree sees another; both by tree, as many as were recorded.
-    """
+    """A recorded run."""
 
     name: str
     prompt: list[int]
     answer: list[int]
+    """Tokens behind the prompt, the newest one included."""
     accepted: list[int]
+    """Drafts that each verification accepted."""
     best: list[int]
+    """The path on which these are, the first of several."""
     trees: list[RecordedTree]
+    """One for each verification, and one behind the last."""
     features: Mapping[int, Tensor]
+    """[rows, taps * E]: those that the head read before it grew a tree."""
     masks: Mapping[int, Tensor]
+    """[n, n]: 1 where a row of a tree sees another; both by tree, as many as were recorded."""
 
     @property
     def roots(self) -> list[int]:

@@ -214,13 +214,14 @@ def served_ways(model: ChatModel) -> dict[str, GateRunner]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Watched:
-    """A request of a case and what it gave so far. folds: known tokens and the last layer's memory at each fold."""
+    """A request of a case and what it gave so far."""
 
     case: GateCase
     engine: ChatEngine
     request: Generation
     logits: list[Tensor] = field(default_factory=list)
     folds: list[tuple[int, Tensor, Tensor]] = field(default_factory=list)
+    """Known tokens and the last layer's memory at each fold."""
     prompt: tuple[Tensor, Tensor] | None = None
 
     @property

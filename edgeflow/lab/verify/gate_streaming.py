@@ -25,10 +25,12 @@ Pairs = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """sums: M [layers, KH, D, D]; norms: z [layers, KH, D]; both float32."""
+    """The compressed memory of a gate."""
 
     sums: Tensor
+    """M [layers, KH, D, D]."""
     norms: Tensor
+    """Z [layers, KH, D]; both float32."""
 
     @classmethod
     def empty(cls, base: PlainBase) -> Memory:
@@ -40,15 +42,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """The outcome of a pass. logits [V]: of its last row. hidden [T, E]: after the final norm.
-
-    a_mem, a_com [H, T, D]: of each layer, empty where the pass read no memory.
-    """
+    """The outcome of a pass."""
 
     logits: Tensor
+    """[V]: of its last row."""
     hidden: Tensor
+    """[T, E]: after the final norm."""
     a_mem: list[Tensor]
     a_com: list[Tensor]
+    """`a_mem`, `a_com` [H, T, D]: of each layer, empty where the pass read no memory."""
 
 
 class StreamingTwin:

@@ -41,13 +41,14 @@ ROWS = "decode"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """The layer in one stage. gate_up: [2F, E]; others as published."""
+    """The layer in one stage."""
 
     input_norm: Tensor
     hidden_norm: Tensor
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
+    """[2F, E]; others as published."""
     down: Linear
     operators: Operators
 

@@ -24,10 +24,12 @@ STRIDE = 32
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """blocks: of each of the four layers. kernels: sides of the convolutions of a block."""
+    """Layers of a ResNet."""
 
     blocks: tuple[int, int, int, int]
+    """The blocks of each of the four layers."""
     kernels: tuple[int, ...]
+    """Sides of the convolutions of a block."""
 
 
 _BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
@@ -47,14 +49,13 @@ def map_side(pixels: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Convolution:
-    """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1.
-
-    kernel: [C', C, side, side]. scale, shift: [C', 1, 1].
-    """
+    """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1."""
 
     kernel: Tensor
+    """[C', C, side, side]."""
     scale: Tensor
     shift: Tensor
+    """Both: [C', 1, 1]."""
     stride: int
 
     @classmethod

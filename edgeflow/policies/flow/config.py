@@ -66,26 +66,32 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowConfig:
-    """cameras: in the order of the prefix. state: numbers of the state vector. action: D.
-
-    side: pixels of the square images that the network takes. prompt: tokens of a text at most. chunk: H, actions that
-    the network computes; horizon: those of an answer. steps: N. state_dims: S, dims: A, of the padded vectors. periods:
-    shortest and longest of the embedding of flow times. trained_delay: most rows that training kept clean for real-time
-    chunking, 0 = none.
-    """
+    """Sizes that every flow-matching policy has."""
 
     cameras: tuple[Camera, ...]
+    """In the order of the prefix."""
     state: int
+    """Numbers of the state vector."""
     action: int
+    """D."""
     side: int
+    """Pixels of the square images that the network takes."""
     prompt: int
+    """Tokens of a text at most."""
     chunk: int
+    """H, actions that the network computes."""
     horizon: int
+    """Those of an answer."""
     steps: int
+    """N."""
     state_dims: int
+    """S, numbers of the padded state."""
     dims: int
+    """A, numbers of a padded action."""
     periods: tuple[float, float]
+    """Shortest and longest of the embedding of flow times."""
     trained_delay: int = 0
+    """Most rows that training kept clean for real-time chunking, 0 = none."""
 
 
 def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
@@ -176,32 +182,30 @@ def _rate(value: float) -> float:
 
 
 class ChunkingSettings(BaseModel):
-    """Real-time chunking: how an answer continues the chunk that is being played.
-
-    execution_horizon: rows that are drawn to it, at most; None = 10, or the chunk. max_guidance_weight: bound of the
-    guidance. mode: trained = rows that will have passed are set, not guided. trained_max_delay: most rows that the
-    checkpoint's training set; None = rtc_training_max_delay of its config.json.
-    """
+    """Real-time chunking: how an answer continues the chunk that is being played."""
 
     model_config = STRICT
 
     schedule: Literal["ZEROS", "ONES", "LINEAR", "EXP"] = "LINEAR"
     execution_horizon: Annotated[int, Field(ge=1)] | None = None
+    """Rows that are drawn to it, at most; None = 10, or the chunk."""
     max_guidance_weight: Annotated[float, _between(0.0, MOST_GUIDANCE)] = 10.0
+    """Bound of the guidance."""
     mode: Literal["guided", "trained"] = "guided"
+    """Trained = rows that will have passed are set, not guided."""
     trained_max_delay: Annotated[int, Field(ge=1)] | None = None
+    """Most rows that the checkpoint's training set; None = rtc_training_max_delay of its config.json."""
 
 
 class FlowSettings(BaseModel):
-    """control_rate_hz: rate at which the training's actions followed each other. action_*: of the numbers of an action,
-    in order; empty = not stated. frame, rotation: as of ActionSchema. absent_cameras: names of the checkpoint's cameras
-    that the robot does not have. steps: N; None = the checkpoint's. noise_seed: of the noise that answers begin with.
-    candidates: chunks that are denoised for a frame. rtc: None = answers begin anew.
-    """
+    """Settings of a flow-matching policy that its checkpoint does not have."""
 
     model_config = STRICT
 
     control_rate_hz: Annotated[float, AfterValidator(_rate)]
+    """Rate at which the training's actions followed each other. action_*: of the numbers of an action, in order;
+    empty = not stated.
+    """
     action_names: list[Name] = []
     action_units: list[Name] = []
     action_low: list[float] = []
@@ -209,13 +213,19 @@ class FlowSettings(BaseModel):
     action_relative: list[bool] = []
     frame: Literal["tool", "base"] = "base"
     rotation: Literal["rotvec", "euler_xyz"] = "euler_xyz"
+    """Both: as of ActionSchema."""
     state_names: list[Name] = []
     state_units: list[Name] = []
     absent_cameras: list[Name] = []
+    """Names of the checkpoint's cameras that the robot does not have."""
     steps: Annotated[int, _between(1, MOST_STEPS)] | None = None
+    """N; None = the checkpoint's."""
     noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
+    """The noise seed of the noise that answers begin with."""
     candidates: Annotated[int, _between(1, MOST_CANDIDATES)] = 1
+    """Chunks that are denoised for a frame."""
     rtc: ChunkingSettings | None = None
+    """None = answers begin anew."""
 
 
 def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig) -> FlowSettings:
@@ -263,11 +273,13 @@ def _check_chunking(rtc: ChunkingSettings, config: FlowConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FlowProcessors:
-    """tokens: of a text at most, the rest of it is cut off. tokenizer: the folder of tokenizer.json."""
+    """Processing of a flow-matching policy's inputs and outputs."""
 
     normalisation: Normalisation
     tokens: int
+    """The tokens of a text at most, the rest of it is cut off."""
     tokenizer: Path
+    """The folder of tokenizer.json."""
 
 
 def load_processors(

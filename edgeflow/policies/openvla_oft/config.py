@@ -116,10 +116,12 @@ class OFTSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ExtraFiles:
-    """head: None for a policy of tokens. proprio: None for one without state."""
+    """Files of an OpenVLA-OFT checkpoint besides its language model."""
 
     head: Path | None
+    """None for a policy of tokens."""
     proprio: Path | None
+    """None for one without state."""
 
 
 def find_files(directory: Path, settings: OFTSettings) -> ExtraFiles:
@@ -174,16 +176,16 @@ def _choose(directory: Path, stem: str, files: dict[str, str], settings: OFTSett
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """low, high [D]: what -1 and 1 stand for where mask [D] is True; other dimensions are left as they are.
-
-    limits: two [D], the least and the most of a dimension: its bounds, or where it is left as it is all that the data
-    has.
-    """
+    """Bounds of a normalised vector."""
 
     low: Numbers
     high: Numbers
+    """`low`, `high` [D]: what -1 and 1 stand for where mask [D] is True; other dimensions are left as they are."""
     mask: NDArray[np.bool_]
     limits: tuple[Numbers, Numbers]
+    """Two [D], the least and the most of a dimension: its bounds, or where it is left as it is all that the data
+    has.
+    """
 
     def normalised(self, values: Numbers) -> Numbers:
         """[..., D] in the data's units → -1 .. 1; what is left as it is, is cut to that too."""
@@ -202,10 +204,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """actions: bounds by data set. proprio: bounds of the state, of the one data set where there is a state."""
+    """Statistics of the training data by which vectors are normalised."""
 
     actions: dict[str, Bounds]
+    """Bounds by data set."""
     proprio: Bounds | None
+    """Bounds of the state, of the one data set where there is a state."""
 
 
 def read_statistics(directory: Path, settings: OFTSettings) -> Statistics:

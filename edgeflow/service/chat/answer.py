@@ -30,11 +30,12 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer: new text (often empty), calls, log probabilities. done: set in the last piece."""
+    """A piece of an answer: new text (often empty), calls, log probabilities."""
 
     text: str
     token: TokenText | None = None
     done: ChatDone | None = None
+    """Set in the last piece."""
     finish: str = ""
     calls: tuple[Call, ...] = ()
 

@@ -49,9 +49,10 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 
 
 class StreamOptions(Body):
-    """Options of a streamed answer. include_usage: send the token counts in a last chunk."""
+    """Options of a streamed answer."""
 
     include_usage: bool = False
+    """Send the token counts in a last chunk."""
     include_obfuscation: Annotated[Any, Only(False)] = None
 
 

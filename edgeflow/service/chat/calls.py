@@ -12,12 +12,14 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call. index: its position in the answer. arguments: a JSON object as text."""
+    """A tool call."""
 
     index: int
+    """Its position in the answer."""
     id: str
     name: str
     arguments: str
+    """A JSON object as text."""
 
 
 @dataclass(frozen=True, slots=True)

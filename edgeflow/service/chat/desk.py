@@ -49,15 +49,14 @@ Answer: TypeAlias = ChatToken | ChatDone
 
 @dataclass(slots=True)
 class Turn:
-    """The right to be answered now. asked_ns: when the request arrived, later when its last answer ended.
-
-    unread_ns: how long it has waited for its reader.
-    """
+    """The right to be answered now."""
 
     asked_ns: int
+    """When the request arrived, later when its last answer ended."""
     started_ns: int
     caller: Caller
     unread_ns: int = 0
+    """How long it has waited for its reader."""
 
     @property
     def waited_ns(self) -> int:
@@ -67,11 +66,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request waiting for its turn. size: bytes of its pictures."""
+    """A request waiting for its turn."""
 
     caller: Caller
     turn: asyncio.Future[None]
     size: int
+    """Bytes of its pictures."""
 
 
 @dataclass(slots=True)

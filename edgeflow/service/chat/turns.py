@@ -146,10 +146,11 @@ class ImagePart(Body):
 
 
 class Called(Body):
-    """A called function. arguments: a JSON object as text."""
+    """A called function."""
 
     name: Name
     arguments: str
+    """A JSON object as text."""
     parsed_arguments: Any = None
     """Ignored; the openai package adds it to calls that it parsed."""
 
@@ -228,11 +229,12 @@ Message: TypeAlias = Annotated[
 
 
 class Function(Body):
-    """A function offered as a tool. parameters: the JSON schema of its arguments."""
+    """A function offered as a tool."""
 
     name: Name
     description: str = ""
     parameters: Schema = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """The JSON schema of its arguments."""
     strict: bool | None = None
 
 

@@ -98,11 +98,12 @@ _WIDTH_TEXT = "required with rgb8; read from the header of a JPEG"
 
 
 class ImageBody(BaseModel):
-    """The image of one camera. data: a JPEG, or height*width*3 raw bytes with format rgb8."""
+    """The image of one camera."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     data: _Image = Field(description=_IMAGE_TEXT)
+    """A JPEG, or height*width*3 raw bytes with format rgb8."""
     format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
     width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
     height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
@@ -115,14 +116,12 @@ _STATE_SCHEMA = {"type": "object", "additionalProperties": _NUMBERS_SCHEMA}
 
 
 class ActBody(BaseModel):
-    """One observation: either `image`, whose format and size stand beside it, or `images`.
-
-    image: a JPEG, or height*width*3 raw bytes with format rgb8.
-    """
+    """One observation: either `image`, whose format and size stand beside it, or `images`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     image: _Image = Field(b"", description=_IMAGE_TEXT)
+    """A JPEG, or height*width*3 raw bytes with format rgb8."""
     images: Annotated[dict[str, ImageBody], BeforeValidator(_named_images), WithJsonSchema(_IMAGES_SCHEMA)] = Field(
         default_factory=dict, description="images by camera, instead of image; a JPEG may stand for its object"
     )

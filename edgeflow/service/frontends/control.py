@@ -49,11 +49,13 @@ SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """A checked observation. opened: matched with the policy. received_ns: on the machine's monotonic clock."""
+    """A checked observation."""
 
     opened: OpenRequest
+    """Matched with the policy."""
     frame: CheckedFrame
     received_ns: int
+    """On the machine's monotonic clock."""
 
 
 class Control:

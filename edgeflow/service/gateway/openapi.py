@@ -29,13 +29,15 @@ class _Answer(BaseModel):
 
 
 class ErrorDetail(_Answer):
-    """The cause of an error. code: a gRPC status name. field, param: the part of the request at fault, if any."""
+    """The cause of an error."""
 
     message: str
     type: str
     param: str | None
     code: str
+    """A gRPC status name."""
     field: str
+    """`field`, `param`: the part of the request at fault, if any."""
 
 
 class ErrorAnswer(_Answer):
@@ -51,23 +53,23 @@ class StateAnswer(_Answer):
 
 
 class SchemaAnswer(_Answer):
-    """The meaning of an action's numbers, one entry per number. low, high: null without a limit.
-
-    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated. whole_way: they are the
-    whole way to their target instead. horizon, step_ms: actions per chunk, and the time between them.
-    """
+    """The meaning of an action's numbers, one entry per number."""
 
     names: list[str]
     units: list[str]
     low: list[float | None]
     high: list[float | None]
+    """Both: null without a limit."""
     relative: list[bool]
     frame: str
     rotation: str
     control_rate_hz: float
+    """Relative numbers stand for one control step at this rate; 0 = not stated."""
     whole_way: bool
+    """They are the whole way to their target instead."""
     horizon: int
     step_ms: float
+    """Both: actions per chunk, and the time between them."""
 
 
 class TimingsAnswer(_Answer):
@@ -98,24 +100,27 @@ class CandidateAnswer(_Answer):
 
 
 class ActAnswer(_Answer):
-    """One answer. reason: why the robot must hold, if so. valid_for_ms: how long the answer may be executed.
-
-    chunk: actions for the moment of the frame and each step_ms after it. action: row 0, the one for the moment of the
-    frame, however long the answer took: play the chunk where the horizon is above 1. max_age_ms: the limit of each
-    action from its own moment on, so for row i that of the frame plus i * step_ms. limited: empty where the policy's
-    chunk kept the service's limits. candidates: where the policy gave several chunks, of which `chosen` was sent.
-    """
+    """One answer."""
 
     action: list[float]
+    """Row 0, the one for the moment of the frame, however long the answer took: play the chunk where the horizon is
+    above 1.
+    """
     chunk: list[list[float]]
+    """Actions for the moment of the frame and each step_ms after it."""
     step_ms: float
     command: str = Field(pattern="^(act|hold|stop)$")
     reason: str
+    """Why the robot must hold, if so."""
     token_ids: list[int]
     valid_for_ms: int
+    """How long the answer may be executed."""
     max_age_ms: int
+    """The limit of each action from its own moment on, so for row i that of the frame plus i * step_ms."""
     limited: list[LimitedAnswer]
+    """Empty where the policy's chunk kept the service's limits."""
     candidates: list[CandidateAnswer]
+    """Where the policy gave several chunks, of which `chosen` was sent."""
     chosen: int
     action_schema: SchemaAnswer = Field(alias="schema")
     timings_ms: TimingsAnswer

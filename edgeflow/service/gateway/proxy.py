@@ -83,10 +83,11 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ChatSide:
-    """Where the chat front listens. answer_s: the longest it may take for the first byte of an answer."""
+    """Where the chat front listens."""
 
     path: str
     answer_s: float
+    """The longest it may take for the first byte of an answer."""
 
     async def get(self, target: str) -> bytes:
         """The body of an internal GET; OSError or h11.ProtocolError if there is none."""

@@ -45,14 +45,12 @@ PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgefl
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are.
-
-    pages: web pages may call the service under any name where hosts are not checked; else only its own may.
-    """
+    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are."""
 
     checked: bool = False
     names: frozenset[str] = frozenset()
     pages: bool = True
+    """Web pages may call the service under any name where hosts are not checked; else only its own may."""
 
     @classmethod
     def of(cls, host: str, names: Sequence[str], *, pages: bool = True) -> Hosts:

@@ -53,9 +53,10 @@ TOO_MANY = last_answer(429, "too many connections: close some, or try again late
 
 @dataclass(slots=True)
 class Refusals:
-    """Connections beyond a limit. most_bytes: what is read of one of them."""
+    """Connections beyond a limit."""
 
     most_bytes: int
+    """What is read of one of them."""
     open: set[asyncio.Transport] = field(default_factory=set)
 
     def refuse(self, transport: asyncio.Transport) -> None:

@@ -57,10 +57,12 @@ def plain(config: uvicorn.Config, state: ServerState) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class Websockets:
-    """Connections may become websockets. protocol: their class. most_bytes: of a message."""
+    """Connections may become websockets."""
 
     protocol: type[asyncio.Protocol]
+    """Their class."""
     most_bytes: int
+    """The most bytes of a message."""
 
 
 class _Server(uvicorn.Server):

@@ -32,19 +32,20 @@ OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """How a session is served. mode: as requested. forecast: beside the sessions open when it was planned.
-
-    program: the stages of its answers. cameras: those that the policy gets. decode_ns: what a frame of them is expected
-    to take.
-    """
+    """How a session is served."""
 
     mode: Mode
+    """As requested."""
     pace: Pace
     forecast: Forecast
+    """Beside the sessions open when it was planned."""
     robot: Robot
     program: StageProgram
+    """The stages of its answers."""
     cameras: tuple[CameraSpec, ...]
+    """Those that the policy gets."""
     decode_ns: int
+    """What a frame of them is expected to take."""
 
     @property
     def stages(self) -> int:
@@ -74,13 +75,15 @@ class SessionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """A session to be planned. limit_ns: the age limit of its actions. others: the plans of the open sessions."""
+    """A session to be planned."""
 
     mode: Mode
     program: StageProgram
     cameras: tuple[CameraSpec, ...]
     limit_ns: int | None
+    """The age limit of its actions."""
     others: tuple[SessionPlan, ...]
+    """The plans of the open sessions."""
 
 
 class Admission:

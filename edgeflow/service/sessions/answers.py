@@ -128,13 +128,15 @@ class AgeLimit:
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """An answer that the robot does not get. invalid: the policy's output is wrong; fault: once too often."""
+    """An answer that the robot does not get."""
 
     code: str
     reason: str
     text: str
     invalid: bool = False
+    """The policy's output is wrong."""
     fault: bool = False
+    """Once too often."""
 
 
 class Answers:

@@ -34,16 +34,16 @@ LOAD_S = 60.0  # how long the first reserve may load; later ones TIMES as long a
 
 @dataclass(slots=True)
 class _Reserve:
-    """A worker in reserve. ready: it reported that everything is loaded. since_s: when it was started.
-
-    overdue: fires if it does not report in time.
-    """
+    """A worker in reserve."""
 
     kit: Kit
     process: WorkerProcess
     ready: bool = False
+    """It reported that everything is loaded."""
     since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    """When it was started."""
     overdue: asyncio.TimerHandle | None = None
+    """Fires if it does not report in time."""
 
     @property
     def lived_s(self) -> float:

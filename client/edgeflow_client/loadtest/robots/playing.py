@@ -11,23 +11,25 @@ from edgeflow_client.trajectory import ChunkReport
 
 @dataclass(frozen=True, slots=True)
 class Seamed:
-    """How a chunk followed the one before. continued: made to. late: it did not fit what was played when it came."""
+    """How a chunk followed the one before."""
 
     continued: bool = False
+    """Made to."""
     late: bool = False
+    """It did not fit what was played when it came."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """The chunk being played, in nanoseconds on the robot's clock. begun: the frame whose chunk began the motion.
-
-    rows_until_ns: when no row of it is due any more. until_ns: the end of its validity.
-    """
+    """The chunk being played, in nanoseconds on the robot's clock."""
 
     seq: int
     begun: int
+    """The frame whose chunk began the motion."""
     rows_until_ns: int
+    """When no row of it is due any more."""
     until_ns: int
+    """The end of its validity."""
 
 
 class ChunkPlayer:

@@ -18,20 +18,24 @@ SLOPPY: Final = 0.15  # share of questions without capitals or without the last 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer. topic: "talk" for questions no state answers. follow_up: needs the previous turn."""
+    """One question and its answer."""
 
     question: str
     answer: str
     topic: str
+    """"talk" for questions no state answers."""
     follow_up: bool = False
+    """Needs the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialog:
-    """A conversation. opening: the system message; report: text before the first question; "" for none."""
+    """A conversation."""
 
     opening: str
+    """The system message."""
     report: str
+    """Text before the first question; "" for none."""
     turns: tuple[Turn, ...]
 
     def asked(self, turn: int) -> str:

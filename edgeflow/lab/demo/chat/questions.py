@@ -24,13 +24,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One topic. find: returns None where the state allows no such question. again: phrasings of a follow-up about
-    another subject, if any.
-    """
+    """One topic."""
 
     phrasings: tuple[str, ...]
     find: Callable[[RobotState, StateSource], Found | None]
+    """Returns None where the state allows no such question."""
     again: str = ""
+    """Phrasings of a follow-up about another subject, if any."""
 
 
 def _name(state: RobotState, source: StateSource) -> str:

@@ -25,12 +25,14 @@ Point = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object, named by colour and shape. place: x, y, z in cm. distance: from the arm, cm."""
+    """An object, named by colour and shape."""
 
     colour: str
     shape: str
     place: Point
+    """X, y, z in cm."""
     distance: int
+    """From the arm, cm."""
 
     @property
     def name(self) -> str:
@@ -39,12 +41,10 @@ class Thing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobotState:
-    """A state of the robot. pose: x, y, z of the arm, cm. holding, task, fault: "" for none. age_ms: last action's.
-
-    silent: items that the report omits.
-    """
+    """A state of the robot."""
 
     pose: Point
+    """X, y, z of the arm, cm."""
     gripper: str
     holding: str
     things: tuple[Thing, ...]
@@ -52,8 +52,11 @@ class RobotState:
     mode: str
     fps: int
     age_ms: int
+    """Last action's."""
     fault: str
+    """`holding`, `task`, `fault`: "" for none."""
     silent: frozenset[str] = frozenset()
+    """Items that the report omits."""
 
     def report(self) -> str:
         """The report as one line for the prompt."""

@@ -22,12 +22,14 @@ _TINY: Final = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Labels of N states. chunks: `[N, HANDLES, rows, 7]`; goals: `[N, HANDLES, 7]`, the whole motion in one row, and
-    the gripper's first; states: `[N, 7]`, the arm's proprioception."""
+    """Labels of N states."""
 
     chunks: NDArray[np.float32]
+    """`[N, HANDLES, rows, 7]`."""
     goals: NDArray[np.float32]
+    """`[N, HANDLES, 7]`, the whole motion in one row, and the gripper's first."""
     states: NDArray[np.float32]
+    """`[N, 7]`, the arm's proprioception."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

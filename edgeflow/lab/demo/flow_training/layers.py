@@ -16,10 +16,7 @@ _MLP_MULTIPLE: Final = 256  # the published rule for the width of the expert's M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSize:
-    """Dimensions of the policy, and its flow's schedule.
-
-    scale_factor: patches per side that one image token stands for. chunk: rows of 50 ms. state, action: padded widths.
-    """
+    """Dimensions of the policy, and its flow's schedule."""
 
     image: int = 96
     patch: int = 16
@@ -28,6 +25,7 @@ class FlowSize:
     vision_heads: int = 6
     vision_mlp: int = 768
     scale_factor: int = 1
+    """Patches per side that one image token stands for."""
     width: int = 128
     layers: int = 6
     heads: int = 4
@@ -37,8 +35,10 @@ class FlowSize:
     vocab: int = 512
     expert_multiplier: float = 0.75
     chunk: int = 16
+    """Rows of 50 ms."""
     state: int = 8
     action: int = 8
+    """Both: padded widths."""
     min_period: float = 4e-3
     max_period: float = 4.0
 

@@ -34,14 +34,17 @@ class FlowHeads(Locator):
 
 @dataclass(frozen=True, slots=True)
 class FlowLoss:
-    """flow: mean squared error of the velocity. sums: of the motion that a chunk adds up to. regression, looking:
-    auxiliary. off_m: mean distance between where predicted and expert's chunks end, metres."""
+    """Terms of the loss of the flow policy."""
 
     flow: Tensor
+    """Mean squared error of the velocity."""
     sums: Tensor
+    """The sums of the motion that a chunk adds up to."""
     regression: Tensor
     looking: Tensor
+    """Both: auxiliary."""
     off_m: Tensor
+    """Mean distance between where predicted and expert's chunks end, metres."""
 
     @property
     def total(self) -> Tensor:

@@ -38,14 +38,14 @@ class Connector(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The prefix of a batch, computed. layers: keys (with their positions) and values `[B, G, P, D]` of each layer.
-
-    states: the input of each layer `[B, P, E]`. valid: `[B, P]` bool, false where text is padded.
-    """
+    """The prefix of a batch, computed."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
+    """Keys (with their positions) and values `[B, G, P, D]` of each layer."""
     states: tuple[Tensor, ...]
+    """The input of each layer `[B, P, E]`."""
     valid: Tensor
+    """`[B, P]` bool, false where text is padded."""
 
 
 class FlowNetwork(nn.Module):

@@ -24,11 +24,12 @@ Send = Callable[[SubmitFrame], None]
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns. seed: of the draws."""
+    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns."""
 
     mean_ns: int
     jitter_ns: int = 0
     seed: int = 0
+    """The seed of the draws."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

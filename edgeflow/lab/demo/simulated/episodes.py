@@ -24,18 +24,18 @@ class Execution(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """An action that the robot obeyed; times in nanoseconds since the episode began.
-
-    captured_ns: of the frame that it answers. passes, settled: as in FrameResult. jump_m: from the position commanded
-    before to its own. kick_m_s: size of the change of the commanded velocity.
-    """
+    """An action that the robot obeyed; times in nanoseconds since the episode began."""
 
     captured_ns: int
+    """The captured of the frame that it answers."""
     arrived_ns: int
     passes: int
     settled: int
+    """Both: as in FrameResult."""
     jump_m: float
+    """From the position commanded before to its own."""
     kick_m_s: float
+    """Size of the change of the commanded velocity."""
 
     @property
     def age_ns(self) -> int:
@@ -45,20 +45,22 @@ class Acted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRun:
-    """Result of one episode. seconds: simulated.
-
-    frames: captured. begun: of these, prefilled. overtaken: of these, left behind by a newer frame. late: chunks that
-    did not fit what was played; late_played: of these, played once that was over.
-    """
+    """Result of one episode."""
 
     outcome: Outcome
     seconds: float
+    """Simulated."""
     frames: int
+    """Captured."""
     begun: int
+    """The begun of these, prefilled."""
     overtaken: int
+    """The overtaken of these, left behind by a newer frame."""
     acted: tuple[Acted, ...] = field(repr=False)
     late: int = 0
+    """Chunks that did not fit what was played."""
     late_played: int = 0
+    """The late played of these, played once that was over."""
 
     @property
     def actions(self) -> int:

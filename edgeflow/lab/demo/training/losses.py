@@ -79,15 +79,15 @@ def regression_loss(guess: Tensor, truth: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LanguageLoss:
-    """tokens: smoothed cross-entropy of the action tokens. regression, looking: auxiliary.
-
-    near: `[7]`, for each token the share of guesses within one bin.
-    """
+    """Terms of the loss of the token policy."""
 
     tokens: Tensor
+    """Smoothed cross-entropy of the action tokens."""
     regression: Tensor
     looking: Tensor
+    """Both: auxiliary."""
     near: Tensor
+    """`[7]`, for each token the share of guesses within one bin."""
 
     @property
     def total(self) -> Tensor:

@@ -21,11 +21,12 @@ CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSize:
-    """Dimensions of a tower. depth: blocks in the checkpoint; the last one and the final norm are never run."""
+    """Dimensions of a tower."""
 
     img_size: int = 96
     patch_size: int = 16
     depth: int = 3
+    """Blocks in the checkpoint; the last one and the final norm are never run."""
     embed_dim: int = 96
     num_heads: int = 3
     mlp_ratio: float = 4.0
@@ -37,7 +38,7 @@ class TowerSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSize:
-    """Dimensions of the policy. vocab: includes `pad` rows of padding; action ids are the last BINS of vocab - pad."""
+    """Dimensions of the policy."""
 
     towers: tuple[TowerSize, TowerSize] = field(default_factory=lambda: (TowerSize(), TowerSize()))
     hidden: int = 128
@@ -45,6 +46,7 @@ class NetworkSize:
     heads: int = 4
     mlp: int = 352
     vocab: int = 576
+    """Includes `pad` rows of padding; action ids are the last BINS of vocab - pad."""
     pad: int = 64
 
     @property

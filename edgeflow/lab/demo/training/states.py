@@ -28,23 +28,24 @@ _FUNNEL_METRES, _FUNNEL_RADIANS = 0.025, 0.12  # spread around the straight appr
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """One training state. target: the handle around whose approach the tool pose was drawn."""
+    """One training state."""
 
     handles: tuple[Handle, ...]
     target: int
+    """The handle around whose approach the tool pose was drawn."""
     tool: Pose
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Labels of a state, per handle. actions: `[HANDLES, 7]` float32. pixels: `[HANDLES, 2]`, where its plate appears.
-
-    visible: `[HANDLES]` bool.
-    """
+    """Labels of a state, per handle."""
 
     actions: NDArray[np.float32]
+    """`[HANDLES, 7]` float32."""
     pixels: NDArray[np.float32]
+    """`[HANDLES, 2]`, where its plate appears."""
     visible: NDArray[np.bool_]
+    """`[HANDLES]` bool."""
 
 
 def sample_state(rng: np.random.Generator) -> State:

@@ -36,10 +36,12 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task. target: index into the episode's handles. instruction: the text that the policy reads."""
+    """A task."""
 
     target: int
+    """Index into the episode's handles."""
     instruction: str
+    """The text that the policy reads."""
 
 
 def names_of(handles: Sequence[Handle], index: int) -> tuple[str, ...]:

@@ -22,21 +22,22 @@ IDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowExport:
-    """A flow policy and the shapes that it is exported for.
-
-    cameras: C; side: of their images in pixels; state: S; image_rows: of each.
-
-    text: tokens of each bucket. batches: candidates of a step.
-    """
+    """A flow policy and the shapes that it is exported for."""
 
     network: FlowNetwork
     sizes: FlowSizes
     cameras: int
+    """C."""
     side: int
+    """The side of their images in pixels."""
     state: int
+    """S."""
     image_rows: int
+    """The image rows of each."""
     text: tuple[int, ...]
+    """Tokens of each bucket."""
     batches: tuple[int, ...]
+    """Candidates of a step."""
 
 
 def flow_program(export: FlowExport) -> ModelProgram:

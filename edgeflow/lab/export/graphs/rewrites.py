@@ -19,11 +19,13 @@ INFINITE = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """make: changes a graph. summary: one line, for a person."""
+    """A substitution in an exported graph."""
 
     name: str
     summary: str
+    """One line, for a person."""
     make: Callable[[Graph, float | None], int]
+    """Changes a graph."""
 
 
 def erf_gelu(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
@@ -103,9 +105,10 @@ def select_by_one_list(graph: Graph) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin. last: the node that holds the result."""
+    """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin."""
 
     last: Node
+    """The node that holds the result."""
     x: Node
     turned: Node
     sine: Node

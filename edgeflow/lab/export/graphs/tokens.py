@@ -17,21 +17,23 @@ from edgeflow_client.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenExport:
-    """A decoder and the shapes that it is exported for.
-
-    embed: rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]; images: an example of the
-    inputs before that. fixed_rows: rows of a prompt besides those of its text. text: tokens of each bucket. positions:
-    T, of a slot. chunks: prefills run behind what a slot holds. batches: sequences of a step.
-    """
+    """A decoder and the shapes that it is exported for."""
 
     decoder: LlamaDecoder
     embed: Callable[..., Tensor]
+    """Rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]."""
     images: Mapping[str, Tensor]
+    """An example of the inputs before that."""
     fixed_rows: int
+    """Rows of a prompt besides those of its text."""
     text: tuple[int, ...]
+    """Tokens of each bucket."""
     positions: int
+    """T, of a slot."""
     chunks: bool
+    """Prefills run behind what a slot holds."""
     batches: tuple[int, ...]
+    """Sequences of a step."""
 
 
 def token_program(export: TokenExport) -> ModelProgram:

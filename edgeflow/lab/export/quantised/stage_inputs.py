@@ -57,10 +57,12 @@ class _Stages(Protocol):
 
 
 class _Loops(Protocol):
-    """The loops of a model. texts: of its buckets, batches: of its steps, both ascending."""
+    """The loops of a model."""
 
     texts: tuple[int, ...]
+    """Text lengths of its buckets, ascending."""
     batches: tuple[int, ...]
+    """Batch sizes of its steps, ascending."""
 
     def of(self, text: int, batch: int) -> _Stages: ...
 

@@ -49,13 +49,16 @@ ALIKE = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """prompt, tokens: of a request. vocabulary: of the head. tree, chain: as of `kinds.Eagle`; depth of chains."""
+    """The sizes of a measurement."""
 
     prompt: int
     tokens: int
+    """Both: of a request."""
     vocabulary: int
+    """The vocabulary of the head."""
     tree: TreeSizes
     chain: int
+    """Both: as of `kinds.Eagle`; depth of chains."""
 
 
 WHOLE = Sizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
@@ -150,15 +153,17 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imposed:
-    """The kind `within`, whose drafts are replaced. answer [T]: the tokens of a sequence, prompt included. tokens []:
-    how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them anew.
-    vocabulary: V of the model.
-    """
+    """The kind `within`, whose drafts are replaced."""
 
     within: DraftKind
     answer: Tensor
+    """[T]: the tokens of a sequence, prompt included."""
     tokens: Tensor
+    """[]: how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them
+    anew.
+    """
     vocabulary: int
+    """V of the model."""
 
     @property
     def name(self) -> str:

@@ -27,11 +27,12 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowShape:
-    """A policy's sizes. text: tokens of a prompt."""
+    """A policy's sizes."""
 
     name: str
     config: SmolVLAConfig | PiConfig
     text: int
+    """Tokens of a prompt."""
 
     @property
     def sizes(self) -> FlowSizes:

@@ -30,27 +30,32 @@ TEXT_SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TowerSize:
-    """Sizes of a vision tower. prefix: class and register tokens; scaled: whether it has LayerScale."""
+    """Sizes of a vision tower."""
 
     width: int
     inner: int
     depth: int
     heads: int
     prefix: int = 0
+    """Class and register tokens."""
     scaled: bool = False
+    """Whether it has LayerScale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySize:
-    """Sizes of a policy. side, patch: pixels; stages: action tokens K; text_tokens: of a prompt, BOS included."""
+    """Sizes of a policy."""
 
     name: str
     text: LlamaConfig
     towers: tuple[TowerSize, TowerSize]
     side: int
     patch: int
+    """Both: pixels."""
     stages: int = 7
+    """Action tokens K."""
     text_tokens: int = 20
+    """The text tokens of a prompt, BOS included."""
 
     @property
     def image_tokens(self) -> int:

@@ -41,12 +41,14 @@ HELD_OUT_SEED = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Token ids. blocks: int64 [16, 512], for the search; held_out: texts of at most 512, for the report; name: of
-    their source."""
+    """Token ids."""
 
     name: str
+    """The name of their source."""
     blocks: Tensor
+    """int64 [16, 512], for the search."""
     held_out: tuple[Tensor, ...]
+    """Texts of at most 512, for the report."""
 
     @property
     def digest(self) -> str:

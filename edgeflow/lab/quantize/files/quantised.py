@@ -19,15 +19,15 @@ LARGEST = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Storing:
-    """The form in which the tensors of a block are stored. prefix: the beginning of their published names; group: G.
-
-    plus_one: norms are stored less one.
-    """
+    """The form in which the tensors of a block are stored."""
 
     choice: BlockChoice
     group: int
+    """G."""
     plus_one: bool
+    """Norms are stored less one."""
     prefix: str = ""
+    """The beginning of their published names."""
 
     def stored(self, name: str, tensor: Tensor) -> AwqWeight | Tensor:
         """A tensor of the block with the scales and limits of the choice: the weight of a linear in 4 bits, others in

@@ -63,13 +63,15 @@ def _packable(config: LlamaConfig, found: Grouping) -> Grouping:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Source:
-    """A checkpoint of floats. config: the values of config.json; kept: names of modules that are not quantised."""
+    """A checkpoint of floats."""
 
     folder: Path
     config: Mapping[str, Any]
+    """The values of config.json."""
     decoder: Decoder
     grouping: Grouping
     kept: tuple[str, ...] = ()
+    """Names of modules that are not quantised."""
 
     @property
     def files(self) -> tuple[Path, ...]:

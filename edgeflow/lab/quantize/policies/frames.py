@@ -38,20 +38,24 @@ IMAGE, STATE = "image", "state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFrame:
-    """An observation of a recorded episode. held_out: it is for the report."""
+    """An observation of a recorded episode."""
 
     episode: int
     observation: Observation
     held_out: bool = False
+    """It is for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Observations of different episodes. shown: for the search; held_out: for the report; name: of their source."""
+    """Observations of different episodes."""
 
     name: str
+    """The name of their source."""
     shown: tuple[Observation, ...]
+    """For the search."""
     held_out: tuple[Observation, ...]
+    """For the report."""
 
     @property
     def digest(self) -> str:

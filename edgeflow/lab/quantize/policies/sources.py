@@ -36,27 +36,29 @@ ANY_VOCABULARY = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel:
-    """The language model of a policy. stem: what its names begin with. head: the name of its output projection.
-
-    kept: parts of the names of modules that are not quantised. actions: the ids of action tokens; None where it
-    computes a prefix that an expert reads.
-    """
+    """The language model of a policy."""
 
     config: LlamaConfig
     shape: BlockShape
     stem: str
+    """What its names begin with."""
     head: str
+    """The name of its output projection."""
     kept: tuple[str, ...]
+    """Parts of the names of modules that are not quantised."""
     actions: range | None = None
+    """The ids of action tokens; None where it computes a prefix that an expert reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySource:
-    """A policy of floats. source: its files and its language model; actions: as in LanguageModel."""
+    """A policy of floats."""
 
     family: Family
     source: Source
+    """Its files and its language model."""
     actions: range | None
+    """As in LanguageModel."""
 
 
 def is_policy(folder: Path) -> bool:

@@ -44,21 +44,26 @@ Counted = Sequence[Tensor] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """The kind of search. group: G; form: of scales; identity: s = 1 is tried as well; clip: limits are searched."""
+    """The kind of search."""
 
     group: int
+    """G."""
     form: ScaleForm = ScaleForm.DUO
+    """The form of scales."""
     identity: bool = True
+    """S = 1 is tried as well."""
     clip: bool = True
+    """Limits are searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
-    """Linears that share their scales. measured: the part of the block whose output error is the loss."""
+    """Linears that share their scales."""
 
     previous: str
     scaled: tuple[str, ...]
     measured: Callable[[Block, Tensor, Rotation], Tensor]
+    """The part of the block whose output error is the loss."""
 
 
 def scale_groups(block: Block) -> list[ScaleGroup]:

@@ -13,25 +13,25 @@ from edgeflow.lab.quantize.search.clipping import clamped
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupChoice:
-    """The scales of one scale group.
-
-    previous: the operation whose output is divided by the scales; scaled: the linears whose inputs it is. ratio: None
-    for s = 1. scales [E] float32; losses [candidates] float64, in the order of `scales.candidates`.
-    """
+    """The scales of one scale group."""
 
     previous: str
+    """The operation whose output is divided by the scales."""
     scaled: tuple[str, ...]
+    """The linears whose inputs it is."""
     ratio: float | None
+    """None for s = 1. scales [E] float32; losses [candidates] float64, in the order of `scales.candidates`."""
     scales: Tensor
     losses: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockChoice:
-    """All choices of a block. limits: of |w| by linear, [N, E/G]; None without clipping."""
+    """All choices of a block."""
 
     groups: tuple[GroupChoice, ...] = ()
     limits: Mapping[str, Tensor] | None = None
+    """The limits of |w| by linear, [N, E/G]; None without clipping."""
 
     def input_scales(self, linear: str) -> Tensor | None:
         """The scales that the inputs of a linear are divided by, [E]; None for 1."""

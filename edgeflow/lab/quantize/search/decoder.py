@@ -43,18 +43,18 @@ class Head:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Decoder:
-    """A decoder's tensors by their published names, and the shape of its blocks.
-
-    weights: float32, those of the whole checkpoint. stem: what the decoder's names begin with (`model.`). head: the
-    name of the output projection. inner: F with padding; config.intermediate_size is F as stored.
-    """
+    """A decoder's tensors by their published names, and the shape of its blocks."""
 
     weights: Weights
+    """float32, those of the whole checkpoint."""
     config: LlamaConfig
     shape: BlockShape
     stem: str
+    """What the decoder's names begin with (`model.`)."""
     head: str
+    """The name of the output projection."""
     inner: int
+    """F with padding; config.intermediate_size is F as stored."""
 
     @classmethod
     def of(cls, weights: Weights, config: LlamaConfig, *, stem: str, inner: int) -> Decoder:

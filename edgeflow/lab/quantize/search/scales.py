@@ -33,9 +33,10 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """Scales to try [E]. ratio: None for s = 1, which no ratio gives in the form duo."""
+    """Scales to try [E]."""
 
     ratio: float | None
+    """None for s = 1, which no ratio gives in the form duo."""
     scales: Tensor
 
 

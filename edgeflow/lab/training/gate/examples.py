@@ -14,12 +14,13 @@ from edgeflow.models.memory_gate import GateRules
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text. learned: for each token, whether it is to be predicted from those before it. known: the tokens that are
-    known when the answer begins, by which the text is cut; for a plain text all of them."""
+    """A text."""
 
     ids: tuple[int, ...]
     learned: tuple[bool, ...]
+    """For each token, whether it is to be predicted from those before it."""
     known: int
+    """The tokens that are known when the answer begins, by which the text is cut; for a plain text all of them."""
 
     @classmethod
     def plain(cls, ids: Sequence[int]) -> Example:
@@ -33,17 +34,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Texts with as many folded segments. ids [B, L]: padded at the end.
-
-    texts, places, targets [n]: of each token that is learned the text, the gated row before it, counted from the cut's
-    `plain`, and the token itself.
-    """
+    """Texts with as many folded segments."""
 
     ids: Tensor
+    """[B, L]: padded at the end."""
     segments: int
     texts: Tensor
     places: Tensor
     targets: Tensor
+    """`texts`, `places`, `targets` [n]: of each token that is learned the text, the gated row before it, counted
+    from the cut's `plain`, and the token itself.
+    """
 
     @property
     def first(self) -> int:

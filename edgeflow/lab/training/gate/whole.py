@@ -58,28 +58,28 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """One layer's work on the gated rows. read, mixed [B, H, n, D]: A_mem and A_com; read is float32.
+    """One layer's work on the gated rows.
 
     sums [B, KH, N, D, D + 1] float32: M and, in the last column, z after each segment.
     """
 
     read: Tensor
     mixed: Tensor
+    """`read`, `mixed` [B, H, n, D]: A_mem and A_com; read is float32."""
     sums: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """The outcome. plain [B, p, E], gated [B, L - p - skipped, E]: rows after the final norm; p is the cut's `plain`.
-
-    skipped: gated rows that were left out, the first ones. seen: by layer where it was asked for; empty where nothing
-    is gated.
-    """
+    """The outcome."""
 
     plain: Tensor
     gated: Tensor
+    """`plain` [B, p, E], `gated` [B, L - p - skipped, E]: rows after the final norm; p is the cut's `plain`."""
     skipped: int
+    """Gated rows that were left out, the first ones."""
     seen: list[Seen]
+    """By layer where it was asked for; empty where nothing is gated."""
 
 
 def run_whole(
@@ -130,7 +130,7 @@ def _plain_layer(base: PlainBase, layer: PlainLayer, x: Tensor, turns: Turns) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _GatedLayer:
-    """A layer for the gated rows. skipped: the first ones, of which only keys and values are computed."""
+    """A layer for the gated rows."""
 
     base: PlainBase
     layer: PlainLayer
@@ -138,6 +138,7 @@ class _GatedLayer:
     cut: Cut
     turns: Turns
     skipped: int
+    """The first ones, of which only keys and values are computed."""
 
     def __call__(self, x: Tensor, k0: Tensor, v0: Tensor) -> tuple[Tensor, Seen]:
         """Rows x [B, n, E] through the layer. k0, v0 [B, KH, p, D]: of the rows before them."""

@@ -71,18 +71,17 @@ PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded.
-
-    image: RGB [H, W, 3]. input_ids: text tokens, whether or not the trailing space piece is among them.
-    prompt_ids: with it.
-    """
+    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded."""
 
     name: str
     image: NDArray[np.uint8]
+    """RGB [H, W, 3]."""
     instruction: str
     unnorm_key: str | None
     input_ids: list[int] | None
+    """Text tokens, whether or not the trailing space piece is among them."""
     prompt_ids: list[int] | None
+    """With it."""
     action_token_ids: list[int]
     normalized_actions: list[float] | None
     actions: list[float] | None

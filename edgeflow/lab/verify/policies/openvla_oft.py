@@ -59,17 +59,20 @@ NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OFTCase:
-    """A recorded case. images: RGB [H, W, 3] each. proprio, action_head: whether they took part. values: its entry in
-    cases.json. tensors: by `<in|mid|out>.<quantity>`."""
+    """A recorded case."""
 
     name: str
     images: list[NDArray[np.uint8]]
+    """RGB [H, W, 3] each."""
     instruction: str
     unnorm_key: str
     proprio: bool
     action_head: bool
+    """Both: whether they took part."""
     values: Mapping[str, Any]
+    """Its entry in cases.json."""
     tensors: Mapping[str, Tensor]
+    """By `<in|mid|out>.<quantity>`."""
 
     @property
     def input_ids(self) -> tuple[int, ...]:
@@ -96,11 +99,13 @@ class OFTCase:
 
 @dataclass(frozen=True, slots=True)
 class OFTBundle:
-    """constants: the settings of all cases, but for images, proprio and action_head. strays: tensors of no case."""
+    """A recording of OpenVLA-OFT."""
 
     constants: Mapping[str, Any]
+    """The settings of all cases, but for images, proprio and action_head."""
     cases: list[OFTCase]
     strays: tuple[str, ...] = ()
+    """Tensors of no case."""
 
     def settings(self, case: OFTCase) -> OFTSettings:
         """The settings that a case was recorded with."""
@@ -190,9 +195,8 @@ def _unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is prepared.
-
-    tokenised: the text ids, where the bundle has a tokenizer. compared: names of the stored tensors that were.
+    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is
+    prepared.
     """
 
     case: OFTCase
@@ -200,7 +204,9 @@ class _Subject:
     frame: OFTFrame
     action: Bounds
     tokenised: tuple[int, ...] | None
+    """The text ids, where the bundle has a tokenizer."""
     compared: set[str] = field(default_factory=set)
+    """Names of the stored tensors that were."""
 
     def checked(self, quantity: str, name: str, found: Tensor, tolerance: float = TOLERANCE) -> Iterator[CheckResult]:
         """Compare `found` with the recorded tensor of that name, if there is one."""

@@ -34,9 +34,10 @@ _BUSY, _BUSIEST = 0.2, 0.9  # share of the region that events fill in a column t
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of a log. time: in seconds."""
+    """One line of a log."""
 
     time: int
+    """In seconds."""
     fault: str
     held: str
     side: str

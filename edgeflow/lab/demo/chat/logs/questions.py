@@ -19,14 +19,13 @@ Find = Callable[[RobotLog, range, random.Random], "Evidence | None"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of question. find: picks a subject and its answer; None where the log allows no such question.
-
-    summary: True where the answer depends on many lines, False for the look-up of one line.
-    """
+    """A kind of question."""
 
     phrasings: tuple[str, ...]
     find: Find
+    """Picks a subject and its answer; None where the log allows no such question."""
     summary: bool
+    """True where the answer depends on many lines, False for the look-up of one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question about a log. kind: its name in KINDS. subject: the value it names, if any."""
+    """A question about a log."""
 
     kind: str
+    """Its name in KINDS."""
     subject: str
+    """The value it names, if any."""
     text: str
     answer: str
     lines: tuple[int, ...]

@@ -22,21 +22,22 @@ KEYS, VALUES = "mid.prefix_k_layer", "mid.prefix_v_layer"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Inside:
-    """One frame. embeddings, hidden [L_P, E]: of its prefix before and behind the stack. kv: its slot.
-
-    sees [L_P, L_P], turned [L_P]: what rows of the prefix see, and their positions; step_sees [R, L_P + R], step_turned
-    [R]: the same of a step. rows [N, R, E'], last [R, E']: of the steps, and behind the expert in the first one.
-    """
+    """One frame."""
 
     embeddings: Tensor
     hidden: Tensor
+    """`embeddings`, `hidden` [L_P, E]: of its prefix before and behind the stack."""
     kv: KVSlots
+    """Its slot."""
     sees: Tensor
     turned: Tensor
+    """`sees` [L_P, L_P], `turned` [L_P]: what rows of the prefix see, and their positions."""
     step_sees: Tensor
     step_turned: Tensor
+    """`step_sees` [R, L_P + R], `step_turned` [R]: the same of a step."""
     rows: Tensor
     last: Tensor
+    """`rows` [N, R, E'], `last` [R, E']: of the steps, and behind the expert in the first one."""
 
 
 def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> Inside:

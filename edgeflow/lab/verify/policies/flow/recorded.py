@@ -30,18 +30,18 @@ RTC_CASES, RTC_TENSORS = "cases_rtc.json", "expected_rtc.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
-    """A case of B frames. values: its entry in cases.json. images [C, B, 3, side, side]: of its cameras, as prepared.
-
-    tokens [B, t] and mask [B, t]: as recorded, with padding.
-    """
+    """A case of B frames."""
 
     case: RecordedCase
     values: Fields
+    """Its entry in cases.json."""
     steps: int
     frames: tuple[FlowFrame, ...]
     images: Tensor
+    """[C, B, 3, side, side]: of its cameras, as prepared."""
     tokens: Tensor
     mask: Tensor
+    """`tokens` [B, t], `mask` [B, t]: as recorded, with padding."""
 
 
 def read_recordings(directory: Path, config: FlowConfig, margin: Margin) -> list[Recording]:
@@ -148,10 +148,11 @@ Values = Callable[[Recording, FlowSizes], dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
-    """Absolute ones. relative: intermediate values may be off by this part of the largest one, None = as results."""
+    """Absolute ones."""
 
     results: float
     relative: float | None = None
+    """Intermediate values may be off by this part of the largest one, None = as results."""
 
     def compare(self, case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
         """Compare a stored value; integers have to be equal."""
@@ -170,15 +171,17 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """sizes: of answers with the checkpoint's number of steps. more: values of the family alone."""
+    """A policy to compare with its recording."""
 
     directory: Path
     config: FlowConfig
     sizes: FlowSizes
+    """The sizes of answers with the checkpoint's number of steps."""
     network: PrefixedNetwork
     margin: Margin
     tolerances: Tolerances
     more: Values
+    """Values of the family alone."""
 
 
 def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:

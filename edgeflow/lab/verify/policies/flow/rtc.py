@@ -42,13 +42,14 @@ CHUNK = "out.action_chunk"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Continuation:
-    """A case. guidance: of each frame; None where its answer begins anew."""
+    """A case."""
 
     name: str
     steps: int
     tensors: dict[str, Tensor]
     frames: tuple[FlowFrame, ...]
     guidance: tuple[Guidance | None, ...]
+    """The guidance of each frame; None where its answer begins anew."""
 
 
 def check_continuations(

@@ -30,13 +30,14 @@ ROUNDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """A frame's answer, float32. x, velocity, used [N, H, A]: before each step, of the network, and after guidance;
-    chunk [H, A]: behind the last step."""
+    """A frame's answer, float32."""
 
     x: Tensor
     velocity: Tensor
     used: Tensor
+    """`x`, `velocity`, `used` [N, H, A]: before each step, of the network, and after guidance."""
     chunk: Tensor
+    """[H, A]: behind the last step."""
 
 
 class KeptSteps(defaultdict[FrameRef, list[Steps]]):
@@ -80,10 +81,11 @@ class NetworkAlone:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """sizes: of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
+    """Runs a policy on recorded inputs."""
 
     network: StagedNetwork
     sizes: FlowSizes
+    """The sizes of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
     def paces(self, modes: Sequence[Mode], steps: int) -> dict[str, Pace]:
