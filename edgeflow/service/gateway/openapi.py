@@ -18,7 +18,7 @@ from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
+from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
 TITLE = "edgeflow"
 _EXAMPLE = {"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "grasp the red handle"}
@@ -196,7 +196,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 def page() -> bytes:
     """The page that shows the document; its parts come from this service, since a robot's network has no internet."""
-    script, style, icon = (f"{DOCS}/{name}" for name in PAGE_PARTS)
+    script, style, icon = (f"{API}/{name}" for name in PAGE_PARTS)
     shown = get_swagger_ui_html(
         openapi_url=OPENAPI,
         title=f"{TITLE} - Swagger UI",
