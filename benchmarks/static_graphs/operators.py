@@ -1,4 +1,4 @@
-"""The tables of docs/npu.md: operators of the embedded models' static graphs, by stage, with and without substitutions.
+"""The tables of docs/develop/static-graphs.md: operators of the embedded models, with and without substitutions.
 
     python -m benchmarks.static_graphs.operators             print them
     python -m benchmarks.static_graphs.operators --write     put them into the page
@@ -21,7 +21,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.programs import program_of
 from edgeflow.model_paths import resolve_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "npu.md"
+PAGE = Path(__file__).parents[2] / "docs" / "develop" / "static-graphs.md"
 MODELS = ("demo-flow", "demo", "demo-chat")
 BATCH = ExportShapes(batches=(1,))
 HIDDEN = -30.0
@@ -30,7 +30,7 @@ UNLISTED: Mapping[str, frozenset[str]] = {
     "RKNN": frozenset(("GatherND", "Gelu", "Neg", "Not", "Reciprocal")),
     "QNN provider": frozenset(("ConstantOfShape", "Erf", "GatherND", "Reciprocal", "ScatterND")),
 }
-"""Operators of these graphs that public lists call unsupported or leave out; docs/npu.md names the lists."""
+"""Operators of these graphs that public lists call unsupported or leave out; docs/develop/static-graphs.md names the lists."""
 Counts = Mapping[StageName, Mapping[str, int]]
 
 
@@ -93,7 +93,7 @@ def _cell(plain: int, substituted: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.static_graphs.operators", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put them into docs/{PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"put them into docs/develop/{PAGE.name}")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     arguments = parser.parse_args()
     tables = {model: table(counts_of(model, ()), counts_of(model, REWRITES)) for model in arguments.models}
