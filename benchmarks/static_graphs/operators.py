@@ -30,7 +30,7 @@ UNLISTED: Mapping[str, frozenset[str]] = {
     "RKNN": frozenset(("GatherND", "Gelu", "Neg", "Not", "Reciprocal")),
     "QNN provider": frozenset(("ConstantOfShape", "Erf", "GatherND", "Reciprocal", "ScatterND")),
 }
-"""Operators of these graphs that public lists call unsupported or leave out; docs/develop/static-graphs.md names the lists."""
+"""Operators of these graphs that public lists call unsupported or leave out; the page names the lists."""
 Counts = Mapping[StageName, Mapping[str, int]]
 
 

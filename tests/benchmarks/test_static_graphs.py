@@ -1,4 +1,4 @@
-"""The benchmark of static graphs and the tables of docs/develop/static-graphs.md: shapes, work, both sides, tables, picture."""
+"""The benchmark of static graphs and the tables of their page: shapes, work, both sides, tables, picture."""
 
 from __future__ import annotations
 
