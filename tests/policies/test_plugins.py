@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgeflow.commands import doctor
-from edgeflow.commands.doctor import Verdict
+from edgeflow.commands.doctor import CheckOutcome
 from edgeflow.config.sections import PolicyConfig
 from edgeflow.contract import Image, Observation
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
@@ -126,8 +126,8 @@ def test_a_broken_one_disturbs_no_other(install: Install, tmp_path: Path, code: 
     with pytest.raises(CheckpointError, match=rf"has type 'x'; served: .*; {unusable}"):
         family_of(folder_of(tmp_path / "unknown", type="x", kind="x"))
     sound, broken = doctor._plugins()[::-1]
-    assert (sound.subject, sound.verdict, sound.found) == ("policy sound", Verdict.OK, "robot-sound 2.5")
-    assert (broken.subject, broken.verdict) == ("policy other", Verdict.OPTIONAL)
+    assert (sound.subject, sound.verdict, sound.found) == ("policy sound", CheckOutcome.OK, "robot-sound 2.5")
+    assert (broken.subject, broken.verdict) == ("policy other", CheckOutcome.OPTIONAL)
     assert broken.found.startswith(f"robot-other 2.5: {named}(") and broken.advice
 
 
