@@ -22,17 +22,25 @@ from benchmarks.pages.expressions import ExpressionError, evaluate
 COMMENT = re.compile(r"<!-- (?P<file>[\w.-]+\.json|source): (?P<expressions>.+?) -->", re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.,-])-?\d[\d,]*(?:\.\d+)?(?![\w-]*\d)")
 UNITS = (
-    "ns|µs|us|ms|s|seconds?|minutes?|min|%|x|times|[KMG]i?B|TB|GB/s|TB/s|tokens/s|actions/s|chunks/s|frames/s|FPS|"
+    "ns|µs|us|ms|s|seconds?|minutes?|min|x|times|[KMG]i?B|TB|GB/s|TB/s|tokens/s|actions/s|chunks/s|frames/s|FPS|"
     "(?:tokens|actions|chunks|frames) per second|of \\d+|TFLOP/s"
 )
-WITH_UNIT = re.compile(rf"(?<![\w.,-])-?\d[\d,]*(?:\.\d+)?(?: ?%| (?:{UNITS}))(?![\w/])")
+LIMIT = r"(?:[Aa]t (?:least|most)|more than|less than|up to|below|above|Above|within|every|after|[+±≤≥<>]) ?"
+WITH_UNIT = re.compile(
+    rf"(?<![\w.,-])(?P<limit>{LIMIT})?-?\d[\d,]*(?:\.\d+)?(?: ?%(?! (?:Wilson )?interval)| (?:{UNITS}))(?![\w/])"
+)
+"""A number with a unit; behind a word of `LIMIT` it is a setting or a target."""
 MEASURING = re.compile(
-    r"\b(?:measured|took|takes (?:about|only)|reache[sd]|succeed(?:s|ed)?|success(?:es)?|episodes?|faster|slower|"
-    r"as fast|speed-?up|p50|p90|p99|median|on average|improve[sd]?|cost(?:s|ed)? only|gain(?:s|ed)?)\b",
+    r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd]|succeed(?:s|ed)?|success(?:es)?|"
+    r"of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|improve[sd]?|costs? only|"
+    r"gain(?:s|ed)?)\b",
     re.IGNORECASE,
 )
 """Words of measuring. Settings and limits ("at most 2 s", "waits 250 ms") have none of them."""
-CODE = re.compile(r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[ \t]*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+FRACTION = re.compile(r"\d\.\d|\d ?%|\d of \d")
+CODE = re.compile(
+    r"^(?P<fence>`{3,}|~{3,}).*?^(?P=fence)[ \t]*$|(?<=\n\n)(?: {4}[^\n]*\n)+|`[^`\n]+`", re.MULTILINE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,16 @@ def unexplained(page: str) -> Iterator[Finding]:
         row = block.lstrip().startswith("|")
         head = (head or block) if row else ""
         for offset, sentence in [(0, block)] if row else _sentences(block):
-            figure = WITH_UNIT.search(COMMENT.sub("", sentence))
+            figure = next((each for each in WITH_UNIT.finditer(COMMENT.sub("", sentence)) if not each["limit"]), None)
             if figure and MEASURING.search(head + sentence) and not COMMENT.search(sentence):
                 at = begin + offset + len(sentence) - len(sentence.lstrip())
-                line = text.count("\n", 0, at) + 1
-                yield Finding(line, f"{figure[0].strip()!r} looks measured: {' '.join(sentence.split())[:100]}")
+                shown = f"{figure[0].strip()!r} looks measured: {' '.join(sentence.split())[:100]}"
+                yield Finding(text.count("\n", 0, at) + 1, shown)
+    for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        cells = [cell for line in table[0].splitlines()[2:] for cell in line.strip("| ").split("|")[1:]]
+        measured = sum(bool(FRACTION.search(cell)) for cell in cells)
+        if measured >= max(4, len(cells) / 2) and not COMMENT.search(table[0]):
+            yield Finding(text.count("\n", 0, table.start()) + 1, "a table of figures looks measured")
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

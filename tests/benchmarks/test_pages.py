@@ -13,8 +13,6 @@ from benchmarks.pages.files import RESULTS, results, unlisted
 from benchmarks.pages.render import PAGES, TEMPLATES, rendered, written
 from benchmarks.pages.words import between, figure_table, label, number, short, target
 
-MEASURED_AGAIN = ("awq-closed-loop-cpu",)
-
 
 def test_the_pages_are_those_of_the_result_files():
     new, old = rendered(), written()
@@ -51,7 +49,7 @@ def test_every_benchmark_is_a_module_or_a_script():
 def test_every_commit_is_an_ancestor_of_this_one():
     if _git("rev-parse", "--is-shallow-repository") != "false":
         pytest.skip("a shallow clone, or no git: the history is not here")
-    for result in (each for each in results().values() if each.name not in MEASURED_AGAIN):
+    for result in results().values():
         assert _git("merge-base", "--is-ancestor", result.commit, "HEAD") is not None, (
             f"{result.path.name}: nobody can check out {result.commit}; measure it again"
         )
