@@ -8,21 +8,13 @@ The same 200 fresh episodes for both, still objects, serial, at the pass times o
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import keep, machine_facts, options
+from benchmarks.command import edgeflow, keep, machine_facts, options
 
 CONDITION = ("--mode", "serial", "--profile", "rtx5090", "--speed", "0", "--json")
-
-
-def edgeflow(*arguments: str) -> str:
-    """The output of a command of edgeflow."""
-    command = [sys.executable, "-m", "edgeflow.cli", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def evaluated(model: str, episodes: int) -> dict[str, Any]:

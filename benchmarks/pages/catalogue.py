@@ -21,7 +21,6 @@ CHAT_LOAD = (
     "edgeflow loadtest 127.0.0.1:50051 --rate 20 --mode pipelined --camera 640x480 --duration 60s --set warm_up_s=5s "
     "--set chat.clients=1 --set chat.max_tokens=64 --set limits.max_jitter_ratio=1.2 --json"
 )
-EVAL_FLOW = "edgeflow eval-demo --policy flow --profile rtx5090 --speed 0 --speed 5 --json"
 OPENPI = "--client-python .clients/openpi/bin/python --peer PATH --count 2000 --rounds 5"
 PEERS = "--openvino PYTHON --llama-cpp PYTHON"
 SECTIONS = (
@@ -34,7 +33,7 @@ SHOWN = {
         ("closed-loop-figures-cpu", "the distributions behind it", "closed_loop"),
         ("guesses-cpu", "two ways to draft after a wrong token", "passes.guesses"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
-        ("flow-closed-loop-cpu", "a flow policy: execution of chunks, and modes", EVAL_FLOW),
+        ("flow-closed-loop-cpu", "a flow policy: execution of chunks, and modes", "closed_loop.flow"),
         (
             "metaworld-cpu",
             "look-ahead at the ages of each mode, ten Meta-World tasks",
