@@ -32,8 +32,8 @@ WITH_UNIT = re.compile(
 """A number with a unit; behind a word of `LIMIT` it is a setting or a target."""
 MEASURING = re.compile(
     r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd]|succeed(?:s|ed)?|"
-    r"success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|improve[sd]?|"
-    r"costs? only|gain(?:s|ed)?)\b",
+    r"success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|"
+    r"improve[sd]?|costs? only|gain(?:s|ed)?)\b",
     re.IGNORECASE,
 )
 """Words of measuring. Settings and limits ("at most 2 s", "waits 250 ms") have none of them."""

@@ -53,6 +53,13 @@ def label(what: str) -> str:
     return what
 
 
+def quantity(value: float, unit: str) -> str:
+    """With its unit; short times in milliseconds."""
+    if unit == "s" and abs(value) < 0.1:
+        value, unit = value * 1e3, "ms"
+    return f"{short(value)} {unit}".rstrip()
+
+
 def figure_table(figures: Sequence[Mapping[str, Any]], also: str = "", without: str = "") -> str:
     """A fault test's figures with a target, and those whose names match `also`; then those that had to be 0 and are."""
     rows, zeros = [], []
@@ -64,9 +71,9 @@ def figure_table(figures: Sequence[Mapping[str, Any]], also: str = "", without: 
         if bar == 0 and each["value"] == 0:
             zeros.append(what)
         elif bar is not None or (also and re.search(also, what)):
-            unit = f" {each['unit']}" if each["unit"] else ""
-            written = "" if bar is None else f"{target(bar)}{unit}" + ("" if each["met"] else ", **missed**")
-            rows.append(f"| {what} | {short(each['value'])}{unit} | {written} |\n")
+            unit = each["unit"]
+            written = "" if bar is None else f"{target(bar)} {unit}".rstrip() + ("" if each["met"] else ", **missed**")
+            rows.append(f"| {what} | {quantity(each['value'], unit)} | {written} |\n")
     table = "| figure | measured | at most |\n|---|---|---|\n" + "".join(rows) if rows else ""
     zero = f"Zero, as required: {'; '.join(zeros)}.\n" if zeros else ""
     return "\n".join(each for each in (table, zero) if each)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.pages.catalogue import ENTRIES
 from benchmarks.pages.files import RESULTS, results, unlisted
 from benchmarks.pages.render import PAGES, TEMPLATES, rendered, written
-from benchmarks.pages.words import between, figure_table, label, number, short, target
+from benchmarks.pages.words import between, figure_table, label, number, quantity, short, target
 
 
 def test_the_pages_are_those_of_the_result_files():
@@ -79,6 +79,7 @@ def test_three_digits(value, written):
 def test_words():
     assert number(-0.0004, 2) == "0.00" and number(22384) == "22,384"
     assert between([0.885, 0.958]) == "88 to 96 %"
+    assert quantity(0.0003, "s") == "0.30 ms" and quantity(3, "") == "3"
     assert target(2.0000000000000018) == "2" and target(1.5142282) == "1.51"
     assert label("front's growth") == "control's growth" and label("chat front: kills") == "chat front: kills"
 
