@@ -32,7 +32,7 @@ class Contract(Hashable, Protocol):
     """How the prompts of one model's sequences enter its passes.
 
     A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be
-    padded: rows behind the last one are written behind it in the slot, where the sequence's next row replaces them.
+    padded: rows after the last one are written after it in the slot, where the sequence's next row replaces them.
     """
 
     @property
@@ -40,7 +40,7 @@ class Contract(Hashable, Protocol):
 
     @property
     def drafting(self) -> Drafting | None:
-        """How drafts behind a prompt begin and settle; None where prompts have none."""
+        """How drafts after a prompt begin and settle; None where prompts have none."""
         ...
 
     @property
@@ -74,11 +74,11 @@ class Contract(Hashable, Protocol):
         ...
 
     def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
-        """The token of each row of each segment, and the one behind the last; where `keeps_ids`."""
+        """The token of each row of each segment, and the one after the last; where `keeps_ids`."""
         ...
 
     def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """RoPE positions of all segments [C, rows], and the shift of each behind its prompt; None where C is 1."""
+        """RoPE positions of all segments [C, rows], and the shift of each after its prompt; None where C is 1."""
         ...
 
 

@@ -199,7 +199,7 @@ class GroupedDecoder:
         condition: NormCondition | None,
         whole: bool,
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, behind the prefix rows. whole: these after their final norm too, for comparisons."""
+        """As `forward`, after the prefix rows. whole: these after their final norm too, for comparisons."""
         shared = _PassPlaces(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1

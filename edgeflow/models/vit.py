@@ -38,7 +38,7 @@ class VisionBlock:
     norm2: tuple[Tensor, Tensor]
     """`norm1`, `norm2`: weight and bias."""
     fc1: Linear
-    """With the GELU behind it. A LayerScale is folded into the projections that it scales."""
+    """With the GELU after it. A LayerScale is folded into the projections that it scales."""
     fc2: Linear
 
 

@@ -286,7 +286,7 @@ def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[ForecastS
 def by_mode(
     times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
 ) -> dict[str, Forecast]:
-    """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
+    """One robot alone at full rate, in every mode and at every depth. settling, program: as in Robot."""
     robot = ForecastSession(pace=Pace(), period_ns=0, settling=settling, program=program)
     served = _program(robot, limits)
     return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}

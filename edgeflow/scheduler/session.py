@@ -236,7 +236,7 @@ class SessionQueue:
         return left
 
     def expire(self, now_ns: int) -> list[Departure]:
-        """The frames that draft and are too old to be answered, and behind which there is a newer one."""
+        """The frames that draft and are too old to be answered, and after which there is a newer one."""
         late = [flight for flight in (*self._landing, *self._flights) if self._too_old(flight, now_ns)]
         left = [self._departure(flight, Leaving.EXPIRED) for flight in late]
         self._forget(left)
@@ -271,7 +271,7 @@ class SessionQueue:
 
     @property
     def _drafts(self) -> int:
-        """Draft rows behind the prompt of the next frame."""
+        """Draft rows after the prompt of the next frame."""
         return self._most_drafts if self._pace.speculation else 0
 
     def _admit(self, frame: Frame) -> None:

@@ -235,7 +235,7 @@ def test_the_last_row_of_a_prefix_runs_again(prefix: int):
 
 @given(SIZES, st.integers(1, 60), st.integers(1, 60), st.integers(1, 90))
 def test_one_row_less_of_a_folded_prefix(folding: Folding, prefix: int, shared: int, rows: int):
-    """What may be reused with a row again is never more than one row less, and never behind a fold that is undone."""
+    """What may be reused with a row again is never more than one row less, and never after a fold that is undone."""
     shared = min(shared, prefix, rows - 1)
     again = replace(folding, again=1)
     known = again.reusable(prefix, shared, rows)

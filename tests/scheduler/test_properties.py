@@ -34,7 +34,7 @@ PROGRAMS = st.one_of(
 
 
 def drafts_of(program: StageProgram, pace: Pace) -> int:
-    """Rows that a frame drafts behind its prompt: an answer in tokens can be drafted, and nothing else."""
+    """Rows that a frame drafts after its prompt: an answer in tokens can be drafted, and nothing else."""
     tokens = all((stage.rows, stage.group, stage.advances) == (1, 0, True) for stage in program.stages[1:])
     return program.passes - 1 if tokens and pace.speculation else 0
 

@@ -100,7 +100,7 @@ def test_tokens_of_one_outcome_end_at_the_stop_token_and_at_the_limit():
     step=st.integers(1, 8),
 )
 def test_the_longest_whole_prefix_wins(prefixes: dict[int, int], shared: dict[int, int], rows: int, step: int):
-    """Of its rows as many are known as another request may continue behind."""
+    """Of its rows as many are known as another request may continue after."""
     shared = {slot: min(count, prefixes.get(slot, count), rows) for slot, count in shared.items()}
     requests = Requests(prefixes, SlotUse(lambda known: known - known % step))
     requests.offer(1)

@@ -58,7 +58,7 @@ class FrameRecord:
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
-    """Behind its prompt, and their tolerance."""
+    """After its prompt, and their tolerance."""
     tolerance_bins: int = 0
     plan: PlayedRows | None = None
     """What is played from its capture on, as known when it was launched."""

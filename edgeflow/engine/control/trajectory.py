@@ -175,7 +175,7 @@ class Trajectory:
     ) -> Chosen:
         """The best of `count` chunks [H, D], within the limits.
 
-        normalised: [count, H', A] of them, by which they are compared. plan, state, delay: as of within_limits.
+        normalised: [count, H', A] of them, by which they are compared. plan, state, delay: as in within_limits.
         """
         index, scores = 0, tuple[Candidate, ...]()
         actions = actions_of(0)

@@ -115,7 +115,7 @@ def nudged(frames: Iterable[PreparedFrame], dtype: torch.dtype) -> list[Prepared
 def deviations(right: Sequence[DecodedFrame], found: Sequence[DecodedFrame]) -> Deviations:
     """How far decodings, which must hold logits, are off those that are right.
 
-    The comparison of a frame ends behind its first token that differs, for later tokens follow from it.
+    The comparison of a frame ends after its first token that differs, for later tokens follow from it.
     """
     rows = [row for pair in zip(right, found, strict=True) for row in _compared(*pair)]
     return Deviations(

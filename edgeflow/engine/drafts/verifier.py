@@ -33,8 +33,8 @@ def accepted_of_chain(right: Tensor) -> Tensor:
 def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """The tokens that each tree settles [S], and the rows that give them [S, width], the last one repeated.
 
-    right [S, R] bool: as of a chain, where the row before is the parent; that of the root is not read. bits, depth
-    [S, R]: as of `DraftTrees`.
+    right [S, R] bool: as in a chain, where the row before is the parent; that of the root is not read. bits, depth
+    [S, R]: as in `DraftTrees`.
     """
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
@@ -144,7 +144,7 @@ class DraftVerifier:
         return replace(read, counts=settled, lengths=lengths, features=features, rope=rope), rows
 
     def _standing(self, read: ReadRows) -> Tensor:
-        """The drafts behind the newest tokens [S, K], for a grammar on the host."""
+        """The drafts after the newest tokens [S, K], for a grammar on the host."""
         newest = read.firsts + read.counts
         at = torch.arange(1, self._drafter.rows(read.form), device=newest.device)
         return self._state.ids[read.slots[:, None], newest[:, None] + at]
@@ -159,10 +159,10 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """As of `Verifier.settle`."""
+    """As in `Verifier.settle`."""
 
     def most(self, counts: Tensor) -> Tensor:
-        """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""
+        """The tokens that may be settled of so many rows [S]: no grammar holds after its last mask."""
         return counts if self.allowed is None else counts.clamp(max=len(self.allowed))
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
@@ -172,7 +172,7 @@ class _Choose:
         owners = slots.repeat_interleave(count // len(slots), output_size=count) if count > len(slots) else slots
         drawn = drawn if folded is None else drawn + folded[owners]
         allowed = self.allowed
-        if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
+        if allowed is not None:  # rows after a draft that the grammar forbids are not accepted: anything is permitted
             more = allowed.new_ones(max(count - len(allowed), 0), allowed.shape[1])
             allowed = torch.cat([allowed, more])[:count]
         earlier = None

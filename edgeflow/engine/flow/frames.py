@@ -86,7 +86,7 @@ class Guidance:
     """Rows of the chunk being played that an answer must continue (real-time chunking), on the host in float32."""
 
     target: Tensor
-    """[H, A]: normalised, zeros behind its end and in padding."""
+    """[H, A]: normalised, zeros after its end and in padding."""
     weights: Tensor
     """[H]: how firmly each row is drawn to it, 0 to 1."""
     most: float = 10.0
@@ -136,7 +136,7 @@ MOST_GUIDANCE = 100.0
 
 
 class Schedule(str, Enum):
-    """How firmly rows behind the delay are drawn to the chunk being played, up to the execution horizon.
+    """How firmly rows after the delay are drawn to the chunk being played, up to the execution horizon.
 
     ZEROS: not at all. ONES: as firmly as those before. LINEAR, EXP: less and less.
     """

@@ -83,7 +83,7 @@ class FlowStages(Protocol):
     """The networks of a flow policy over KV slots."""
 
     launch_ahead: int
-    """As of PassEngine, 1 where running only enqueues."""
+    """As in PassEngine, 1 where running only enqueues."""
     device: torch.device
     kv_bytes: int
     """Memory of the slots."""

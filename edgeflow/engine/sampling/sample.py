@@ -255,7 +255,7 @@ class Sampled(Outcome[Ref]):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Those of each token, empty where they were not asked for."""
     drafts: tuple[int, ...] = ()
-    """The chain that stands behind the newest token, if it is one."""
+    """The chain that stands after the newest token, if it is one."""
 
 
 def plain_lines(rows: SampledRows) -> Tensor:

@@ -212,7 +212,7 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
-    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs.
+    """Prefills and the decode rows after them, as layouts over the same memory; one layout where the order differs.
 
     Only what depends on lengths alone is cached: the layout itself may be gathered anew per call.
     """

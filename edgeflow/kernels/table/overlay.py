@@ -101,7 +101,7 @@ def load_entries(
 ) -> Sequence[TableEntry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
 
-    tuned_for: as of `refuse_stale`.
+    tuned_for: as in `refuse_stale`.
     """
     overlay = read_overlay(path)
     if overlay.stamp is not None:

@@ -116,7 +116,7 @@ class VisionNumbers:
     width: int
     inner: int
     rows: int
-    """`patches`, `rows`: of an image, before and behind the projection."""
+    """`patches`, `rows`: of an image, before and after the projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ _WIDEST = 8  # bytes of a number as stored, at most
 _SPARE = 1 << 20  # bytes of a file besides its numbers
 STOP_ID = 2
 UNREAD = 2
-"""Rows behind those that are read: the last number's own, and the stop token."""
+"""Rows after those that are read: the last number's own, and the stop token."""
 
 
 class ActionHead:

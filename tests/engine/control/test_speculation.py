@@ -256,7 +256,7 @@ def test_attention_that_reads_places_is_known(policy):
 
 @pytest.mark.parametrize("samples", [1, 2, 6])
 def test_a_settled_frame_that_rides_one_pass_more_stays_in_its_slot(checkpoint, samples: int):
-    """It was launched before the host knew. With the longest prompt its rows lie behind the last position."""
+    """It was launched before the host knew. With the longest prompt its rows lie after the last position."""
     table = built_in_table().forcing(packed_attention="masked")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
     engine = PolicyEngine(policy, policy.K, 64, table=table)

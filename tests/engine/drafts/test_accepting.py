@@ -16,7 +16,7 @@ VOCABULARY = 5
 
 
 def tree(rows: int, seed: int, deep: float) -> tuple[list[int], list[int]]:
-    """The parent and the token of each row behind the root. Siblings are different tokens. deep: how often a row
+    """The parent and the token of each row after the root. Siblings are different tokens. deep: how often a row
     follows the one before it.
     """
     choose = random.Random(seed)
@@ -58,7 +58,7 @@ def depths(parents: list[int]) -> list[int]:
     st.integers(1, 63), st.integers(1, 3), st.integers(0, 10_000), st.sampled_from([0.1, 0.6, 1.0]), st.integers(0, 2)
 )
 def test_trees_equal_the_twin(rows: int, segments: int, seed: int, deep: float, spare: int):
-    """Trees of several slots at once; rows behind `counts` only pad. Half of all rows give the token of a child."""
+    """Trees of several slots at once; rows after `counts` only pad. Half of all rows give the token of a child."""
     choose = random.Random(seed)
     grown = [tree(rows, seed + index, deep) for index in range(segments)]
     deepest = max(max(depths(parents)) for parents, _ in grown)

@@ -169,7 +169,7 @@ def test_a_stop_token_in_the_middle_of_an_accepted_run(model: ChatModel, form: D
     monkeypatch.setattr(type(model), "stop_ids", property(lambda _: frozenset({stop})))
     kind = taught(Knowing(form=form, rows=12, sure=1.0, fixed=True), prompt, wanted)
     engine = engine_of(model, kind)
-    for _ in range(2):  # what stood behind the stop token has no part in the next answer
+    for _ in range(2):  # what stood after the stop token has no part in the next answer
         generation = Generation(engine, prompt, SamplingParams(max_tokens=30))
         told = [token for each in generate(engine, generation, 50) if each is not None for token in each.tokens]
         assert generation.tokens == told == wanted[: wanted.index(stop) + 1]

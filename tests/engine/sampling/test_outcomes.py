@@ -52,7 +52,7 @@ def test_one_row_each(logprobs: bool):
 @pytest.mark.parametrize("logprobs", [False, True])
 @given(st.data())
 def test_verified_rows(logprobs: bool, data: st.DataObject):
-    """Of several segments: the settled tokens of each, what each found, and the drafts that stand behind them."""
+    """Of several segments: the settled tokens of each, what each found, and the drafts that stand after them."""
     segments, width, standing = (data.draw(st.integers(low, 4)) for low in (1, 1, 0))
     rows = rows_of(segments * width, logprobs=logprobs)
     settled = [data.draw(st.integers(1, width)) for _ in range(segments)]
