@@ -25,7 +25,7 @@ class Drafting:
     first: Tensor
     """[K-1]: the guess of a sequence that has none before it."""
     near: Tensor
-    """[K]: 1 where a token may settle within a tolerance, 0 where it settles exactly."""
+    """[K]: 1 where a token is verified within a tolerance, 0 where it must match exactly."""
 
 
 class Contract(Hashable, Protocol):
@@ -40,7 +40,7 @@ class Contract(Hashable, Protocol):
 
     @property
     def drafting(self) -> Drafting | None:
-        """How drafts after a prompt begin and settle; None where prompts have none."""
+        """How drafts after a prompt begin and are verified; None where prompts have none."""
         ...
 
     @property

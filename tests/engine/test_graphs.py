@@ -87,7 +87,7 @@ def test_replayed_drafts_change_no_token(
 
 
 def test_drafts_launched_one_ahead_change_no_token(policy, serial: SerialTwin):
-    """The host plans each pass before it knows what the one before settled."""
+    """The host plans each pass before it knows what the one before verified."""
     frames = alike(policy, 12, seed=3, each=3)
     right = tokens(serial(policy, frames))
     found = decode_one_ahead(replaying(policy), frames, Mode.SPECULATIVE)

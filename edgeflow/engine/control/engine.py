@@ -53,10 +53,10 @@ class Answer:
     finite: bool
     """False when a number behind it was not."""
     token_ids: tuple[int, ...] = ()
-    """Its K action tokens, the first `settled` of which are settled; the others are what its last pass gave after
+    """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
     wrong drafts.
     """
-    settled: int = 0
+    verified: int = 0
     values: NDArray[np.float64] | None = None
     """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
 
@@ -247,7 +247,7 @@ class PolicyEngine(Executor, PassEngine):
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
     how rings rotate then. kv_format: how keys and values are stored. Other options: as in Executor. Without graphs, and
-    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts settle.
+    with attention that reads places on the host, nothing is launched ahead: they follow from the drafts accepted.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class PolicyEngine(Executor, PassEngine):
         if guesses:
             finite = finite and outcomes[-1].guesses_finite
         ids = (*tokens, *outcomes[-1].guesses[:guesses])
-        return Answer(frame=frame, finite=finite, token_ids=ids, settled=len(tokens))
+        return Answer(frame=frame, finite=finite, token_ids=ids, verified=len(tokens))
 
     def rows(self, prompt: PreparedFrame) -> int:
         """Rows of a prompt."""

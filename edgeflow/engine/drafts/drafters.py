@@ -6,7 +6,7 @@ several.
 
 EAGLE-3: drafts by a head of one layer, which reads what the base computes in three of its layers. The head has a
 separate KV store with the same slots: the row at place p is made of the base's features at p and the token at p + 1. So
-each pass extends it by the rows that are settled, and then grows a tree or a chain after them.
+each pass extends it by the rows that are verified, and then grows a tree or a chain after them.
 """
 
 from __future__ import annotations

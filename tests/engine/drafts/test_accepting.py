@@ -92,8 +92,8 @@ def test_trees_equal_the_twin(rows: int, segments: int, seed: int, deep: float, 
         rights.append(right)
         expected.append(walked(parents[: kept - 1], tokens, gives, sound))
     width = min(rows, deepest + 1)
-    settled, path = accepted_of_tree(torch.tensor(rights), state[2], state[1], width)
-    assert settled.tolist() == [len(each) for each in expected]
+    verified, path = accepted_of_tree(torch.tensor(rights), state[2], state[1], width)
+    assert verified.tolist() == [len(each) for each in expected]
     assert path.tolist() == [[*each, *[each[-1]] * (width - len(each))] for each in expected]
 
 
@@ -103,10 +103,10 @@ def test_chains_equal_the_twin(rows: int, segments: int, seed: int, sure: float)
     rights = [[choose.random() < sure for _ in range(rows)] for _ in range(segments)]
     expected = []
     for right in rights:
-        settled = 1
-        while settled < rows and right[settled]:
-            settled += 1
-        expected.append(settled)
+        verified = 1
+        while verified < rows and right[verified]:
+            verified += 1
+        expected.append(verified)
     assert accepted_of_chain(torch.tensor(rights)[:, 1:]).tolist() == expected
 
 
@@ -117,6 +117,6 @@ def test_a_chain_is_a_tree_of_one_path(rows: int, seed: int, sure: float):
     trees = DraftTrees(1, rows, CPU)
     if rows > 1:
         trees.plant(torch.tensor([0]), torch.arange(rows - 1)[None], rows)
-    settled, path = accepted_of_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
-    assert torch.equal(accepted_of_chain(right[:, 1:]), settled)
-    assert path.tolist() == [[min(row, int(settled) - 1) for row in range(rows)]]
+    verified, path = accepted_of_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
+    assert torch.equal(accepted_of_chain(right[:, 1:]), verified)
+    assert path.tolist() == [[min(row, int(verified) - 1) for row in range(rows)]]

@@ -73,7 +73,7 @@ def test_answers_of_every_kind(model: ChatModel, head: Eagle3Head):
             prompt = prompt_of(model, text)
             found = answer(engine, prompt, SamplingParams(max_tokens=count), chunk)
             assert found.tokens == undrafted(model, prompt, count), (kind.name, text, chunk)
-            assert found.plan.passes == 0 and found.plan.settled == count
+            assert found.plan.passes == 0 and found.plan.verified == count
 
 
 def test_a_drafter_that_knows_the_answer(model: ChatModel):
