@@ -17,8 +17,8 @@ LINK = re.compile(r"\]\([^)]*\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
 MODULE = re.compile(r"[\w./-]+\.(?:py|cpp|h|sh)")
 CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(?:\.(\w+))?")
-OTHERS = {"BatchAttention"}
-"""Classes of other projects."""
+OTHERS = {"BatchAttention", "awq/utils/packing_utils.py"}
+"""Classes and files of other projects."""
 DEFINED = re.compile(r"^(?:class|message|enum) (\w+)|^(\w+)(?:: TypeAlias)? = ", re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ def problems(path: Path, text: str) -> list[str]:
 def _missing_files(path: Path, text: str) -> Iterator[str]:
     inside = path.parent if path.name == "README.md" else ROOT
     for name in dict.fromkeys(_names(text)):
-        if not MODULE.fullmatch(name):
+        if not MODULE.fullmatch(name) or name in OTHERS:
             continue
         near = [inside, ROOT, ROOT / "edgeflow", *(inside.glob("*") if inside != ROOT else ())]  # of the page's folders
         if any((folder / name).is_file() for folder in near):
