@@ -14,15 +14,16 @@ KVName = Literal["model", "int8", "fp8", "int4"]
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How the drafts of a session are verified.
-
-    tolerance_bins: how far a token may be from the draft that it replaces and still be settled, 0 to
-    MOST_TOLERANCE_BINS; 0 gives the tokens of serial decoding. It applies to displacements only. max_passes: a frame
-    leaves after so many passes even if tokens are not settled, 1 to K; 0 stands for K, after which all are.
-    """
+    """How the drafts of a session are verified."""
 
     tolerance_bins: int = 0
+    """How far a token may be from the draft that it replaces and still be settled, 0 to MOST_TOLERANCE_BINS; 0 gives
+    the tokens of serial decoding. It applies to displacements only.
+    """
     max_passes: int = 0
+    """A frame leaves after so many passes even if tokens are not settled, 1 to K; 0 stands for K, after which all
+    are.
+    """
 
     def most_passes(self, stages: int) -> int:
         """Passes after which a frame leaves at the latest, 1 to K."""
@@ -31,28 +32,26 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the frames of a session share passes, as the scheduler sees it.
-
-    depth: ticks per frame (scheduler/pace.py), 1 (serial) to K (pipelined). speculation: None where tokens are decoded
-    one by one; where frames draft, the depth is 0.
-    """
+    """How the frames of a session share passes, as the scheduler sees it."""
 
     depth: int = 1
+    """Ticks per frame (scheduler/pace.py), 1 (serial) to K (pipelined)."""
     speculation: Speculation | None = None
+    """None where tokens are decoded one by one; where frames draft, the depth is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CameraNeed:
-    """A camera that a policy needs. width, height: the pixels that it takes; 0 = any size.
-
-    named: the checkpoint gives it this name. False = it is the robot's first camera, whatever that is called, or the
-    one that the configuration names.
-    """
+    """A camera that a policy needs."""
 
     name: str
     width: int = 0
     height: int = 0
+    """Both: the pixels that it takes; 0 = any size."""
     named: bool = True
+    """The checkpoint gives it this name. False = it is the robot's first camera, whatever that is called, or the one
+    that the configuration names.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,37 +72,36 @@ CHANNELS = 3  # of every image: red, green, blue
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Pixels of one camera. data: height*width*3 RGB bytes, row by row."""
+    """Pixels of one camera."""
 
     height: int
     width: int
     data: bytes | memoryview
+    """height*width*3 RGB bytes, row by row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The inputs of a policy at one moment, by the policy's own names.
-
-    images: by camera. state: vectors by name, in the policy's units. stamp_ns: capture time on the robot's clock.
-    """
+    """The inputs of a policy at one moment, by the policy's own names."""
 
     images: Mapping[str, Image]
+    """By camera."""
     instruction: str
     state: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Vectors by name, in the policy's units."""
     stamp_ns: int = 0
+    """Capture time on the robot's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The answer of a policy: `horizon` actions for consecutive moments. A single action is a chunk of horizon 1.
-
-    values: [horizon, dims], row by row, in the units of the schema. step_ms: row i is meant for the moment i * step_ms
-    after the capture of the frame; 0 where the horizon is 1.
-    """
+    """The answer of a policy: `horizon` actions for consecutive moments. A single action is a chunk of horizon 1."""
 
     values: tuple[float, ...]
+    """[horizon, dims], row by row, in the units of the schema."""
     horizon: int = 1
     step_ms: float = 0.0
+    """Row i is meant for the moment i * step_ms after the capture of the frame; 0 where the horizon is 1."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or len(self.values) % self.horizon:
@@ -131,17 +129,18 @@ PROMPT = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A part of a policy's answer to a frame, in integers.
-
-    rows: of each of its passes; PROMPT = those of the frame's prompt. repeats: how often it runs. group: the weights
-    that its rows use. advances: each pass enters the slot behind the one before (tokens); otherwise all of them enter
-    at the place where the stage began and overwrite each other (denoising).
-    """
+    """A part of a policy's answer to a frame, in integers."""
 
     rows: int
+    """The rows of each of its passes; PROMPT = those of the frame's prompt."""
     repeats: int = 1
+    """How often it runs."""
     group: int = 0
+    """The weights that its rows use."""
     advances: bool = True
+    """Each pass enters the slot behind the one before (tokens); otherwise all of them enter at the place where the
+    stage began and overwrite each other (denoising).
+    """
 
     def __post_init__(self) -> None:
         if self.rows < PROMPT or self.repeats < 1 or self.group < 0:
@@ -195,22 +194,26 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop.
-
-    stages: K. prefill_ns: one prefill. two_prefills_ns: the prefills of two sessions. packed_ns: one prefill and K-1
-    decode rows; a denoising step counts as one, however many rows it has. decode_ns: one decode row. decodes_ns: K-1
-    decode rows. row_ns: each row that a pass has beyond K-1 decode rows per prefill. launch_ns: host time before the
-    device can begin a pass, which is launched while the one before it runs; 0 where launching computes.
-    """
+    """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop."""
 
     stages: int
+    """K."""
     prefill_ns: int
+    """One prefill."""
     two_prefills_ns: int
+    """The prefills of two sessions."""
     packed_ns: int
+    """One prefill and K-1 decode rows; a denoising step counts as one, however many rows it has."""
     decode_ns: int
+    """One decode row."""
     decodes_ns: int
+    """K-1 decode rows."""
     row_ns: int = 0
+    """Each row that a pass has beyond K-1 decode rows per prefill."""
     launch_ns: int = 0
+    """Host time before the device can begin a pass, which is launched while the one before it runs; 0 where
+    launching computes.
+    """
 
     @property
     def launch_ahead(self) -> int:

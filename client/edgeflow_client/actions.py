@@ -65,27 +65,29 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The resolved target of an action.
-
-    pose: of the tool; None if no dimension moves it relatively. values: every other dimension by name, unchanged.
-    age_s: the action's age when the command takes effect. look_ahead_s: the part of it by which the displacement was
-    extended, 0 = none; factor: how many times the displacement was taken for it. Anchored to the frame of a chunk,
-    they are the time from the capture to the row's moment, and the number of rows composed. speed: the share of full
-    speed to move at, 1 unless `Aging.slow_from_s` is set. settled, tolerance_bins, max_passes: of the action.
-    step, step_age_s: the row of the chunk, and its age counted from its own moment; age_s where the horizon is 1.
-    """
+    """The resolved target of an action."""
 
     pose: Pose | None
+    """The pose of the tool; None if no dimension moves it relatively."""
     values: Mapping[str, float]
+    """Every other dimension by name, unchanged."""
     age_s: float = 0.0
+    """The action's age when the command takes effect."""
     look_ahead_s: float = 0.0
+    """The part of it by which the displacement was extended, 0 = none."""
     factor: float = 1.0
+    """How many times the displacement was taken for it. Anchored to the frame of a chunk, they are the time from the
+    capture to the row's moment, and the number of rows composed.
+    """
     speed: float = 1.0
+    """The share of full speed to move at, 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
     tolerance_bins: int = 0
     max_passes: int = 0
+    """All three: of the action."""
     step: int = 0
     step_age_s: float = 0.0
+    """Both: the row of the chunk, and its age counted from its own moment; age_s where the horizon is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,40 +104,44 @@ def _no_chunk() -> Vector:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Action:
-    """An action, or the row of a chunk that is due; `values` is [dims] in the schema's units.
-
-    seq: the frame it answers. stamp_ns: capture time of that frame; received_ns, valid_until_ns: all three on the
-    robot's own monotonic clock. frame_pose: pose of the tool pushed with that frame, if any. age_limit_ns: the age,
-    counted from the moment of its row, at which the action ends; None = no limit. settled: leading tokens that are
-    settled, of len(token_ids). tolerance_bins, max_passes: of Mode.SPECULATIVE as served; max_passes is 0 where the
-    frame did not draft its tokens. aging: how targets allow for the action's age. chunk: [horizon,
-    dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step * step_ns; by default
-    the one row `values`. report: how the chunk came about; in it `continues` is a number as that of `push`.
-    apart: another chunk than that one was played when it came. advice: of the session.
-    """
+    """An action, or the row of a chunk that is due; `values` is [dims] in the schema's units."""
 
     seq: int
+    """The frame it answers."""
     epoch: int
     values: Vector
     token_ids: tuple[int, ...]
     schema: ActionSchema
     stamp_ns: int
+    """Capture time of that frame."""
     received_ns: int
     valid_until_ns: int
+    """Both: all three on the robot's own monotonic clock."""
     frame_pose: Pose | None
+    """Pose of the tool pushed with that frame, if any."""
     timings: StageTimings
     server_ns: int
     age_limit_ns: int | None = None
+    """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
+    """Leading tokens that are settled, of len(token_ids)."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: of Mode.SPECULATIVE as served; max_passes is 0 where the frame did not draft its tokens."""
     aging: Aging = OFF
+    """How targets allow for the action's age."""
     chunk: Vector = field(default_factory=_no_chunk)
+    """[horizon, dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step *
+    step_ns; by default the one row `values`.
+    """
     step: int = 0
     step_ns: int = 0
     report: ChunkReport = field(default_factory=ChunkReport)
+    """How the chunk came about; in it `continues` is a number as that of `push`."""
     apart: bool = False
+    """Another chunk than that one was played when it came."""
     advice: Advice = field(default_factory=Advice)
+    """The advice of the session."""
 
     def __post_init__(self) -> None:
         if not self.chunk.size:
@@ -234,13 +240,14 @@ class Action:
 class Directive:
     """The command for the robot now.
 
-    ACT comes with an action, HOLD and STOP with a reason. needs_reset: no action follows until `reset` is called.
+    ACT comes with an action, HOLD and STOP with a reason.
     """
 
     command: Command
     reason: str = ""
     action: Action | None = None
     needs_reset: bool = False
+    """No action follows until `reset` is called."""
 
     @property
     def joints(self) -> Vector | None:

@@ -18,21 +18,23 @@ class Aging:
     """How a robot allows for the age of its actions. Each setting is off at 0.
 
     Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
-
-    look_ahead_s: the most age that a relative action is extended by. The action stands for one control step, so at an
-    age of n steps it is multiplied by 1 + n, within the limits of the schema. None = LOOK_AHEAD_S where the control
-    rate is known, here or by the schema, and the schema does not say that actions are the whole way to their target;
-    else 0. control_rate_hz: steps per second of the data that the policy was trained on; 0 = as the policy's schema
-    states. slow_from_s: the age beyond which `Target.speed` falls. command_lead_s: the time from a command to the arm's
-    motion, a part of every target's age. camera_offset_s: the time from the capture of an image to its hand-over to
-    `push`, which subtracts it from the time of the call unless `captured_ns` is given.
     """
 
     look_ahead_s: float | None = None
+    """The most age that a relative action is extended by. The action stands for one control step, so at an age of n
+    steps it is multiplied by 1 + n, within the limits of the schema. None = LOOK_AHEAD_S where the control rate is
+    known, here or by the schema, and the schema does not say that actions are the whole way to their target; else 0.
+    """
     control_rate_hz: float = 0.0
+    """Steps per second of the data that the policy was trained on; 0 = as the policy's schema states."""
     slow_from_s: float = 0.0
+    """The age beyond which `Target.speed` falls."""
     command_lead_s: float = 0.0
+    """The time from a command to the arm's motion, a part of every target's age."""
     camera_offset_s: float = 0.0
+    """The time from the capture of an image to its hand-over to `push`, which subtracts it from the time of the call
+    unless `captured_ns` is given.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -23,11 +23,13 @@ MAX_COEFFICIENT = 10.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedChunk:
-    """A chunk and the moments of its rows. raw: [horizon, dims] as the policy gave it; played: as blended."""
+    """A chunk and the moments of its rows."""
 
     timeline: Timeline
     raw: Vector
+    """[horizon, dims] as the policy gave it."""
     played: Vector
+    """As blended."""
 
 
 class Blending(Protocol):

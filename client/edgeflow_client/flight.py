@@ -16,31 +16,35 @@ AGES_KEPT = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """A snapshot. Every frame offered is in flight or has exactly one disposition.
-
-    superseded: a newer frame came first, here or in the service. overtaken: those of them that were in flight on the
-    device, in Mode.SPECULATIVE. rejected: refused, last_refusal says why. dropped: left without an action, lost streams
-    included. actions: accepted; ignored: of another epoch, out of order, while a reset is needed, or continuing what a
-    HOLD ended; too_old: beyond their age limit when they arrived. late: they did not fit the chunk that was played when
-    they came (`Action.late`); late_played: those of them that were played, since no row of another was due. holds: HOLD
-    and STOP directives. steps: actions handed out, of a chunk each row that became the directive.
-    Ages are of the frames of the last AGES_KEPT accepted actions, nanoseconds from capture to receipt.
-    """
+    """A snapshot. Every frame offered is in flight or has exactly one disposition."""
 
     offered: int
     in_flight: int
     acted: int
     superseded: int
+    """A newer frame came first, here or in the service."""
     overtaken: int
+    """Those of them that were in flight on the device, in Mode.SPECULATIVE."""
     rejected: int
+    """Refused, last_refusal says why."""
     dropped: int
+    """Left without an action, lost streams included."""
     actions: int
+    """Accepted."""
     ignored: int
+    """The ignored of another epoch, out of order, while a reset is needed, or continuing what a HOLD ended."""
     too_old: int
+    """Beyond their age limit when they arrived."""
     late: int
+    """They did not fit the chunk that was played when they came (`Action.late`)."""
     late_played: int
+    """Those of them that were played, since no row of another was due."""
     holds: int
+    """HOLD and STOP directives."""
     steps: int
+    """Actions handed out, of a chunk each row that became the directive. Ages are of the frames of the last
+    AGES_KEPT accepted actions, nanoseconds from capture to receipt.
+    """
     reconnects: int
     age_p50_ns: int
     age_p99_ns: int

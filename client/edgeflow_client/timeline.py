@@ -10,13 +10,11 @@ MAX_PLAYS = 64  # captures are told apart so many chunks back
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for stamp_ns + i * step_ns.
-
-    step_ns: 0 where the horizon is 1.
-    """
+    """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for stamp_ns + i * step_ns."""
 
     stamp_ns: int
     step_ns: int = 0
+    """0 where the horizon is 1."""
     horizon: int = 1
 
     def step_at(self, now_ns: int) -> int:

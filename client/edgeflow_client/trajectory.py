@@ -8,18 +8,20 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """A row of a chunk that a robot plays. seq: the frame that the chunk answers."""
+    """A row of a chunk that a robot plays."""
 
     seq: int
+    """The frame that the chunk answers."""
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The arrival of an answer. age_ns: from the capture of frame `seq` to it, on the robot's clock."""
+    """The arrival of an answer."""
 
     seq: int
     age_ns: int
+    """From the capture of frame `seq` to it, on the robot's clock."""
 
 
 class Seam(str, Enum):
@@ -55,48 +57,46 @@ class LimitKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limited:
-    """The effect of a limit on a dimension of a chunk.
-
-    beyond: by how much the policy's chunk exceeded it at most, in the unit of the limit; 0 for BRAKING and START.
-    changed: by how much all limits together moved the dimension at most, in its unit.
-    """
+    """The effect of a limit on a dimension of a chunk."""
 
     dimension: str
     limit: LimitKind
     beyond: float
+    """By how much the policy's chunk exceeded it at most, in the unit of the limit; 0 for BRAKING and START."""
     changed: float
+    """By how much all limits together moved the dimension at most, in its unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The scores of a chunk among those that answer one frame, the lower the better.
-
-    score: the weighted sum of the others. distance: mean squared distance to the chunk being played, over the rows that
-    both have. roughness: mean squared jerk per step. Both normalised. beyond: mean excess over the limits, as a share
-    of each.
-    """
+    """The scores of a chunk among those that answer one frame, the lower the better."""
 
     score: float
+    """The weighted sum of the others."""
     distance: float
+    """Mean squared distance to the chunk being played, over the rows that both have."""
     roughness: float
+    """Mean squared jerk per step. Both normalised."""
     beyond: float
+    """Mean excess over the limits, as a share of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReport:
-    """How a chunk came about.
-
-    continues: the frame whose chunk it continues; 0 = none. conditioned_steps: its rows that were taken to have passed
-    when it is played; played later it does not fit. seam: why it continues none. limited: empty where the policy's
-    chunk kept the limits. candidates: empty where there was one; chosen: the one that was sent.
-    """
+    """How a chunk came about."""
 
     continues: int = 0
+    """The frame whose chunk it continues; 0 = none."""
     conditioned_steps: int = 0
+    """Its rows that were taken to have passed when it is played; played later it does not fit."""
     seam: Seam = Seam.NONE
+    """Why it continues none."""
     limited: tuple[Limited, ...] = ()
+    """Empty where the policy's chunk kept the limits."""
     candidates: tuple[Candidate, ...] = ()
+    """Empty where there was one."""
     chosen: int = 0
+    """The one that was sent."""
 
     def is_late(self, age_ns: int, step_ns: int) -> bool:
         """True if a chunk that continues another is played when its frame is so old, and no longer fits it."""

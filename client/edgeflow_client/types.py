@@ -62,15 +62,14 @@ class CameraSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """A proprioceptive state vector, as a robot declares it at open or as a policy needs it.
-
-    size: its numbers. elements, units: one entry per number where they are stated, else empty.
-    """
+    """A proprioceptive state vector, as a robot declares it at open or as a policy needs it."""
 
     name: str
     size: int
+    """Its numbers."""
     elements: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
+    """Both: one entry per number where they are stated, else empty."""
 
     def __post_init__(self) -> None:
         for kind, given in (("elements", self.elements), ("units", self.units)):
@@ -86,28 +85,27 @@ MAX_CHUNK_NUMBERS = 32_768  # of all of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
-    """The meaning of an action's numbers, and how many actions one answer has.
-
-    names, units, low, high, relative: one entry per dimension; limits in the given units.
-    frame: "tool" or "base", the frame in which relative dimensions are expressed.
-    rotation: "rotvec" or "euler_xyz", how the three rotation dimensions compose.
-    control_rate_hz: relative dimensions stand for one control step at this rate; 0 = not stated.
-    whole_way: relative dimensions are the whole way to the target, not one control step, so they have no control rate.
-    horizon, step_ms: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
-    check_chunk permits is a ValueError.
-    """
+    """The meaning of an action's numbers, and how many actions one answer has."""
 
     names: tuple[str, ...]
     units: tuple[str, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
     relative: tuple[bool, ...]
+    """`names`, `units`, `low`, `high`, `relative`: one entry per dimension; limits in the given units."""
     frame: str = "base"
+    """"tool" or "base", the frame in which relative dimensions are expressed."""
     rotation: str = "euler_xyz"
+    """"rotvec" or "euler_xyz", how the three rotation dimensions compose."""
     control_rate_hz: float = 0.0
+    """Relative dimensions stand for one control step at this rate; 0 = not stated."""
     horizon: int = 1
     step_ms: float = 0.0
+    """Both: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
+    check_chunk permits is a ValueError.
+    """
     whole_way: bool = False
+    """Relative dimensions are the whole way to the target, not one control step, so they have no control rate."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.units), len(self.low), len(self.high), len(self.relative)}
@@ -143,10 +141,11 @@ class StageTimings:
     """Time a frame spent in each stage, in nanoseconds on the server's clock.
 
     decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
-    last. passes: number of passes it took part in.
+    last.
     """
 
     decode_ns: int = 0
     queue_ns: int = 0
     inference_ns: int = 0
     passes: int = 0
+    """Number of passes it took part in."""

@@ -167,17 +167,19 @@ def _digests(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenForm:
-    """The sizes of a checkpoint's graphs. width: E. vocabulary: V. images: inputs of the towers besides tokens.
-    chunks: prefills run behind what a slot holds.
-    """
+    """The sizes of a checkpoint's graphs."""
 
     layers: int
     kv_heads: int
     head_dim: int
     width: int
+    """E."""
     vocabulary: int
+    """V."""
     images: tuple[TensorSpec, ...]
+    """Inputs of the towers besides tokens."""
     chunks: bool
+    """Prefills run behind what a slot holds."""
 
     def fixed_rows(self, manifest: Manifest) -> int:
         """Rows of a prompt besides those of its text; CheckpointError for graphs of other shapes than these sizes give,

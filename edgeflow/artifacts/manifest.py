@@ -36,86 +36,91 @@ class StageName(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """An input or output of a graph. dtype: float32, int64 or bool."""
+    """An input or output of a graph."""
 
     name: str
     dtype: str
+    """float32, int64 or bool."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A graph of fixed shapes.
-
-    rows: of a prompt, or of one candidate in a step. past: positions of the slots that it reads. batch: sequences that
-    a step takes at once. precision: float32, int16, w8a16 or w8a8. digest: SHA-256 of the file. weight_bytes: of the
-    files of weights, that it names.
-    """
+    """A graph of fixed shapes."""
 
     stage: StageName
     file: str
     digest: str
+    """SHA-256 of the file."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     rows: int
+    """The rows of a prompt, or of one candidate in a step."""
     past: int = 0
+    """Positions of the slots that it reads."""
     batch: int = 1
+    """Sequences that a step takes at once."""
     weight_bytes: int = 0
+    """The weight bytes of the files of weights, that it names."""
     precision: str = "float32"
+    """float32, int16, w8a16 or w8a8."""
     operators: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFile:
-    """A file of weights that graphs name. digest: SHA-256."""
+    """A file of weights that graphs name."""
 
     file: str
     digest: str
+    """SHA-256."""
     size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVForm:
-    """Keys and values between stages: inputs key.0, value.0, key.1, … [B, past, KH, D] of a step, and rows key_rows.0,
-    value_rows.0, … [B, rows, KH, D] that a prefill or a step of tokens returns.
-
-    positions: of a slot. kinds: of each layer; steps see nothing but the prefix in a layer of kind "cross".
+    """Keys and values between stages: inputs key.0, value.0, key.1, … [B, past, KH, D] of a step, and rows
+    key_rows.0, value_rows.0, … [B, rows, KH, D] that a prefill or a step of tokens returns.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     positions: int
+    """The positions of a slot."""
     kinds: tuple[str, ...] = ()
+    """The kinds of each layer; steps see nothing but the prefix in a layer of kind "cross"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """A substitution of operators that was made. sites: how many. constant: of the mask, where it is one."""
+    """A substitution of operators that was made."""
 
     name: str
     sites: int
+    """How many."""
     constant: float | None = None
+    """The constant of the mask, where it is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The content of artifact.json.
-
-    family: of the policy, or the model_type of a chat model. fingerprint: of the checkpoint. text: tokens of a prompt's
-    bucket. preprocessing: how observations become inputs of the towers and outputs become actions, for other engines.
-    versions: of what made it.
-    """
+    """The content of artifact.json."""
 
     family: str
+    """The family of the policy, or the model_type of a chat model."""
     fingerprint: str
+    """The fingerprint of the checkpoint."""
     text: int
+    """Tokens of a prompt's bucket."""
     kv: KVForm
     graphs: tuple[Graph, ...]
     weights: tuple[WeightFile, ...]
     rewrites: tuple[Rewritten, ...] = ()
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    """How observations become inputs of the towers and outputs become actions, for other engines."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """The versions of what made it."""
 
     def of(self, stage: StageName) -> tuple[Graph, ...]:
         """The graphs of a stage, those of fewer rows and sequences first."""

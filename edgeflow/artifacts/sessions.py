@@ -22,10 +22,12 @@ TYPES = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(bool)": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """How graphs run. providers: of ONNX Runtime, the preferred one first. threads: of one graph, which runs alone."""
+    """How graphs run."""
 
     providers: tuple[str, ...] = (CPU_PROVIDER,)
+    """The providers of ONNX Runtime, the preferred one first."""
     threads: int = 1
+    """The threads of one graph, which runs alone."""
 
 
 class GraphSession:

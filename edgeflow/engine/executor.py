@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
+from edgeflow.engine.graphs import CudaRecord, GraphRecording, Graphs, Record
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
@@ -29,12 +29,10 @@ from edgeflow_client.clock import MonotonicClock
 
 
 class Stamp(Protocol):
-    """A mark in the device's queue, reached when everything enqueued before it is done.
-
-    recorded_ns: when the host enqueued it, by the clock of the worker's loop.
-    """
+    """A mark in the device's queue, reached when everything enqueued before it is done."""
 
     recorded_ns: int
+    """When the host enqueued it, by the clock of the worker's loop."""
 
     @property
     def reached(self) -> bool: ...
@@ -77,23 +75,19 @@ def stamp_on(device: torch.device) -> Stamp | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
-    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept.
-
-    outputs, shape: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others.
-    samples: sampled rows of each segment, padding included.
-
-    started, done: before its first copy to the device and behind its last one to the host; None where launching
-    computes.
-    """
+    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept."""
 
     planned: Pass[Ref]
     samples: tuple[int, ...]
+    """Sampled rows of each segment, padding included."""
     results: Tensor | None
     logits: Tensor | None
     started: Stamp | None
     done: Stamp | None
+    """Both: before its first copy to the device and behind its last one to the host; None where launching computes."""
     outputs: PassOutputs | None = None
     shape: PassShape | None = None
+    """Both: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others."""
 
 
 class Executor:
@@ -264,7 +258,7 @@ class Executor:
         places = spans if all(segment.certain for segment in planned.segments) else None
         return self._over(self._upload(staged), shape, places)()
 
-    def _find(self, shape: PassShape) -> Recording[PassOutputs] | None:
+    def _find(self, shape: PassShape) -> GraphRecording[PassOutputs] | None:
         return self.graphs.find(shape, lambda: self._harmless(shape)) if self.graphs is not None else None
 
     def _over(
@@ -287,15 +281,17 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class Running(Generic[Ref]):
-    """turn_ns: when the turn of the loop began that launched it. begun: a mark before its inputs were prepared; queued:
-    the device was still at work on other things after the launch. apart: only its sampling was launched in that turn.
-    """
+    """A launched pass whose outcome has not been collected."""
 
     ticket: Ticket[Ref]
     turn_ns: int
+    """When the turn of the loop began that launched it."""
     begun: Stamp | None = None
+    """A mark before its inputs were prepared."""
     queued: bool = False
+    """The device was still at work on other things after the launch."""
     apart: bool = False
+    """Only its sampling was launched in that turn."""
 
     @classmethod
     def of(

@@ -31,20 +31,21 @@ RECORDING_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVNeed:
-    """Memory of a policy's KV, and what must stay free beside it, in bytes.
-
-    ring: slots per session, K. spare: slots beside all rings. capacity: positions per slot.
-    slot_bytes: one slot, in every layer. reserve_bytes, chat_bytes: kept free beside the KV. frame_bytes: the
-    same for each session.
-    """
+    """Memory of a policy's KV, and what must stay free beside it, in bytes."""
 
     ring: int
+    """Slots per session, K."""
     spare: int
+    """Slots beside all rings."""
     capacity: int
+    """Positions per slot."""
     slot_bytes: int
+    """One slot, in every layer."""
     reserve_bytes: int
     chat_bytes: int = 0
+    """Both: kept free beside the KV."""
     frame_bytes: int = 0
+    """The same for each session."""
 
     def kv_bytes(self, sessions: int) -> int:
         """All slots of so many sessions."""

@@ -29,9 +29,10 @@ INSTRUCTION = "warm up"
 
 
 class Decoder(Protocol):
-    """The language model as functions of packed rows and a KV store. name: its model_name in the operator table."""
+    """The language model as functions of packed rows and a KV store."""
 
     name: str
+    """Its model_name in the operator table."""
 
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
@@ -53,23 +54,21 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PreparedFrame:
-    """Inputs of a prefill. pixel_values: [C, h, w] float32, on the host or on the device. prompt_ids: text tokens, BOS
-    first.
-    """
+    """Inputs of a prefill."""
 
     pixel_values: Tensor
+    """[C, h, w] float32, on the host or on the device."""
     prompt_ids: tuple[int, ...]
+    """Text tokens, BOS first."""
 
 
 class Policy(Protocol):
-    """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning.
-
-    fixed_rows: rows of a prompt besides those of its text. unusual_states: frames so far whose state was outside its
-    statistics; 0 where these are not counted.
-    """
+    """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning."""
 
     fixed_rows: int
+    """Rows of a prompt besides those of its text."""
     unusual_states: int
+    """Frames so far whose state was outside its statistics; 0 where these are not counted."""
 
     @property
     def inputs(self) -> PolicyInputs:
@@ -152,47 +151,52 @@ class OnePassPolicy(Policy, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Settings of the service for checkpoints of every family. center_crop: crop images to 0.9 of their area."""
+    """Settings of the service for checkpoints of every family."""
 
     center_crop: bool = False
+    """Crop images to 0.9 of their area."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where and how a policy is loaded. preprocess_on_device: frames are resized and normalised there. runtime: of
-    exported graphs."""
+    """Where and how a policy is loaded."""
 
     dtype: torch.dtype
     device: torch.device
     table: OperatorTable
     preprocess_on_device: bool = False
+    """Frames are resized and normalised there."""
     runtime: Runtime = field(default_factory=Runtime)
+    """The runtime of exported graphs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that a policy takes, known before it is loaded.
-
-    decoder: weights that may be converted to another precision, in numbers; other: all other weights that are floats;
-    quantised: bytes of those in 4 bits. slots: KV slots per session. kv: of one slot, its capacity aside, in kv_format;
-    None without slots. positions: of a slot besides those of the text. row_bytes: activations per row of a pass.
-    frame_bytes: of each frame of a pass besides those of its rows, with what its session keeps besides KV. step_rows:
-    positions of a slot that a denoising step takes, 0 without. graphs: whether passes can be replayed as CUDA graphs.
-    capacity: positions of a slot where these are fixed.
-    """
+    """Memory that a policy takes, known before it is loaded."""
 
     decoder: int
+    """Weights that may be converted to another precision, in numbers."""
     other: int
+    """All other weights that are floats."""
     slots: int
+    """KV slots per session."""
     positions: int
+    """The positions of a slot besides those of the text."""
     row_bytes: int
+    """Activations per row of a pass."""
     kv: KVShape | None = None
+    """The kv of one slot, its capacity aside, in kv_format; None without slots."""
     kv_format: KVFormat = DENSE
     frame_bytes: int = 0
+    """The frame bytes of each frame of a pass besides those of its rows, with what its session keeps besides KV."""
     step_rows: int = 0
+    """Positions of a slot that a denoising step takes, 0 without."""
     quantised: int = 0
+    """Bytes of those in 4 bits."""
     graphs: bool = False
+    """Whether passes can be replayed as CUDA graphs."""
     capacity: int | None = None
+    """Positions of a slot where these are fixed."""
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""

@@ -29,37 +29,44 @@ from edgeflow.scheduler.plan import DraftForm
 class ReadRows:
     """Rows of S slots that have become part of their sequences, one segment after the other.
 
-    slots [S]; firsts [S]: the place of the first row; counts [S]: rows of each, without padding. lengths: with padding,
-    on the host. features [sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps);
-    None without taps. rope [C, sum of lengths]: RoPE positions. form: of the drafts to make. reach: a bound on where
-    rows end, on the host. sampled: whether the newest token is known, so that there is something to draft behind.
-    on_host: the host may read.
+    slots [S].
     """
 
     slots: Tensor
     firsts: Tensor
+    """[S]: the place of the first row."""
     counts: Tensor
+    """[S]: rows of each, without padding."""
     lengths: tuple[int, ...]
+    """With padding, on the host."""
     features: Tensor | None
+    """[sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps); None without
+    taps.
+    """
     rope: Tensor
+    """[C, sum of lengths]: RoPE positions."""
     form: DraftForm
+    """The form of the drafts to make."""
     reach: int
+    """A bound on where rows end, on the host."""
     sampled: bool
+    """Whether the newest token is known, so that there is something to draft behind."""
     on_host: bool
+    """The host may read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanRows:
-    """The rows of a pass behind its forward pass, of sequences with drafts. read: these, as a drafter reads them.
-
-    verifies: every row of each segment is sampled, and all segments are of one length; otherwise the last row of each
-    is. stage: of the pass. logits: of the sampled rows [n, V], None where nothing is sampled.
-    """
+    """The rows of a pass behind its forward pass, of sequences with drafts."""
 
     read: ReadRows
+    """These, as a drafter reads them."""
     verifies: bool
+    """Every row of each segment is sampled, and all segments are of one length; otherwise the last row of each is."""
     stage: str
+    """The stage of the pass."""
     logits: Tensor | None
+    """The logits of the sampled rows [n, V], None where nothing is sampled."""
 
 
 class Verifier(Protocol):
@@ -88,14 +95,13 @@ class Verifier(Protocol):
 class PassOutputs:
     """The results of a pass on the device. results int64, a line for each segment that samples (sampling/sample.py);
     logits [n, V] of the sampled rows: None where nothing is sampled.
-
-    features, rope: of sequences with drafts, as in ReadRows; None for others.
     """
 
     results: Tensor | None
     logits: Tensor | None
     features: Tensor | None = None
     rope: Tensor | None = None
+    """Both: of sequences with drafts, as in ReadRows; None for others."""
 
     def copied(self) -> PassOutputs:
         """A copy that no replay writes over: recordings share their memory."""

@@ -32,24 +32,26 @@ LEAST_REACH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PassShape:
-    """Everything that the host decides a pass by; whatever else passes differ in lies on the device.
-
-    prefills: rows of each. decodes: rows of each segment behind its prompt. samples: sampled rows of each segment.
-    reach: an upper bound on where segments end. moves: slot copies after the pass. sampling: how rows are
-    sampled; None where that waits for a mask (`Executor.sample`). continues: all segments begin where their slots end.
-    gated: for each segment whether its rows read the memory of their slot; empty where none does. form: of the drafts
-    of a drafter, which all segments have or none.
-    """
+    """Everything that the host decides a pass by; whatever else passes differ in lies on the device."""
 
     prefills: tuple[int, ...]
+    """Rows of each."""
     decodes: tuple[int, ...]
+    """Rows of each segment behind its prompt."""
     samples: tuple[int, ...]
+    """Sampled rows of each segment."""
     reach: int
+    """An upper bound on where segments end."""
     moves: int = 0
+    """Slot copies after the pass."""
     sampling: SamplingKind | None = GREEDY
+    """How rows are sampled; None where that waits for a mask (`Executor.sample`)."""
     continues: bool = False
+    """All segments begin where their slots end."""
     gated: tuple[bool, ...] = ()
+    """For each segment whether its rows read the memory of their slot; empty where none does."""
     form: DraftForm = DraftForm.NONE
+    """The form of the drafts of a drafter, which all segments have or none."""
 
     @property
     def verifies(self) -> bool:
@@ -122,26 +124,27 @@ def _shape(prefills: tuple[int, ...], decodes: tuple[int, ...], samples: tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeClasses:
-    """The shapes that passes of a model are padded to. Ascending sizes; a pass beyond the largest is run as it is.
-
-    lone: rows of a pass with one prefill, its decode rows included. several: rows of each prefill of a pass with up to
-    `most_prefills`. beside, alone: decode rows with and without prefills. shortest, longest: rows of a prefill, without
-    drafts. drafts: K-1 rows, where passes may have drafts. verified: the forms of the drafts of a drafter, and the rows
-    of a verification of each. reaches: positions of a slot that are read. moves: slots are copied after each pass, as
-    many as it has segments.
-    """
+    """The shapes that passes of a model are padded to. Ascending sizes; a pass beyond the largest is run as it is."""
 
     lone: tuple[int, ...]
+    """Rows of a pass with one prefill, its decode rows included."""
     shortest: int
     longest: int
+    """Both: rows of a prefill, without drafts."""
     alone: tuple[int, ...]
     reaches: tuple[int, ...]
+    """Positions of a slot that are read."""
     beside: tuple[int, ...] = (0,)
+    """`beside`, `alone`: decode rows with and without prefills."""
     several: tuple[int, ...] = ()
+    """Rows of each prefill of a pass with up to `most_prefills`."""
     most_prefills: int = 1
     drafts: int = 0
+    """K-1 rows, where passes may have drafts."""
     verified: tuple[tuple[DraftForm, int], ...] = ()
+    """The forms of the drafts of a drafter, and the rows of a verification of each."""
     moves: bool = False
+    """Slots are copied after each pass, as many as it has segments."""
 
     @classmethod
     def of_requests(cls, chunk: int, capacity: int, verified: Mapping[DraftForm, int] | None = None) -> ShapeClasses:

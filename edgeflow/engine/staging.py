@@ -20,14 +20,12 @@ from edgeflow.scheduler.plan import Pass, Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
-    """Drafts of an answer of K tokens. Both int64, on the device.
-
-    first [K-1]: the guess of a sequence that has none before it. near [K]: 1 where a token may settle within a
-    tolerance, 0 where it settles exactly.
-    """
+    """Drafts of an answer of K tokens. Both int64, on the device."""
 
     first: Tensor
+    """[K-1]: the guess of a sequence that has none before it."""
     near: Tensor
+    """[K]: 1 where a token may settle within a tolerance, 0 where it settles exactly."""
 
 
 class Contract(Hashable, Protocol):
@@ -90,32 +88,38 @@ GUESSLESS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassInputs:
-    """Views of one buffer of bytes on the device, and the layout that the program places rows in.
-
-    Of the segments [N]: slots; starts: where rows enter, CONTINUES at the length of the slot; rows, without padding.
-    Of the rows [L_Q]: row_segment, row_offset: the segment of each, and its place there; both empty where every
-    segment is one row. Of the sampled rows [n]: owner, the segment of each; empty where they are one of each segment.
-    Where a segment samples several rows: of the segments that sample, spread [S, R], its rows among the sampled ones,
-    the last repeated, and counts [S], without padding; of all segments, tolerance [N]. Where prompts have drafts:
-    guesses [P, 3], for each the slot and position at which they are read, and the rows of the prompt; slot GUESSLESS
-    for the first guess; drafts, which of the sampled rows are drafts behind a prompt.
-    moves [M, 3]. numbers: of each prefill (engine/staging.py). All int64. payload: bytes.
-    """
+    """Views of one buffer of bytes on the device, all int64 but the payload, and the layout of the pass's rows."""
 
     slots: Tensor
+    """[N]: of each segment."""
     starts: Tensor
+    """[N]: where rows enter the slot; CONTINUES stands for the slot's length."""
     rows: Tensor
+    """[N]: rows of each segment, without padding."""
     row_segment: Tensor
+    """[L_Q]: the segment of each row; empty where every segment is one row."""
     row_offset: Tensor
+    """[L_Q]: the place of each row in its segment; empty as above."""
     owner: Tensor
+    """[n]: the segment of each sampled row; empty where they are one of each segment."""
     spread: Tensor
+    """[S, R]: where a segment samples several rows, its rows among the sampled ones, the last repeated."""
     drafts: Tensor
+    """The sampled rows that are drafts after a prompt."""
     counts: Tensor
+    """[S]: rows in `spread`, without padding."""
     tolerance: Tensor
+    """[N]: the tolerance of each segment, where a segment samples several rows."""
     guesses: Tensor
+    """[P, 3]: where prompts have drafts, the slot and position at which each is read, and the rows of the prompt;
+    slot GUESSLESS for the first one.
+    """
     moves: Tensor
+    """[M, 3]"""
     numbers: tuple[Tensor, ...]
+    """The numbers of each prefill."""
     payload: Tensor
+    """Bytes."""
     layout: PackedLayout
 
     @classmethod
@@ -266,17 +270,16 @@ def _filled(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
-    """Where the whole numbers of a shape lie, by the names of PassInputs and `sampled`; prefills: the names of those
-    that each prefill brings.
-
-    constants: those that follow from the shape, and zeros. firsts: first row of each segment.
-    """
+    """Where the whole numbers of a shape lie, by the names of PassInputs and `sampled`."""
 
     parts: dict[str, slice]
     prefills: tuple[str, ...]
+    """The names of those that each prefill brings."""
     total: int
     constants: tuple[int, ...]
+    """Those that follow from the shape, and zeros."""
     firsts: tuple[int, ...]
+    """First row of each segment."""
 
 
 def _sections_of(shape: PassShape, contract: Contract) -> _Sections:

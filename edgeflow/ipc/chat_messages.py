@@ -9,28 +9,28 @@ from edgeflow.ipc.framing import Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
-    """Chat front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused.
-
-    ids: the prompt's tokens, with one placeholder per image. sizes: height and width of each image, flattened.
-    top_k: 0 = off. seed, logprobs: -1 = none. schema: a JSON schema that the answer must follow, or "".
-    Payload: height*width*3 RGB bytes per image, concatenated.
-    """
+    """Chat front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused."""
 
     request: int
     model: str
     ids: list[int]
+    """The prompt's tokens, with one placeholder per image."""
     sizes: list[int]
+    """Height and width of each image, flattened."""
     max_tokens: int
     temperature: float
     top_p: float
     top_k: int
+    """0 = off."""
     min_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
     seed: int
     logprobs: int
+    """Both: -1 = none."""
     schema: str
+    """A JSON schema that the answer must follow, or "". Payload: height*width*3 RGB bytes per image, concatenated."""
     payload: Payload
 
 
@@ -72,73 +72,81 @@ class LongSlots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReady:
-    """Worker → front, before WorkerReady: a chat model is loaded.
-
-    length: the most tokens of a prompt and its answer together. capacity: positions of a slot, which `length` exceeds
-    only where slots have a memory. long: None without a gate. slots: ids of the declared fixed prefixes.
-    slot_bytes: of one slot, with its memory; kv_bytes: of all, one for recordings included. step_ns: time of a decode
-    step. row_ns: time per prompt row within a chunk. sampling: the checkpoint's own temperature, top_p, min_p and
-    repetition_penalty. numbers: precision and its cost, for people. draft: the drafts that decode passes verify, lookup
-    or eagle3; "" = none.
-    """
+    """Worker → front, before WorkerReady: a chat model is loaded."""
 
     model: str
     family: str
     model_fingerprint: str
     images: bool
     length: int
+    """The most tokens of a prompt and its answer together."""
     capacity: int
+    """Positions of a slot, which `length` exceeds only where slots have a memory."""
     long: LongSlots | None
+    """None without a gate."""
     slots: list[str]
+    """Ids of the declared fixed prefixes."""
     slot_bytes: int
+    """The slot bytes of one slot, with its memory."""
     kv_bytes: int
+    """The kv bytes of all, one for recordings included."""
     step_ns: int
+    """Time of a decode step."""
     row_ns: int
+    """Time per prompt row within a chunk."""
     sampling: list[float]
+    """The checkpoint's own temperature, top_p, min_p and repetition_penalty."""
     top_k: int
     numbers: str
+    """Precision and its cost, for people."""
     draft: str = ""
+    """The drafts that decode passes verify, lookup or eagle3; "" = none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatToken:
-    """Worker → chat front: the next token. logprobs: of it and of the likeliest ones `top`; empty unless requested."""
+    """Worker → chat front: the next token."""
 
     request: int
     token: int
     logprobs: list[float]
+    """The logprobs of it and of the likeliest ones `top`; empty unless requested."""
     top: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatDone:
-    """Worker → chat front: the end of an answer. reason: stop, length or cancelled.
-
-    reused: prompt rows taken from the fixed prefix of `slot` ("" = none). queue_ns: from arrival to the first step.
-    prefill_ns: from there to the first token. decode_ns: from there to the end. route: `long` for a prompt of which a
-    part was folded, `short` for another, "" without a gate. folds: segments in the memory at the end, those of the
-    answer and of a fixed prefix included. compressed: their tokens. draft: lookup or eagle3; "" = the request had no
-    drafts. drafted: draft tokens that were verified, of which `accepted` were right. draft_passes: passes that verified
-    drafts. plain_passes: decode passes without any, because none was found or there was no room.
-    """
+    """Worker → chat front: the end of an answer."""
 
     request: int
     reason: str
+    """Stop, length or cancelled."""
     prompt_tokens: int
     answer_tokens: int
     reused: int
+    """Prompt rows taken from the fixed prefix of `slot` ("" = none)."""
     slot: str
     queue_ns: int
+    """From arrival to the first step."""
     prefill_ns: int
+    """From there to the first token."""
     decode_ns: int
+    """From there to the end."""
     route: str = ""
+    """`long` for a prompt of which a part was folded, `short` for another, "" without a gate."""
     compressed: int = 0
+    """Their tokens."""
     folds: int = 0
+    """Segments in the memory at the end, those of the answer and of a fixed prefix included."""
     draft: str = ""
+    """Lookup or eagle3; "" = the request had no drafts."""
     drafted: int = 0
+    """Draft tokens that were verified, of which `accepted` were right."""
     accepted: int = 0
     draft_passes: int = 0
+    """Passes that verified drafts."""
     plain_passes: int = 0
+    """Decode passes without any, because none was found or there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +162,9 @@ class ChatRefused:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSet:
-    """Worker → chat front: the slot's new prefix is computed. tokens: its length."""
+    """Worker → chat front: the slot's new prefix is computed."""
 
     request: int
     slot: str
     tokens: int
+    """Its length."""

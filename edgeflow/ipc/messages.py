@@ -25,29 +25,30 @@ from edgeflow_client.types import ActionSchema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused.
-
-    deadline_ns: from a frame's arrival to its action. patience_ns: from its arrival to when that is too old, 0 = never;
-    only frames that draft are given up. period_ns: between frames. rtc: answers continue the chunk being played.
-    instruction: checked but not stored; every frame carries its own.
-    """
+    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused."""
 
     session: int
     epoch: int
     pace: Pace
     unnorm_key: str
     instruction: str = ""
+    """Checked but not stored; every frame carries its own."""
     deadline_ns: int = 0
+    """From a frame's arrival to its action."""
     patience_ns: int = 0
+    """From its arrival to when that is too old, 0 = never; only frames that draft are given up."""
     period_ns: int = 0
+    """Between frames."""
     rtc: bool = False
+    """Answers continue the chunk being played."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Control → worker in reserve: take over. pass_times: measured by an earlier worker; None = measure them again."""
+    """Control → worker in reserve: take over."""
 
     pass_times: PassTimes | None
+    """Measured by an earlier worker; None = measure them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +66,31 @@ class ChangePace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
-    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy.
-
-    sizes: height and width of each image, flattened. state: the numbers of all state vectors. Both in the order of the
-    policy's inputs. stamp_ns: capture time on the robot's clock. waited_ns: time since control received it. playing:
-    the chunk played at its capture, if it may be continued. delay_ns: how old the frame will be when its answer is
-    played, as measured, before the first answer as foretold; 0 = unknown. unplayed_from:
-    where none is played, answers to frames from this one on may be on their way to the robot; 0 = none may be.
-    Answered by exactly one FrameResult or FrameDropped.
-    """
+    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy."""
 
     session: int
     epoch: int
     seq: int
     sizes: list[int]
+    """Height and width of each image, flattened."""
     instruction: str
     payload: Payloads
     state: list[float] = field(default_factory=list)
+    """The numbers of all state vectors. Both in the order of the policy's inputs."""
     stamp_ns: int = 0
+    """Capture time on the robot's clock."""
     waited_ns: int = 0
+    """Time since control received it."""
     playing: Playing | None = None
+    """The chunk played at its capture, if it may be continued."""
     delay_ns: int = 0
+    """How old the frame will be when its answer is played, as measured, before the first answer as foretold; 0 =
+    unknown.
+    """
     unplayed_from: int = 0
+    """Where none is played, answers to frames from this one on may be on their way to the robot; 0 = none may be.
+    Answered by exactly one FrameResult or FrameDropped.
+    """
 
     def images(self) -> list[Image]:
         """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""
@@ -144,33 +148,38 @@ class WarmupProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """Worker → control: the warm-up succeeded and the worker serves.
-
-    schema: of the default un-normalisation key. prefill_rows: L_P of a short instruction. pass_times: measured at
-    start. operators: implementations in use besides the built-in ones, in one line. memory: the KV memory of the
-    sessions and what was free, in one line. bins: whether there are tokens that are bins of a displacement, for which
-    sessions may set a tolerance or a limit of passes. inputs: what the policy needs of each observation. programs: by
-    un-normalisation key, in the order of unnorm_keys. row_budget: most rows of a pass. rtc: answers can continue the
-    chunk being played. warnings: what a person should know of the checkpoints.
-    """
+    """Worker → control: the warm-up succeeded and the worker serves."""
 
     model: str
     model_fingerprint: str
     max_sessions: int
     device: str
     schema: ActionSchema
+    """The schema of the default un-normalisation key."""
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
+    """L_P of a short instruction."""
     pass_times: PassTimes
+    """Measured at start."""
     inputs: PolicyInputs
+    """What the policy needs of each observation."""
     programs: list[StageProgram]
+    """By un-normalisation key, in the order of unnorm_keys."""
     row_budget: int = 1024
+    """Most rows of a pass."""
     operators: str = ""
+    """Implementations in use besides the built-in ones, in one line."""
     memory: str = ""
+    """The KV memory of the sessions and what was free, in one line."""
     bins: bool = False
+    """Whether there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
+    passes.
+    """
     rtc: bool = False
+    """Answers can continue the chunk being played."""
     warnings: list[str] = field(default_factory=list)
+    """What a person should know of the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +211,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameResult:
-    """Worker → control: the answer to a frame. `valid` is False if logits or actions were not finite.
-
-    settled: tokens that are settled, K but where a session limits passes. report: how the chunk came about.
-    """
+    """Worker → control: the answer to a frame. `valid` is False if logits or actions were not finite."""
 
     session: int
     epoch: int
@@ -217,17 +223,20 @@ class FrameResult:
     inference_ns: int
     passes: int
     settled: int
+    """Tokens that are settled, K but where a session limits passes."""
     report: ChunkReport = field(default_factory=ChunkReport)
+    """How the chunk came about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
-    """Worker → control: a frame leaves without an action. disposition: superseded, rejected or dropped."""
+    """Worker → control: a frame leaves without an action."""
 
     session: int
     epoch: int
     seq: int
     disposition: str
+    """Superseded, rejected or dropped."""
     code: str
     reason: str
     text: str
@@ -235,13 +244,7 @@ class FrameDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong:
-    """Worker → control: answers Ping with the counts since the start and the passes since the last Pong.
-
-    pass_ns, pass_prefills, pass_decodes: time, prefills and decode rows per pass. eager_passes: passes without a
-    captured graph, where graphs are replayed. settling_stages, _bins, _passes, _done: as SettlingSample
-    (scheduler/settling.py), per frame that drafted and left since the last Pong. unusual_states: frames whose
-    state was outside its statistics.
-    """
+    """Worker → control: answers Ping with the counts since the start and the passes since the last Pong."""
 
     nonce: int
     passes: int
@@ -250,12 +253,16 @@ class Pong:
     pass_ns: list[int]
     pass_prefills: list[int]
     pass_decodes: list[int]
+    """All three: time, prefills and decode rows per pass."""
     eager_passes: int = 0
+    """Passes without a captured graph, where graphs are replayed."""
     settling_stages: list[int] = field(default_factory=list)
     settling_bins: list[int] = field(default_factory=list)
     settling_passes: list[int] = field(default_factory=list)
     settling_done: list[bool] = field(default_factory=list)
+    """These four: a SettlingSample (scheduler/settling.py) per frame that drafted and left since the last Pong."""
     unusual_states: int = 0
+    """Frames whose state was outside its statistics."""
 
 
 _Sessions: TypeAlias = Begin | StandingBy | OpenSession | ChangePace | SubmitFrame | ResetSession | CloseSession

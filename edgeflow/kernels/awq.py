@@ -63,13 +63,14 @@ def rounded(weight: Tensor, group: int) -> Codes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AwqWeight:
-    """codes uint8 [N, E / 2], scales float16 [N, E / G], zeros uint8 [N, E / G]. dtype: the one it computes in."""
+    """codes uint8 [N, E / 2], scales float16 [N, E / G], zeros uint8 [N, E / G]."""
 
     format: ClassVar[str] = AWQ
     codes: Tensor
     scales: Tensor
     zeros: Tensor
     dtype: torch.dtype
+    """The one it computes in."""
 
     @classmethod
     def of_gemm(cls, qweight: Tensor, qzeros: Tensor, scales: Tensor, dtype: torch.dtype) -> AwqWeight:

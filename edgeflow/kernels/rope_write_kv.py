@@ -28,8 +28,7 @@ class RowPlaces:
     """The rotations and places of a pass's rows, for all layers.
 
     cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative, or r in place of D where only a part of a
-    head is rotated; flat [L_Q] int64: slot * T + position. lengths: rows of each span, on the host. live: as of
-    PackedLayout.
+    head is rotated; flat [L_Q] int64: slot * T + position.
     """
 
     cos: Tensor
@@ -37,7 +36,9 @@ class RowPlaces:
     minus_sin: Tensor
     flat: Tensor
     lengths: tuple[int, ...]
+    """Rows of each span, on the host."""
     live: Tensor | None = None
+    """As of PackedLayout."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:
@@ -50,15 +51,14 @@ class RowPlaces:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """The rotation of every position: cos [T, 1, D], sin [T, 1, D/2].
-
-    sections: how many of the D/2 frequencies follow each component of a position (M-RoPE: time, height, width);
-    empty where all follow the first.
-    """
+    """The rotation of every position: cos [T, 1, D], sin [T, 1, D/2]."""
 
     cos: Tensor
     sin: Tensor
     sections: tuple[int, ...] = ()
+    """How many of the D/2 frequencies follow each component of a position (M-RoPE: time, height, width); empty where
+    all follow the first.
+    """
 
     @classmethod
     def of(cls, positions: int, head_dim: int, theta: float, like: Tensor) -> RotaryTable:

@@ -33,7 +33,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     tile: rows of a span that are computed together, over the keys up to the last of them: what they all must not see is
     not computed. 0 = all rows.
     """
-    blocks: list[_Block | SeenRows | _Batch] = []
+    blocks: list[_RowBlock | SeenRows | _Batch] = []
     first_row = 0
     singles: list[tuple[int, Span]] = []
     seen: list[tuple[int, Span]] = []
@@ -45,7 +45,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
         elif span.length == 1:
             singles.append((first_row, span))
         else:
-            blocks += [_Block.of(first_row + at, part, kv.data.device) for at, part in _tiles(span, tile)]
+            blocks += [_RowBlock.of(first_row + at, part, kv.data.device) for at, part in _tiles(span, tile)]
         first_row += span.length
     batches = [_Batch.of(run, kv.data) for run in _runs_of_near_slots(singles)]
     _clear_beyond(layout.spans, batches, kv)
@@ -61,16 +61,17 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """A span of several rows. mask: None where it starts its slot, so that the kernel's own causal mask does."""
+class _RowBlock:
+    """A span of several rows."""
 
     rows: range
     slot: int
     end: int
     mask: Tensor | None
+    """None where it starts its slot, so that the kernel's own causal mask does."""
 
     @classmethod
-    def of(cls, first_row: int, span: Span, device: torch.device) -> _Block:
+    def of(cls, first_row: int, span: Span, device: torch.device) -> _RowBlock:
         rows = range(first_row, first_row + span.length)
         return cls(rows, span.slot, span.start + span.length, causal_mask(span, device))
 
@@ -81,20 +82,20 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Decode rows of slots first .. last as one batch.
-
-    source [last - first + 1]: the row that each slot's query is, any row for an idle slot; None where the rows lie
-    side by side and no slot is idle. kept: runs of busy slots. mask [slots, 1, 1, longest]: 0 or -inf; None where all
-    see equally far.
-    """
+    """Decode rows of slots first .. last as one batch."""
 
     rows: list[int]
     first: int
     last: int
     longest: int
     source: Tensor | None
+    """[last - first + 1]: the row that each slot's query is, any row for an idle slot; None where the rows lie side
+    by side and no slot is idle.
+    """
     kept: tuple[slice, ...]
+    """Runs of busy slots."""
     mask: Tensor | None
+    """[slots, 1, 1, longest]: 0 or -inf; None where all see equally far."""
     ends: dict[int, int]
 
     @classmethod
@@ -187,17 +188,17 @@ ROWS_ALIKE = 8  # rows per run, on average, from which runs are computed one by 
 class SeenRows:
     """Rows part.start .. part.stop of each of some spans of the same length, which lie side by side in neighbouring
     slots, over the same places.
-
-    first_row, length: of the first span. slots: of the spans. mask [rows, places]: which row sees which; None where
-    each sees all of them.
     """
 
     first_row: int
     length: int
+    """Both: of the first span."""
     slots: range
+    """The slots of the spans."""
     part: range
     places: Places
     mask: Tensor | None
+    """[rows, places]: which row sees which; None where each sees all of them."""
 
     @property
     def rows(self) -> list[int]:

@@ -19,14 +19,12 @@ from edgeflow.kernels.kv.layout import on_device
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The division of rows into N sequences.
-
-    lengths: host integers, so that nothing reads the device to find them; a sequence may be empty. starts [N + 1]:
-    int32 on the device.
-    """
+    """The division of rows into N sequences."""
 
     lengths: tuple[int, ...]
+    """Host integers, so that nothing reads the device to find them; a sequence may be empty."""
     starts: Tensor
+    """[N + 1]: int32 on the device."""
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Sequences:

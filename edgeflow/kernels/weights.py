@@ -93,12 +93,13 @@ class FloatWeight:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ScaledWeight:
-    """values [N, E] of 8 bits, scale [N] float32, the factor of each output. dtype: the one it computes in."""
+    """values [N, E] of 8 bits, scale [N] float32, the factor of each output."""
 
     format: ClassVar[str]
     values: Tensor
     scale: Tensor
     dtype: torch.dtype
+    """The one it computes in."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -40,11 +40,7 @@ MAX_SIZE = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class.
-
-    head_dim: D; 0 stands for hidden_size / heads. attention_bias: of queries, keys and values. latent: of a model that
-    attends over latents; num_key_value_heads and head_dim are then those of its slots, 1 and the width of a row.
-    """
+    """The fields of `text_config` that matter; defaults are those of the Llama family's configuration class."""
 
     hidden_size: int = 4096
     intermediate_size: int = 11008
@@ -57,10 +53,13 @@ class LlamaConfig:
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
     head_dim: int = 0
+    """D; 0 stands for hidden_size / heads."""
     attention_bias: bool = False
+    """The attention bias of queries, keys and values."""
     head_norm: bool = False
     rope: Rope = PLAIN
     latent: LatentSizes | None = None
+    """For attention over latents; num_key_value_heads and head_dim are then those of its slots, 1 and a row's width."""
 
     def __post_init__(self) -> None:
         self._check_fields()
@@ -145,11 +144,11 @@ class LlamaConfig:
 class Taps:
     """Layers whose input a pass keeps, which is the residual stream as it enters them.
 
-    layers: 0-based, each once, in the order of their features. features [L_Q, len(layers) * E]: those of all rows of
-    the latest pass. ValueError for layers that are not of this form.
+    layers: 0-based, each once, in the order of their features.
     """
 
     features: Tensor
+    """[L_Q, len(layers) * E]: those of all rows of the latest pass. ValueError for layers that are not of this form."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
@@ -167,20 +166,22 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """gate_up: [2F, E]; others as published. kind: by which a pass says what its rows see in this layer."""
+class _LlamaLayer:
+    """Weights of one layer."""
 
     input_norm: Tensor
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
+    """[2F, E]; others as published."""
     down: Linear
     kind: str
+    """By which a pass says what its rows see in this layer."""
 
     @classmethod
     def of_stages(
         cls, config: LlamaConfig, weights: Weights, linear: BindLinear, operators: Mapping[str, Operators], kind: str
-    ) -> dict[str, _Layer]:
+    ) -> dict[str, _LlamaLayer]:
         """The layer in each stage. weights: those below `model.layers.<index>.`; operators: of each stage. Projections
         that read the same rows are fused."""
         width, inner = config.hidden_size, config.intermediate_size
@@ -205,10 +206,11 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _SampledRows:
-    """The sampled rows of a pass. rows [n]; shared: the operators of a pass that consists of them, None if n is 0."""
+    """The sampled rows of a pass. rows [n]."""
 
     rows: Tensor
     shared: PassOperators | None
+    """The operators of a pass that consists of them, None if n is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class _Stage:
 
     config: LlamaConfig
     operators: Operators
-    layers: tuple[_Layer, ...]
+    layers: tuple[_LlamaLayer, ...]
     head: Linear
 
     def forward(
@@ -295,7 +297,7 @@ class LlamaDecoder:
 
         operators = {stage: Operators.of(partial(find, stage), attention) for stage in STAGES}
         below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
-        layers = [_Layer.of_stages(config, each, linear, operators, kind) for each, kind in below]
+        layers = [_LlamaLayer.of_stages(config, each, linear, operators, kind) for each, kind in below]
         self._stages = {
             stage: _Stage(config, operators[stage], tuple(layer[stage] for layer in layers), bound_head[stage])
             for stage in STAGES

@@ -53,20 +53,19 @@ _LEAST_EPS = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRules:
-    """How a long text is cut and folded. sink, window, segment: in tokens; the others as CHOICES has them.
-
-    eps: the least denominator of a read. ConfigError for a value outside its range.
-    """
+    """How a long text is cut and folded."""
 
     sink: int
     window: int
     segment: int
+    """All three: in tokens; the others as CHOICES has them."""
     positions: str = "absolute"
     fold: str = "recompute"
     first_segment: str = "bypass"
     memory_content: str = "segment"
     activation: str = "elu_plus_one"
     eps: float = 1e-6
+    """The least denominator of a read. ConfigError for a value outside its range."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -108,12 +107,14 @@ class GateRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryGate:
-    """A gate for a base. mlp_hidden: h. base_fingerprint: of the base it belongs to, "" where unknown."""
+    """A gate for a base."""
 
     rules: GateRules
     layers: tuple[GateLayer, ...]
     mlp_hidden: int
+    """H."""
     base_fingerprint: str = ""
+    """The base fingerprint of the base it belongs to, "" where unknown."""
 
     @property
     def parameters(self) -> int:
@@ -123,15 +124,16 @@ class MemoryGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateHeader:
-    """A gate of which no tensor has been read. path: of the file with its tensors. digest: SHA-256 of that file, ""
-    where gate.json states none. parameters: numbers in the tensors. Others as of MemoryGate.
-    """
+    """A gate of which no tensor has been read."""
 
     path: Path
+    """The path of the file with its tensors."""
     digest: str
+    """SHA-256 of that file, "" where gate.json states none."""
     rules: GateRules
     mlp_hidden: int
     parameters: int
+    """Numbers in the tensors. Others as of MemoryGate."""
     base_fingerprint: str = ""
 
     def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:

@@ -16,10 +16,12 @@ from edgeflow.models.qwen2_5_vl import Patches
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image within a prompt. start: its first row; rows: how many it takes, h w / 4 of its patch grid."""
+    """An image within a prompt."""
 
     start: int
+    """Its first row."""
     rows: int
+    """How many it takes, h w / 4 of its patch grid."""
     patches: Patches
 
     @property
@@ -29,14 +31,14 @@ class PlacedImage:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt's rows. ids: one per row, the image token in an image's rows. positions [C, L_P]: RoPE positions.
-
-    shift: a decode row's RoPE position minus its place in the slot.
-    """
+    """A prompt's rows."""
 
     ids: tuple[int, ...]
+    """One per row, the image token in an image's rows."""
     positions: Tensor
+    """[C, L_P]: RoPE positions."""
     shift: int = 0
+    """A decode row's RoPE position minus its place in the slot."""
     images: tuple[PlacedImage, ...] = ()
 
     def __len__(self) -> int:

@@ -193,16 +193,15 @@ class GenerationConfig:
 
 @dataclass(frozen=True, slots=True)
 class PublishedChat:
-    """A checkpoint's JSON files, read and checked.
-
-    vision: None for a model without images. quantization: None for a model of floats.
-    """
+    """A checkpoint's JSON files, read and checked."""
 
     family: str
     text: LlamaConfig
     vision: tuple[VisionConfig, ImageRules] | None
+    """None for a model without images."""
     generation: GenerationConfig
     quantization: Quantization | None = None
+    """None for a model of floats."""
 
 
 def read_published(path: Path) -> PublishedChat:

@@ -32,10 +32,11 @@ _IN_A_LAYER = re.compile(r"(^|\.)layers\.\d+\..*_proj(_with_mqa)?\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """AWQ with groups of `group` inputs. kept: parts of names of modules whose weights stay floats."""
+    """AWQ with groups of `group` inputs."""
 
     group: int
     kept: tuple[str, ...] = ()
+    """Parts of names of modules whose weights stay floats."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str = "") -> Quantization | None:

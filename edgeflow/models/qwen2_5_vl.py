@@ -43,7 +43,7 @@ MOST_GRIDS = 8  # image sizes whose index tensors are cached, 25 MB for the larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """Sizes of the tower. window_size: pixels; full_blocks: where attention spans the whole image.
+    """Sizes of the tower.
 
     image_token, start_token: ids of a place for an image row, and of the mark before an image.
     """
@@ -57,7 +57,9 @@ class VisionConfig:
     spatial_merge_size: int
     temporal_patch_size: int
     window_size: int
+    """Pixels."""
     full_blocks: tuple[int, ...]
+    """Where attention spans the whole image."""
     image_token: int
 
     def __post_init__(self) -> None:
@@ -138,14 +140,13 @@ class ImageRules:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """One image. values [h w, 3 2 14 14] float32, patches of a merged block side by side.
-
-    grid: (h, w) in patches; merged_grid: in rows of the language model.
-    """
+    """One image. values [h w, 3 2 14 14] float32, patches of a merged block side by side."""
 
     values: Tensor
     grid: tuple[int, int]
+    """(h, w) in patches."""
     merged_grid: tuple[int, int]
+    """In rows of the language model."""
 
 
 def resized_size(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
@@ -196,18 +197,19 @@ class ImagePreprocessor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """gate_up: E to 2F."""
+class _VisionWeights:
+    """Weights of one block."""
 
     norm1: Tensor
     qkv: Linear
     proj: Linear
     norm2: Tensor
     gate_up: Linear
+    """E to 2F."""
     down: Linear
 
     @classmethod
-    def of(cls, weights: Weights, config: VisionConfig) -> _Block:
+    def of(cls, weights: Weights, config: VisionConfig) -> _VisionWeights:
         """weights: those below `blocks.<index>.`"""
         width, inner = config.hidden_size, config.intermediate_size
         gate, up = (weights.linear(f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
@@ -224,18 +226,18 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side.
-
-    cos, sin [n, 1, 1, D/2]: rotation of each row. windows, whole: which rows attend to each other, within windows and
-    in the whole image. order [n]: the patch that each row is. back [n / 4]: the merged row of each place in the image.
-    """
+    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side."""
 
     cos: Tensor
     sin: Tensor
+    """`cos`, `sin` [n, 1, 1, D/2]: rotation of each row."""
     windows: Sequences
     whole: Sequences
+    """Both: which rows attend to each other, within windows and in the whole image."""
     order: Tensor
+    """[n]: the patch that each row is."""
     back: Tensor
+    """[n / 4]: the merged row of each place in the image."""
 
     @classmethod
     def of(cls, grid: tuple[int, int], config: VisionConfig, device: torch.device) -> _Grid:
@@ -265,7 +267,7 @@ class Qwen2_5VisionTower:
         width, merged = config.hidden_size, config.hidden_size * config.spatial_merge_size**2
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
-        self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
+        self._blocks = [_VisionWeights.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
         operator = partial(self._operator, table or built_in_table())
         self._attend: dict[str, VarlenAttention] = {
             role: operator("varlen_attention", role) for role in ROLES["varlen_attention"]
@@ -293,7 +295,7 @@ class Qwen2_5VisionTower:
         return self._merge[1](F.gelu(self._merge[0](x)))[grid.back]
 
     def _run(
-        self, block: _Block, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
+        self, block: _VisionWeights, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
     ) -> tuple[Tensor, Tensor]:
         """x [n, E] and its norm → those after the block. norm: weight of the norm that follows it; role: of its
         attention, "full" or "window"."""

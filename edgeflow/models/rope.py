@@ -25,24 +25,25 @@ LEAST_RAMP = 1e-3  # frequencies from the first scaled one to the last kept one,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Scaling of a rotary embedding. sections: D/2 frequencies by component of the position (M-RoPE), or empty.
-
-    low, high: wavelengths of fewer than `low` turns within the `trained` positions are scaled, those of more than
-    `high` turns kept (llama3, yarn). whole: the ramp of yarn begins and ends at whole frequencies. magnitude: the
-    factor of cosines and sines; 0: as yarn says. mscale, mscale_all_dim: how yarn's factors grow with the logarithm of
-    `factor`; 0 where a checkpoint does not say.
-    """
+    """Scaling of a rotary embedding."""
 
     kind: str = "default"
     factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
+    """Both: wavelengths of fewer than `low` turns within the `trained` positions are scaled, those of more than
+    `high` turns kept (llama3, yarn).
+    """
     trained: int = 8192
     sections: tuple[int, ...] = ()
+    """D/2 frequencies by component of the position (M-RoPE), or empty."""
     whole: bool = True
+    """The ramp of yarn begins and ends at whole frequencies."""
     magnitude: float = 0.0
+    """The factor of cosines and sines; 0: as yarn says."""
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    """Both: how yarn's factors grow with the logarithm of `factor`; 0 where a checkpoint does not say."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -115,10 +115,11 @@ def _stored(names: Iterable[str], stem: str = "") -> Iterator[tuple[int, str, st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedStack:
-    """A stack of a grouped decoder. stem: the end of what stands before `layers` in the names of its tensors."""
+    """A stack of a grouped decoder."""
 
     sizes: StackSizes
     stem: str
+    """The end of what stands before `layers` in the names of its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

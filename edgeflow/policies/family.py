@@ -28,7 +28,7 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class CheckpointFiles:
     """The JSON files that tell a checkpoint's family: config.json, and cases.json where recordings are verified."""
 
     config: Mapping[str, Any]
@@ -58,23 +58,24 @@ def decoder_shape(directory: Path, rows: int) -> ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How policies of one architecture are recognised, checked, loaded and served.
-
-    name: as in `policy.family`. modes: those that differ for its policies, beside depth and auto. detect: True for a
-    checkpoint of the family. check: CheckpointError or ConfigError for a directory or settings that could not be
-    served, without reading weights. load: the checkpoint's configuration, from which the policy is loaded. prepare: the
-    engine that serves a loaded policy. shape: the sizes of the decoder and its products, for prompts of so many rows,
-    without reading weights. formats: its slots may be in other KV formats than the model's own.
-    """
+    """How policies of one architecture are recognised, checked, loaded and served."""
 
     name: str
+    """As in `policy.family`."""
     modes: tuple[Mode, ...]
-    detect: Callable[[Files], bool]
+    """Those that differ for its policies, beside depth and auto."""
+    detect: Callable[[CheckpointFiles], bool]
+    """True for a checkpoint of the family."""
     check: Callable[[Path, Settings], object]
+    """CheckpointError or ConfigError for a directory or settings that could not be served, without reading weights."""
     load: Callable[[Path, Settings, LoadOptions], Published]
+    """The checkpoint's configuration, from which the policy is loaded."""
     prepare: Callable[[Policy, EngineOptions], PassEngine]
+    """The engine that serves a loaded policy."""
     shape: Callable[[Path, int], ModelShape] = decoder_shape
+    """The sizes of the decoder and its products, for prompts of so many rows, without reading weights."""
     formats: bool = False
+    """Its slots may be in other KV formats than the model's own."""
 
 
 def refuse_crop(family: str, options: LoadOptions) -> None:

@@ -39,7 +39,7 @@ EPS = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Camera:
+class ImageInput:
     """An image input: RGB images of height x width pixels."""
 
     name: str
@@ -47,7 +47,7 @@ class Camera:
     width: int
 
 
-def read_cameras(inputs: Fields) -> tuple[Camera, ...]:
+def read_cameras(inputs: Fields) -> tuple[ImageInput, ...]:
     """The image inputs, in the order of the file."""
     found = []
     for name in inputs:
@@ -60,7 +60,7 @@ def read_cameras(inputs: Fields) -> tuple[Camera, ...]:
                 raise CheckpointError(
                     f"{feature.name('shape')} has {width} x {height} pixels; served: sides to {LONGEST}"
                 )
-            found.append(Camera(name=name, height=height, width=width))
+            found.append(ImageInput(name=name, height=height, width=width))
     return tuple(found)
 
 
@@ -180,13 +180,14 @@ def _read(file: Any, name: str, wanted: tuple[int, ...], path: Path, stored: set
 
 @dataclass(frozen=True, slots=True)
 class Normalisation:
-    """sources: the name under which each input of the network is observed. inputs: by the network's name; an input that
-    is missing stays as it is. action: None = the network's actions are in the robot's units.
-    """
+    """How a LeRobot policy's inputs and outputs are scaled."""
 
     sources: Mapping[str, str]
+    """The name under which each input of the network is observed."""
     inputs: Mapping[str, Affine]
+    """By the network's name; an input that is missing stays as it is."""
     action: Affine | None
+    """None = the network's actions are in the robot's units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from edgeflow.policies.family import Family, Files
+from edgeflow.policies.family import CheckpointFiles, Family
 from edgeflow_client.errors import ConfigError
 
 GROUP = "edgeflow.policies"
@@ -20,15 +20,14 @@ OURS = "edgeflow-server"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A family of another distribution, not imported yet.
-
-    name: of its entry point, which is the family's. origins: the distributions that bring a family of this name, with
-    their versions. entry: where its code is.
-    """
+    """A family of another distribution, not imported yet."""
 
     name: str
+    """The name of its entry point, which is the family's."""
     origins: tuple[str, ...]
+    """The distributions that bring a family of this name, with their versions."""
     entry: EntryPoint
+    """Where its code is."""
 
     @property
     def twice(self) -> bool:
@@ -51,7 +50,7 @@ class Plugin:
             raise self._unusable(ImportError("it imports torch, which only its load and prepare may do"))
         return found
 
-    def recognises(self, files: Files) -> bool:
+    def recognises(self, files: CheckpointFiles) -> bool:
         """True for a checkpoint of this family; ConfigError as of `load`."""
         family = self.load()
         try:

@@ -39,13 +39,15 @@ def unit_range(image: Image, place: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNumbers:
-    """Weights that are loaded, in numbers. decoder: of the stacks' projections; floats: those that stay in float32.
-    quantised: bytes of those in 4 bits."""
+    """Weights that are loaded, in numbers."""
 
     decoder: int
+    """The decoder of the stacks' projections."""
     floats: int
+    """Those that stay in float32."""
     others: int
     quantised: int = 0
+    """Bytes of those in 4 bits."""
 
     @classmethod
     def of(

@@ -13,10 +13,12 @@ ENOUGH = 8  # ages that are relied upon without what was foretold
 
 @dataclass(slots=True)
 class _Age:
-    """server_ns: as the service measured. fits_ns: the age up to which the chunk fits; None = any."""
+    """The age of one answer."""
 
     server_ns: int
+    """As the service measured."""
     fits_ns: int | None
+    """The age up to which the chunk fits; None = any."""
     age_ns: int | None = None
 
 

@@ -23,12 +23,14 @@ DRIFT_SAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class PassSample:
-    """One pass that ran. decodes: as Pass.decode_rows. lead_ns: as PassTimes.launch_ns, of this pass."""
+    """One pass that ran."""
 
     prefills: int
     decodes: int
+    """As Pass.decode_rows."""
     ns: int
     lead_ns: int = 0
+    """As PassTimes.launch_ns, of this pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,17 @@ ASSUMED = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRule:
-    """The drafts that a request may have. rows: most rows of a verification, the newest token included. places: those
-    of the slot, which no row may leave. deepest: most rows on a path, which is what a verification can settle; 0 for
-    all of them. row_permille: the time of one more row, per mille of a pass of one.
-    """
+    """The drafts that a request may have."""
 
     form: DraftForm = DraftForm.NONE
     rows: int = 1
+    """Most rows of a verification, the newest token included."""
     places: int = UNBOUNDED
+    """Those of the slot, which no row may leave."""
     deepest: int = 0
+    """Most rows on a path, which is what a verification can settle; 0 for all of them."""
     row_permille: int = 0
+    """The time of one more row, per mille of a pass of one."""
 
     def settles(self, rows: int) -> int:
         """The most tokens that so many rows give."""
@@ -44,15 +45,15 @@ UNDRAFTED = DraftRule()
 
 @dataclass(slots=True)
 class DraftCounts:
-    """The drafts of a request. drafted: tokens that were verified; accepted: right ones among them.
-
-    drafts, plain: passes behind the prompt with drafts, and without any.
-    """
+    """The drafts of a request."""
 
     drafted: int = 0
+    """Tokens that were verified."""
     accepted: int = 0
+    """Right ones among them."""
     drafts: int = 0
     plain: int = 0
+    """Both: passes behind the prompt with drafts, and without any."""
 
 
 @dataclass(slots=True)
@@ -98,14 +99,13 @@ class Acceptance:
 
 @dataclass(slots=True, kw_only=True)
 class Drafts:
-    """The tokens of a request whose passes may verify drafts.
-
-    settled: tokens that are known. found: drafts behind the newest one, as its outcome said.
-    """
+    """The tokens of a request whose passes may verify drafts."""
 
     rule: DraftRule = UNDRAFTED
     settled: int = 0
+    """Tokens that are known."""
     found: int = 0
+    """Drafts behind the newest one, as its outcome said."""
     counts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _flying: deque[int] = field(default_factory=deque)  # rows of each pass in flight that gives tokens

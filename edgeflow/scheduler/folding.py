@@ -15,19 +15,18 @@ UNBOUNDED = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteRun:
-    """Positions first .. stop of a sequence, which may be cut into several segments of passes.
-
-    folded: tokens that have left the slot for its memory; a position's place is the position less these. before: what
-    happens in the slot ahead of the first row. gated: the rows read the memory. again: the rows are embedded from the
-    slot's token ids, not from the prompt.
-    """
+    """Positions first .. stop of a sequence, which may be cut into several segments of passes."""
 
     first: int
     stop: int
     folded: int = 0
+    """Tokens that have left the slot for its memory; a position's place is the position less these."""
     before: Before = Before.NOTHING
+    """What happens in the slot ahead of the first row."""
     gated: bool = False
+    """The rows read the memory."""
     again: bool = False
+    """The rows are embedded from the slot's token ids, not from the prompt."""
 
 
 class Route:
@@ -98,20 +97,21 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folding(SlotUse):
-    """The sizes of a slot with memory, in tokens: what stays at the beginning, at least at the end, and what is folded
-    at a time.
-
-    keeps_pairs: a fold while decoding leaves the window's keys and values as they are (`fold: cached`); otherwise its
-    tokens are run again. gates_first: segment 0 of a long prompt is gated too (`first_segment: zero`). again: as of
-    SlotUse.
+    """The sizes of a slot with memory, in tokens: what stays at the beginning, at least at the end, and what is
+    folded at a time.
     """
 
     sink: int
     window: int
     segment: int
     keeps_pairs: bool = False
+    """A fold while decoding leaves the window's keys and values as they are (`fold: cached`); otherwise its tokens
+    are run again.
+    """
     gates_first: bool = False
+    """Segment 0 of a long prompt is gated too (`first_segment: zero`)."""
     again: int = 0
+    """As of SlotUse."""
     shares_slots = False  # a sequence would change the prefix's memory
 
     @property

@@ -24,25 +24,27 @@ FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Robot:
-    """A session as the forecast sees it.
-
-    pace: as in Scheduler.open. period_ns: between frames; 0 = a fresh frame is always available.
-    rows: L_P, the prefill length. deadline_ns: counted from a frame's arrival. offset_ns: when the first frame arrives.
-    prepare_ns: of the host, before the pass that begins with its frame. patience_ns: from a frame's arrival to when it
-    is too old, 0 = never. settling: where frames draft; None = not known, so that each takes K passes. program: as in
-    Scheduler.open.
-    """
+class ForecastSession:
+    """A session as the forecast sees it."""
 
     pace: Pace
+    """As in Scheduler.open."""
     period_ns: int
+    """Between frames; 0 = a fresh frame is always available."""
     rows: int = 1
+    """L_P, the prefill length."""
     deadline_ns: int = 0
+    """Counted from a frame's arrival."""
     offset_ns: int = 0
+    """When the first frame arrives."""
     prepare_ns: int = 0
+    """The prepare of the host, before the pass that begins with its frame."""
     patience_ns: int = 0
+    """From a frame's arrival to when it is too old, 0 = never."""
     settling: Settling | None = None
+    """Where frames draft; None = not known, so that each takes K passes."""
     program: StageProgram | None = None
+    """As in Scheduler.open."""
 
     @property
     def assumed(self) -> bool:
@@ -52,19 +54,18 @@ class Robot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves.
-
-    passes: those of all actions. overtaken: frames that drafted and left without an action. assumed: it is not known in
-    how many passes frames settle.
-    """
+    """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves."""
 
     actions: int
     span_ns: int
     age_ns: int
     worst_age_ns: int
     passes: int = 0
+    """Those of all actions."""
     overtaken: int = 0
+    """Frames that drafted and left without an action."""
     assumed: bool = False
+    """It is not known in how many passes frames settle."""
 
     @property
     def fps(self) -> float:
@@ -92,16 +93,18 @@ class Forecast:
 
 @dataclass(slots=True)
 class _Begun:
-    """A frame that has had a pass. passes: that it had. settles: in its pass of this number."""
+    """A frame that has had a pass."""
 
     settles: int
+    """In its pass of this number."""
     passes: int = 0
+    """Passes so far."""
 
 
 class _Feed:
     """The frames of one robot: only the newest one that is due is offered."""
 
-    def __init__(self, session: int, robot: Robot, stages: int) -> None:
+    def __init__(self, session: int, robot: ForecastSession, stages: int) -> None:
         self.session = session
         self.robot = robot
         self._stages = stages
@@ -143,9 +146,10 @@ class _Feed:
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """at_ns: when it left."""
+    """An action that left in the simulation."""
 
     at_ns: int
+    """When it left."""
     age_ns: int
     passes: int
 
@@ -203,10 +207,10 @@ class _Device:
         return launched_ns
 
 
-class _Run:
+class _Simulation:
     """The scheduler, the robots and the device, in virtual time."""
 
-    def __init__(self, times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> None:
+    def __init__(self, times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> None:
         self.tallies = [_Tally(robot.period_ns) for robot in robots]
         self.now_ns = 0
         self._times = times
@@ -259,7 +263,7 @@ class _Run:
                 self.tallies[session].overtaken_ns.append(self.now_ns)
 
 
-def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> tuple[Forecast, ...]:
+def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> tuple[Forecast, ...]:
     """Each robot's steady state when all of them share the device. The newest ones are cached.
 
     The second half of the run counts, where frames draft all but an eighth, and all of it where the run is short beside
@@ -269,8 +273,8 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
 
 
 @lru_cache(maxsize=256)
-def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[Robot, ...]) -> tuple[Forecast, ...]:
-    run, passes = _Run(times, limits, robots), 0
+def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[ForecastSession, ...]) -> tuple[Forecast, ...]:
+    run, passes = _Simulation(times, limits, robots), 0
     horizon_ns = _horizon_ns(times, limits, robots)
     while run.now_ns < horizon_ns and passes < MAX_PASSES:
         passes += run.turn()
@@ -283,16 +287,16 @@ def by_mode(
     times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
 ) -> dict[str, Forecast]:
     """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
-    robot = Robot(pace=Pace(), period_ns=0, settling=settling, program=program)
+    robot = ForecastSession(pace=Pace(), period_ns=0, settling=settling, program=program)
     served = _program(robot, limits)
     return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}
 
 
-def _program(robot: Robot, limits: SchedulerLimits) -> StageProgram:
+def _program(robot: ForecastSession, limits: SchedulerLimits) -> StageProgram:
     return robot.program or StageProgram.tokens(limits.stages)
 
 
-def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> int:
+def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> int:
     """Each robot's frames, as if all passes took as long as the longest that all of them share."""
     programs = [_program(robot, limits) for robot in robots]
     rows = len(robots) * max(stage.decode_rows for program in programs for stage in program.stages)

@@ -26,19 +26,19 @@ class FrameRef:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame waiting for its prefill. rows: L_P, its prefill length. deadline_ns: when its action is due.
-
-    expires_ns: from when on its action is too old; 0 = never.
-    """
+    """A frame waiting for its prefill."""
 
     ref: FrameRef
     rows: int
+    """L_P, its prefill length."""
     deadline_ns: int = 0
+    """When its action is due."""
     expires_ns: int = 0
+    """From when on its action is too old; 0 = never."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlotPosition:
     """A position of a slot."""
 
     slot: int
@@ -70,39 +70,46 @@ class Before(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment(Generic[Ref]):
-    """A run of rows of one sequence in one pass.
-
-    slot, generation: the slot that holds its KV, and a count that distinguishes one use of the slot from the next.
-    start, length: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
-    enter; `start` is then the furthest it may be. certain: it is exact, since no pass of several rows is uncommitted.
-    stage: 0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
-    are drafts, also behind a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
-    samples: rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end.
-    drafts: how many of them are drafts. group, advances: as of the stage (contract.Stage); rows that do not advance the
-    slot are written over by the sequence's next ones.
-    guess: where the drafts behind a prompt are read; None = a constant. tolerance_bins: as in Speculation.
-    before, gated, folded: of a slot with memory (scheduler/folding.py).
-    form: of the drafts that are verified, and of those that are made behind the rows; NONE where the drafts are the
-    tokens that a pass gave before (Speculation).
-    """
+    """A run of rows of one sequence in one pass."""
 
     sequence: Ref
     slot: int
     start: int
     length: int
+    """Both: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
+    enter; `start` is then the furthest it may be.
+    """
     stage: int
+    """0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
+    are drafts, also behind a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
+    """
     generation: int = 0
+    """`slot`, `generation`: the slot that holds its KV, and a count that distinguishes one use of the slot from the
+    next.
+    """
     samples: int = 1
+    """Rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end."""
     certain: bool = True
-    guess: Place | None = None
+    """It is exact, since no pass of several rows is uncommitted."""
+    guess: SlotPosition | None = None
+    """Where the drafts behind a prompt are read; None = a constant."""
     tolerance_bins: int = 0
+    """As in Speculation."""
     drafts: int = 0
+    """How many of them are drafts."""
     group: int = 0
     advances: bool = True
+    """Both: as of the stage (contract.Stage); rows that do not advance the slot are written over by the sequence's
+    next ones.
+    """
     before: Before = Before.NOTHING
     gated: bool = False
     folded: int = 0
+    """All three: of a slot with memory (scheduler/folding.py)."""
     form: DraftForm = DraftForm.NONE
+    """The form of the drafts that are verified, and of those made after the rows; NONE where the drafts are the tokens
+    of the pass before (Speculation).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +123,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Pass(Generic[Ref]):
-    """One run through the network of one model.
-
-    segments: prefills first, then decode rows by ascending slot.
-    moves: slot copies to make after the pass, in this order; none reads a slot that an earlier one has written.
-    """
+    """One run through the network of one model."""
 
     number: int
     segments: tuple[Segment[Ref], ...]
+    """Prefills first, then decode rows by ascending slot."""
     moves: tuple[Move, ...] = ()
+    """Slot copies to make after the pass, in this order; none reads a slot that an earlier one has written."""
 
     @property
     def rows(self) -> int:
@@ -163,15 +168,16 @@ def _decode_rows(segment: Segment[Ref]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Ref]):
-    """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per row.
-
-    finite: False when a logit behind them was not. found: drafts that stand behind the newest token now.
+    """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per
+    row.
     """
 
     sequence: Ref
     tokens: tuple[int, ...]
     finite: bool = True
+    """False when a logit behind them was not."""
     found: int = 0
+    """Drafts that stand behind the newest token now."""
 
 
 class Leaving(Enum):
@@ -192,13 +198,11 @@ class Leaving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once.
-
-    passes: in which it took part, as far as they are committed. settled: its tokens that are settled, at most K; of
-    other programs its passes.
-    """
+    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once."""
 
     frame: FrameRef
     why: Leaving
     passes: int = field(default=0, compare=False)
+    """In which it took part, as far as they are committed."""
     settled: int = field(default=0, compare=False)
+    """Its tokens that are settled, at most K; of other programs its passes."""

@@ -25,25 +25,27 @@ class Finish(str, Enum):
 
 @dataclass(slots=True, kw_only=True)
 class RequestPlan:
-    """One sequence of chat: rows of a prompt that enter a slot, then tokens.
-
-    rows: of the prompt, `known` of them in the slot already and fewer than all. prefix_slot: where these were computed;
-    None where there are none. tokens: most to answer with; 0 for a prefix, which is only computed. stop_ids: tokens
-    that end the answer. route: which positions run next, and where in the slot. rule: of its drafts. place: the
-    position up to which rows are planned, or the furthest that this may be. passes: planned and not committed.
-    """
+    """One sequence of chat: rows of a prompt that enter a slot, then tokens."""
 
     number: int
     slot: int
     rows: int
+    """The rows of the prompt, `known` of them in the slot already and fewer than all."""
     known: int = 0
     prefix_slot: int | None = None
+    """Where these were computed; None where there are none."""
     tokens: int = 0
+    """Most to answer with; 0 for a prefix, which is only computed."""
     stop_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer."""
     route: Route = field(default_factory=Route)
+    """Which positions run next, and where in the slot."""
     rule: DraftRule = UNDRAFTED
+    """The rule of its drafts."""
     place: int = 0
+    """The position up to which rows are planned, or the furthest that this may be."""
     passes: int = 0
+    """Planned and not committed."""
     finish: Finish | None = None
     drafts: Drafts = field(init=False)
 

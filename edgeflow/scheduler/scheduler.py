@@ -28,17 +28,16 @@ def row_budget_of(configured: int | None, prompt_rows: int, steps: int, step_row
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Sizes the scheduler works within.
-
-    stages: most passes of any program, slots of each ring. max_sessions: rings. row_budget: most rows per pass (one
-    session alone may exceed it). drain_after_ns: how long frames in flight wait for a new frame before decode-only
-    passes run.
-    """
+    """Sizes the scheduler works within."""
 
     stages: int
+    """Most passes of any program, slots of each ring."""
     max_sessions: int
+    """Rings."""
     row_budget: int
+    """Most rows per pass (one session alone may exceed it)."""
     drain_after_ns: int
+    """How long frames in flight wait for a new frame before decode-only passes run."""
     shift: Shift = Shift.ROTATE
 
     @property
@@ -48,11 +47,12 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """Counts since the start. full_passes: passes in which some session ran all of its stages."""
+    """Counts since the start."""
 
     passes: int = 0
     rows: int = 0
     full_passes: int = 0
+    """Passes in which some session ran all of its stages."""
     offered: int = 0
     left: dict[Leaving, int] = field(default_factory=lambda: dict.fromkeys(Leaving, 0))
 

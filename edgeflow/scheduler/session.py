@@ -18,7 +18,7 @@ from enum import Enum
 
 from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Segment, SlotPosition
 
 
 class Shift(str, Enum):
@@ -30,13 +30,7 @@ class Shift(str, Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class FrameInFlight:
-    """A frame in flight.
-
-    stage: of its next pass. length: rows of its KV in the slot. Both count one token for a pass that is not
-    committed, the fewest it can settle. slack: further rows that such passes may have settled. settled: tokens known.
-    speculation: how its drafts are verified; None without. guess: where the first ones are read. passes: planned;
-    committed: of which so many are.
-    """
+    """A frame in flight."""
 
     frame: FrameRef
     rows: int
@@ -45,20 +39,28 @@ class FrameInFlight:
     deadline_ns: int = 0
     expires_ns: int = 0
     speculation: Speculation | None = None
-    guess: Place | None = None
+    """How its drafts are verified; None without."""
+    guess: SlotPosition | None = None
+    """Where the first ones are read."""
     stage: int = 0
+    """The stage of its next pass."""
     length: int = 0
+    """Rows of its KV in the slot. Both count one token for a pass that is not committed, the fewest it can settle."""
     slack: int = 0
+    """Further rows that such passes may have settled."""
     settled: int = 0
+    """Tokens known."""
     passes: int = 0
+    """Planned."""
     committed: int = 0
+    """The committed of which so many are."""
 
     def leaves_after(self, stages: int) -> int:
         """Passes after which it leaves even if tokens are not settled."""
         return self.speculation.most_passes(stages) if self.speculation else stages
 
 
-class Ring:
+class SlotRing:
     """The slots of one session: frames keep theirs, and the index of the next prefill rotates."""
 
     def __init__(self, slots: range) -> None:
@@ -76,7 +78,7 @@ class Ring:
         return ()
 
 
-class CopyingRing(Ring):
+class CopyingRing(SlotRing):
     """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
 
     def claim(self) -> tuple[int, int]:
@@ -91,14 +93,14 @@ class CopyingRing(Ring):
         return tuple(moves)
 
 
-RINGS = {Shift.ROTATE: Ring, Shift.COPY: CopyingRing}
+RINGS = {Shift.ROTATE: SlotRing, Shift.COPY: CopyingRing}
 
 
 class SessionQueue:
     """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
     def __init__(
-        self, session: int, epoch: int, ring: Ring, *, pace: Pace, program: StageProgram, drain_after_ns: int
+        self, session: int, epoch: int, ring: SlotRing, *, pace: Pace, program: StageProgram, drain_after_ns: int
     ) -> None:
         self.session = session
         self.epoch = epoch
@@ -283,7 +285,7 @@ class SessionQueue:
             deadline_ns=frame.deadline_ns,
             expires_ns=frame.expires_ns,
             speculation=self._pace.speculation,
-            guess=Place(before.slot, before.rows) if before and self._pace.speculation else None,
+            guess=SlotPosition(before.slot, before.rows) if before and self._pace.speculation else None,
         )
         self._flights.append(self._newest)
         self._waiting = None

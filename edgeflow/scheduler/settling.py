@@ -23,21 +23,23 @@ STRATA = 64  # that draws come from in turn
 
 @dataclass(frozen=True, slots=True)
 class SettlingSample:
-    """A frame that left. stages: K of its session. passes: that it had. settled: in the last of them; False = it left
-    before.
-    """
+    """A frame that left."""
 
     stages: int
+    """K of its session."""
     tolerance_bins: int
     passes: int
+    """Passes it took."""
     settled: bool
+    """In the last of them; False = it left before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """In how many passes frames settle. shares: of those that do in their first, second, ... pass, of WHOLE."""
+    """In how many passes frames settle."""
 
     shares: tuple[int, ...]
+    """The shares of those that do in their first, second, ... pass, of WHOLE."""
 
     @property
     def mean_percent(self) -> int:

@@ -12,27 +12,19 @@ from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observation.requests import Names, short
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow_client.types import ActionSchema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStatus:
-    """An announcement. step, done, total: progress of the start. Ports are 0 until bound.
+    """An announcement."""
 
-    chat: the chat model and the memory of its slots, in one line; "" without chat.
-    operators: operators in use besides the built-in ones, in one line.
-    memory: the KV memory of the sessions and what was free, in one line.
-    forecasts: (mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times.
-    horizon: actions per answer.
-    clients: robots' own clients that can connect, and with which names, a line each.
-    warnings: settings that the system does not permit.
-    """
-
-    phase: State
+    phase: HealthState
     step: str = ""
     done: int = 0
     total: int = 0
+    """All three: progress of the start. Ports are 0 until bound."""
     grpc_address: str = ""
     http_address: str = ""
     grpc_port: int = 0
@@ -43,12 +35,19 @@ class ServiceStatus:
     model: str = ""
     device: str = ""
     chat: str = ""
+    """The chat model and the memory of its slots, in one line; "" without chat."""
     operators: str = ""
+    """Operators in use besides the built-in ones, in one line."""
     memory: str = ""
+    """The KV memory of the sessions and what was free, in one line."""
     forecasts: tuple[tuple[str, float, float], ...] = ()
+    """(mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times."""
     horizon: int = 1
+    """Actions per answer."""
     clients: tuple[str, ...] = ()
+    """Robots' own clients that can connect, and with which names, a line each."""
     warnings: tuple[str, ...] = ()
+    """Settings that the system does not permit."""
 
 
 MIB = 1 << 20

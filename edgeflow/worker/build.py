@@ -35,19 +35,18 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine with the limits that its scheduler must keep.
-
-    memory: one line about its slots, for a person. rounds: as of `warm_up`. remark: on the files of the checkpoint, for
-    the start; "" = none.
-    """
+    """An engine with the limits that its scheduler must keep."""
 
     engine: PassEngine
     limits: SchedulerLimits
     device_name: str
     model_fingerprint: str
     memory: str
+    """One line about its slots, for a person."""
     rounds: bool
+    """As of `warm_up`."""
     remark: str = ""
+    """On the files of the checkpoint, for the start; "" = none."""
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:

@@ -14,16 +14,14 @@ CHAT_PER_TURN = 8
 
 
 class InboxContents(NamedTuple):
-    """Everything of control that waited, and the frames that were superseded before they were seen.
-
-    arrived_ns: of the frame of each session among the messages, however long the loop was busy since.
-    chat: at most CHAT_PER_TURN messages of chat, to be handled after control's.
-    """
+    """Everything of control that waited, and the frames that were superseded before they were seen."""
 
     messages: list[Message]
     superseded: list[SubmitFrame]
     arrived_ns: dict[int, int]
+    """The arrived of the frame of each session among the messages, however long the loop was busy since."""
     chat: list[Message]
+    """At most CHAT_PER_TURN messages of chat, to be handled after control's."""
 
 
 class Inbox:

@@ -6,6 +6,7 @@ No dataclass of more than five fields without `kw_only`, no call with more than 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
@@ -129,3 +130,27 @@ def test_it_is_found(text: str):
 def test_the_harmless_is_not(text: str):
     tree = ast.parse(text)
     assert not [*wide_dataclasses(tree), *wide_calls(tree)]
+
+
+GLOSS = re.compile(r"(?:^|[.;] )(\w+)(?: \[[^]]*\])?: ")
+"""`seq: of the frame` in the docstring of a class."""
+
+
+def glossed(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every class whose docstring explains its fields, in place of a line below each field."""
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, ast.ClassDef) else None
+        if text is not None and isinstance(node, ast.ClassDef):
+            fields = {
+                each.target.id
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            }
+            if fields & set(GLOSS.findall(" ".join(text.split()))):
+                yield node.lineno, node.name
+
+
+def test_fields_are_explained_below_them():
+    found = [f"{path.relative_to(ROOT)}:{line}: {name}" for path in SOURCES for line, name in glossed(parsed(path))]
+    assert found == []
+    assert list(glossed(ast.parse('class A:\n    """A frame. seq: its number."""\n    seq: int')))

@@ -26,16 +26,15 @@ _SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:")  # gRPC's own
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials for a protected service.
-
-    ca: CA certificates (PEM) to verify the service with; None = the default roots. cert, key: the client's own, for
-    mutual TLS. token: identifies the principal. Files are read at every connect, so that they may be replaced.
-    """
+    """Credentials for a protected service."""
 
     ca: Path | None = None
+    """CA certificates (PEM) to verify the service with; None = the default roots."""
     cert: Path | None = None
     key: Path | None = None
+    """Both: the client's own, for mutual TLS."""
     token: str = field(default="", repr=False)
+    """Identifies the principal. Files are read at every connect, so that they may be replaced."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):

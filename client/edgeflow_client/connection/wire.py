@@ -50,51 +50,53 @@ _WAIT_DIGITS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Settings to open a session with; mode None = the service's default.
-
-    max_action_age_s: None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its
-    own. depth: pipeline depth, with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE only: bins by
-    which a token may differ from its draft, and the most passes of a frame. state: the vectors of every frame. chunks:
-    the client plays chunks of several actions; otherwise it gets the one row that is due. rtc: answers continue the
-    chunk being played; None = where service and policy can, True = refuse those that cannot.
-    """
+    """Settings to open a session with; mode None = the service's default."""
 
     cameras: tuple[CameraSpec, ...]
     control_period_s: float
     mode: Mode | None = None
     max_action_age_s: float | None = None
+    """None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its own."""
     model: str = ""
     unnorm_key: str = ""
     depth: int = 0
+    """Pipeline depth, with Mode.DEPTH only."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: with Mode.SPECULATIVE only: bins by which a token may differ from its draft, and the most passes of a
+    frame.
+    """
     state: tuple[StateSpec, ...] = ()
+    """The vectors of every frame."""
     chunks: bool = True
+    """The client plays chunks of several actions; otherwise it gets the one row that is due."""
     rtc: bool | None = None
+    """Answers continue the chunk being played; None = where service and policy can, True = refuse those that cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The service's answer to Open. action_tokens: K. valid_for_s: how long an action may be executed.
-
-    depth: pipeline depth, 0 where frames draft their tokens. predicted_fps, predicted_age_s: at the declared control
-    period; 0 = unknown. tolerance_bins, max_passes: as served; max_passes is 0 where frames do not draft their tokens.
-    rtc: answers continue the chunk being played.
-    """
+    """The service's answer to Open."""
 
     session: int
     epoch: int
     schema: ActionSchema
     action_tokens: int
+    """K."""
     mode: Mode
     model: str
     valid_for_s: float
+    """How long an action may be executed."""
     depth: int = 0
+    """Pipeline depth, 0 where frames draft their tokens."""
     predicted_fps: float = 0.0
     predicted_age_s: float = 0.0
+    """Both: at the declared control period; 0 = unknown."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: as served; max_passes is 0 where frames do not draft their tokens."""
     rtc: bool = False
+    """Answers continue the chunk being played."""
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:

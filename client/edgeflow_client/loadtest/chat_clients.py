@@ -29,30 +29,35 @@ ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near t
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """The chat load. address: the service's HTTP address. max_tokens: per answer."""
+class ChatLoad:
+    """The chat load."""
 
     address: str
+    """The service's HTTP address."""
     clients: int = 1
     max_tokens: int = 64
+    """Per answer."""
 
 
 @dataclass(slots=True)
-class Asked:
-    """One request. pieces_ns: when text arrived. tokens: by the service's count. refused: status and code, or ""."""
+class ChatSample:
+    """One request."""
 
     asked_ns: int
     pieces_ns: list[int] = field(default_factory=list)
+    """When text arrived."""
     tokens: int = 0
+    """By the service's count."""
     done_ns: int = 0
     refused: str = ""
+    """Status and code, or ""."""
 
 
 class Client:
     """Sends the next request as soon as one is answered, until `stop`."""
 
     def __init__(self, service: HttpService, max_tokens: int, random: Random) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[ChatSample] = []
         self._max_tokens = max_tokens
         self._service = service
         self._random = random
@@ -62,7 +67,7 @@ class Client:
     def run(self) -> None:
         """Run in a separate thread; errors are recorded in `asked`."""
         while not self._stopping.is_set():
-            asked = Asked(time.monotonic_ns())
+            asked = ChatSample(time.monotonic_ns())
             self.asked.append(asked)
             try:
                 self._ask(asked)
@@ -81,7 +86,7 @@ class Client:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: ChatSample) -> None:
         if self._connection is None:
             self._connection = self._service.connect(ANSWER_S)
         self._connection.request("POST", "/v1/chat/completions", json.dumps(self._body()), self._service.headers)
@@ -92,7 +97,7 @@ class Client:
             return
         self._read(response, asked)
 
-    def _read(self, response: Response, asked: Asked) -> None:
+    def _read(self, response: Response, asked: ChatSample) -> None:
         while line := response.readline():
             if not line.startswith(b"data: {"):
                 continue
@@ -117,7 +122,7 @@ class Client:
             connection.close()
 
 
-def job_line(plan: ChatPlan, credentials: Credentials, seed: int) -> str:
+def job_line(plan: ChatLoad, credentials: Credentials, seed: int) -> str:
     """The work of the clients, for the process that runs them."""
     named = {"ca": credentials.ca, "cert": credentials.cert, "key": credentials.key}
     files = {name: str(path) for name, path in named.items() if path is not None}
@@ -128,7 +133,7 @@ def main() -> None:
     """Run until standard input ends."""
     os.nice(NICENESS)
     job = json.loads(sys.stdin.readline())
-    plan, files = ChatPlan(**job["plan"]), {name: Path(path) for name, path in job["files"].items()}
+    plan, files = ChatLoad(**job["plan"]), {name: Path(path) for name, path in job["files"].items()}
     service = HttpService.of(plan.address, Credentials(token=job["token"], **files))
     randoms = (Random(f"{job['seed']} {number}") for number in range(plan.clients))
     clients = [Client(service, plan.max_tokens, random) for random in randoms]

@@ -34,19 +34,19 @@ CHANNEL_OPTIONS = [
 
 @dataclass(slots=True, kw_only=True)
 class Measurement:
-    """The raw record of a run. begin_ns, end_ns: frames due and actions received between them count.
-
-    lags_ns: how late the event loop was, sampled every LAG_PERIOD_S. opened, refusals: one entry per robot.
-    """
+    """The raw record of a run."""
 
     plan: LoadPlan
     ledgers: list[Ledger]
     begin_ns: int
     end_ns: int = 0
+    """Both: frames due and actions received between them count."""
     interrupted: bool = False
     lags_ns: list[int] = field(default_factory=list)
+    """How late the event loop was, sampled every LAG_PERIOD_S."""
     opened: list[Opened | None] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    """Both: one entry per robot."""
 
 
 Tick = Callable[[Measurement, int], None]

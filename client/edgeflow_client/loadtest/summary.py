@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from edgeflow_client.connection.wire import Opened
 from edgeflow_client.loadtest.measure import Distribution, distribution
-from edgeflow_client.loadtest.robots.ledger import Fate, FrameRecord, Ledger
+from edgeflow_client.loadtest.robots.ledger import Fate, Ledger, SentFrame
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.reasons import Reason
@@ -19,12 +19,10 @@ LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any mor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
+class FrameCounts:
     """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
 
-    The mappings count by reason. overtaken: those superseded that were in flight on the device when a newer one was
-    answered. unsettled: those acted on with tokens that were not settled. continued: those whose chunk continues the
-    one being played; late: of these, those that did not fit what was played when they came.
+    The mappings count by reason.
     """
 
     offered: int
@@ -34,9 +32,13 @@ class Frames:
     dropped: dict[str, int]
     unanswered: dict[str, int]
     overtaken: int
+    """Those superseded that were in flight on the device when a newer one was answered."""
     unsettled: int
+    """Those acted on with tokens that were not settled."""
     continued: int
+    """Those whose chunk continues the one being played."""
     late: int
+    """The late of these, those that did not fit what was played when they came."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -46,20 +48,17 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Figures of one robot, or of all of them.
-
-    fps: actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
-    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
-    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals. pass:
-    inference divided by passes. passes: per action, as reported by the service. misses: actions older than the
-    requested limit, or than the limit that they carry without one. gaps: stretches in which a robot had no valid
-    action. hold, stop, notices, losses, contradictions: by reason.
-    """
+class RobotSummary:
+    """Figures of one robot, or of all of them."""
 
     robots: int
-    frames: Frames
+    frames: FrameCounts
     fps: float
+    """Actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
+    as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
+    difference between the interval of the pass starts of consecutive frames and the interval of their arrivals.
+    pass: inference divided by passes.
+    """
     age_ms: Distribution
     service_ms: Distribution
     decode_ms: Distribution
@@ -70,14 +69,18 @@ class Summary:
     start_jitter_ms: Distribution
     pass_ms: Distribution
     passes: Distribution
+    """Per action, as reported by the service."""
     misses: int
+    """Actions older than the requested limit, or than the limit that they carry without one."""
     gaps: int
+    """Stretches in which a robot had no valid action."""
     longest_gap_ms: float
     hold: dict[str, int] = field(default_factory=dict)
     stop: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
     contradictions: dict[str, int] = field(default_factory=dict)
+    """`hold`, `stop`, `notices`, `losses`, `contradictions`: by reason."""
 
     @property
     def jitter_ms(self) -> float:
@@ -106,8 +109,7 @@ class Generator:
 class Prediction:
     """The service's forecast for a robot that keeps its declared period, with the measured values.
 
-    age: mean time inside the service, as the service defines it. kept: whether the robot kept that period; only then
-    are there deviations, (measured / forecast - 1) in per cent, else NaN.
+    age: mean time inside the service, as the service defines it.
     """
 
     mode: str
@@ -117,6 +119,9 @@ class Prediction:
     age_ms: float
     measured_age_ms: float
     kept: bool
+    """Whether the robot kept that period; only then are there deviations, (measured / forecast - 1) in per cent,
+    else NaN.
+    """
 
     @property
     def fps_deviation(self) -> float:
@@ -127,7 +132,7 @@ class Prediction:
         return 100 * (self.measured_age_ms / self.age_ms - 1) if self.kept else math.nan
 
 
-def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
+def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> RobotSummary:
     """Summarise the frames that were due, and the events that happened, in the measured time."""
     offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
     acted = [frame for frame in offered if frame.fate is Fate.ACTED]
@@ -135,7 +140,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
     gaps_ms = [gap for ledger in ledgers for gap in _gaps_ms(run, received_of(run, ledger))]
     limit_s = run.plan.session.max_action_age_s
     timings = [frame.timings for frame in acted]
-    return Summary(
+    return RobotSummary(
         robots=len(ledgers),
         frames=_frames(offered),
         fps=len(received) / ((run.end_ns - run.begin_ns) / 1e9),
@@ -167,7 +172,7 @@ def generator_of(run: Measurement) -> Generator:
     return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
 
 
-def prediction_of(plan: LoadPlan, opened: Opened | None, summary: Summary) -> Prediction | None:
+def prediction_of(plan: LoadPlan, opened: Opened | None, summary: RobotSummary) -> Prediction | None:
     """The prediction for one robot; None when the service gave no forecast or no action."""
     if opened is None or not (opened.predicted_fps > 0 and opened.predicted_age_s > 0 and summary.frames.acted):
         return None
@@ -183,15 +188,15 @@ def prediction_of(plan: LoadPlan, opened: Opened | None, summary: Summary) -> Pr
     )
 
 
-def received_of(run: Measurement, ledger: Ledger) -> list[FrameRecord]:
+def received_of(run: Measurement, ledger: Ledger) -> list[SentFrame]:
     """Frames whose actions arrived in the measured time, in the order of arrival."""
     acted = (frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.received_ns, run))
     return sorted(acted, key=lambda frame: frame.received_ns)
 
 
-def _frames(offered: Sequence[FrameRecord]) -> Frames:
+def _frames(offered: Sequence[SentFrame]) -> FrameCounts:
     reasons = {fate: Counter(frame.reason for frame in offered if frame.fate is fate) for fate in Fate}
-    return Frames(
+    return FrameCounts(
         offered=len(offered),
         acted=reasons[Fate.ACTED].total(),
         superseded=reasons[Fate.SUPERSEDED].total(),
@@ -205,7 +210,7 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
     )
 
 
-def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
+def _intervals_ms(received: Sequence[SentFrame]) -> list[float]:
     return [(after.received_ns - before.received_ns) / 1e6 for before, after in pairwise(received)]
 
 
@@ -216,7 +221,7 @@ def _start_jitter_ms(run: Measurement, ledger: Ledger) -> list[float]:
     return [abs(after.start_ns - before.start_ns) / 1e6 for before, after in neighbours]
 
 
-def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:
+def _gaps_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
     """Intervals from an action to the next, or to the end, that outlast its validity; the whole run without actions."""
     if not received:
         return [(run.end_ns - run.begin_ns) / 1e6]

@@ -48,14 +48,15 @@ def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Rows of a prompt. hidden [n, E]; positions [C, n]: of RoPE, on the host; shift: as of Prompt. ids: their tokens,
-    and the one behind them if the prompt goes on.
-    """
+    """Rows of a prompt. hidden [n, E]."""
 
     hidden: Tensor
     positions: Tensor
+    """[C, n]: of RoPE, on the host."""
     shift: int = 0
+    """As of Prompt."""
     ids: Sequence[int] = ()
+    """Their tokens, and the one behind them if the prompt goes on."""
 
 
 class TextTokens:

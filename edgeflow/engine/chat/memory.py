@@ -36,13 +36,14 @@ from edgeflow_client.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSize:
-    """The size of a slot. positions: places of keys and values. memory_bytes: of M and z, 0 without a gate. length: the
-    most tokens of a prompt and its answer.
-    """
+    """The size of a slot."""
 
     positions: int
+    """Places of keys and values."""
     memory_bytes: int
+    """The memory bytes of M and z, 0 without a gate."""
     length: int
+    """The most tokens of a prompt and its answer."""
 
     @classmethod
     def of(cls, config: ChatConfig, text: LlamaConfig, gate: MemoryGate | GateHeader | None) -> SlotSize:
@@ -189,17 +190,20 @@ FOLD_FLOATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes beside the weights. slots: how many. slot_bytes: keys, values and memory of one slot; state_bytes: its
-    tokens, its drafts, and what sampling knows of them. rotation_bytes: of all positions. pass_bytes: during the
-    largest pass. draft_bytes: of a draft head, its slots and rotations.
-    """
+    """Bytes beside the weights."""
 
     slots: int
+    """How many."""
     slot_bytes: int
+    """Keys, values and memory of one slot."""
     state_bytes: int
+    """Its tokens, its drafts, and what sampling knows of them."""
     rotation_bytes: int
+    """The rotation bytes of all positions."""
     pass_bytes: int
+    """During the largest pass."""
     draft_bytes: int
+    """The draft bytes of a draft head, its slots and rotations."""
 
     @property
     def beside_bytes(self) -> int:

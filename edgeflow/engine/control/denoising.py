@@ -68,14 +68,16 @@ def _parts(frame: FlowFrame, sizes: FlowSizes) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """The steps of a pass, of n frames [n, M, H, A]. x: before the step; velocity: of the network; used: as guided;
-    after: x behind the step.
-    """
+    """The steps of a pass, of n frames [n, M, H, A]."""
 
     x: Tensor
+    """Before the step."""
     velocity: Tensor
+    """The velocity of the network."""
     used: Tensor
+    """As guided."""
     after: Tensor
+    """X behind the step."""
 
 
 class FlowProgram:

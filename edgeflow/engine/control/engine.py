@@ -32,38 +32,41 @@ from edgeflow.scheduler.session import Shift
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Options of an engine. text_rows: the most rows of an instruction. row_budget: the most rows of a pass in which
-    several sessions share. graphs: replay recordings of passes.
-    """
+    """Options of an engine."""
 
     sessions: int
     text_rows: int
+    """The most rows of an instruction."""
     table: OperatorTable
     row_budget: int = 1 << 30
+    """The most rows of a pass in which several sessions share."""
     graphs: bool = False
+    """Replay recordings of passes."""
     shift: Shift = Shift.ROTATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The whole answer to a frame. finite: False when a number behind it was not.
-
-    token_ids: its K action tokens, the first `settled` of which are settled; the others are what its last pass gave
-    behind wrong drafts. values [M, horizon, A]: M candidates, normalised; None where the answer has tokens.
-    """
+    """The whole answer to a frame."""
 
     frame: FrameRef
     finite: bool
+    """False when a number behind it was not."""
     token_ids: tuple[int, ...] = ()
+    """Its K action tokens, the first `settled` of which are settled; the others are what its last pass gave behind
+    wrong drafts.
+    """
     settled: int = 0
     values: NDArray[np.float64] | None = None
+    """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunked(Outcome[FrameRef]):
-    """An outcome of a frame whose answer is chunks. values: as of Answer; None before its last pass."""
+    """An outcome of a frame whose answer is chunks."""
 
     values: NDArray[np.float64] | None = field(default=None, compare=False)
+    """As of Answer; None before its last pass."""
 
 
 class AnswerBook:
@@ -98,21 +101,21 @@ class AnswerBook:
 
 
 class PassEngine:
-    """Runs the passes of a policy. One device, one caller, passes in order.
-
-    sessions: that it has room for. near: as of TokenPolicy, empty where answers have no tokens. launch_ahead, graphs,
-    record: as of Executor. text_rows: the most rows of an instruction. kv_bytes: memory of the slots.
-    The methods that are not abstract are those of policies whose answers are chunks.
-    """
+    """Runs the passes of a policy. One device, one caller, passes in order."""
 
     policy: Policy
     sessions: int
+    """Sessions with room in memory."""
     text_rows: int
+    """The most rows of an instruction."""
     kv_bytes: int = 0
+    """Memory of the slots. The methods that are not abstract are those of policies whose answers are chunks."""
     near: tuple[bool, ...] = ()
+    """As of TokenPolicy, empty where answers have no tokens."""
     launch_ahead: int = 0
     graphs: Graphs[PassOutputs] | None = None
     record: Record | None = None
+    """All three: as of Executor."""
     _device: torch.device
 
     def rows(self, prompt: Any) -> int:

@@ -30,16 +30,14 @@ PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short i
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass.
-
-    prefill_rows: of the model whose times these are.
-    """
+    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass."""
 
     name: str
     prefill_ns: int
     decode_ns: int
     packed_ns: int
     prefill_rows: int = PUBLISHED_ROWS
+    """The prefill rows of the model whose times these are."""
 
     def times_of(self, program: StageProgram) -> PassTimes:
         """Pass times of answers of a program there.

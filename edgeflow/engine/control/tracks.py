@@ -52,37 +52,35 @@ class SteadyTokens:
 
 @dataclass(slots=True, kw_only=True)
 class FrameRecord:
-    """A frame between its arrival and its action. drafts: behind its prompt, and their tolerance.
-
-    plan: what is played from its capture on, as known when it was launched; seam: or why there is none. continues: the
-    answer continues it.
-    """
+    """A frame between its arrival and its action."""
 
     message: SubmitFrame
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
+    """Behind its prompt, and their tolerance."""
     tolerance_bins: int = 0
     plan: PlayedRows | None = None
+    """What is played from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
+    """Or why there is none."""
     continues: bool = False
+    """The answer continues it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Begun:
-    """The frames that a pass begins with, prepared. stamp: on the device before the first; None where there is none."""
+    """The frames that a pass begins with, prepared."""
 
     started_ns: int
     stamp: Stamp | None = None
+    """On the device before the first; None where there is none."""
     prompts: dict[FrameRef, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedSession:
-    """The parameters of a session, as in OpenSession, and what they mean with this policy.
-
-    steady: the tokens that must not waver. chunks: the last ones; None where answers are single actions.
-    """
+class SessionParameters:
+    """The parameters of a session, as in OpenSession, and what they mean with this policy."""
 
     unnorm_key: str | None
     schema: ActionSchema
@@ -90,9 +88,11 @@ class OpenedSession:
     deadline_ns: int
     patience_ns: int
     steady: SteadyTokens
+    """The tokens that must not waver."""
     rtc: bool
     trajectory: Trajectory
     chunks: Continuity | None
+    """The last ones; None where answers are single actions."""
 
     @property
     def follows(self) -> bool:

@@ -25,15 +25,16 @@ from edgeflow_client.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSizes:
-    """rows: of a verification in each form that requests may have. head: of EAGLE-3; None without one, and then there
-    is nothing else. behind: places of the head's slots beyond those of the base's. width: rows of its forwards while a
-    tree grows.
-    """
+    """Sizes of the drafts that a pass verifies."""
 
     rows: Mapping[DraftForm, int]
+    """The rows of a verification in each form that requests may have."""
     head: Eagle3Config | None = None
+    """The head of EAGLE-3; None without one, and then there is nothing else."""
     behind: int = 0
+    """Places of the head's slots beyond those of the base's."""
     width: int = 0
+    """Rows of its forwards while a tree grows."""
 
     @property
     def most_rows(self) -> int:
@@ -107,10 +108,11 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle:
-    """An EAGLE-3 head. tree: the sizes of its trees; None to draft chains alone, of depth + 1 tokens."""
+    """An EAGLE-3 head."""
 
     head: Eagle3Head
     tree: TreeSizes | None
+    """The sizes of its trees; None to draft chains alone, of depth + 1 tokens."""
     depth: int
     name: str = "eagle3"
 

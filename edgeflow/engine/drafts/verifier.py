@@ -152,13 +152,14 @@ class DraftVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Choose:
-    """Chooses a token for each sampled row of a pass. logits [n, V]; allowed: as of `Verifier.settle`."""
+    """Chooses a token for each sampled row of a pass. logits [n, V]."""
 
     state: SlotState
     greedy: Greedy
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
+    """As of `Verifier.settle`."""
 
     def most(self, counts: Tensor) -> Tensor:
         """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""

@@ -34,15 +34,16 @@ KEPT = 64  # kinds of frames whose masks are kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """The prefix of static graphs: rows of images, text, and closing rows, in this order.
-
-    cameras: C. image_rows: of each. text: tokens. closing: as of FlowSizes.
-    """
+    """The prefix of static graphs: rows of images, text, and closing rows, in this order."""
 
     cameras: int
+    """C."""
     image_rows: int
+    """The image rows of each."""
     text: int
+    """Tokens."""
     closing: int
+    """As of FlowSizes."""
 
     @property
     def rows(self) -> int:
@@ -115,15 +116,16 @@ class BucketMasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowGraphs:
-    """The loaded graphs. buckets: of prompts, the one of the fewest tokens first; towers, prefills: of each of them;
-    steps: by their batch, the smallest first.
-    """
+    """The loaded graphs."""
 
     kv: KVForm
     buckets: tuple[Bucket, ...]
+    """The buckets of prompts, the one of the fewest tokens first."""
     towers: tuple[GraphSession, ...]
     prefills: tuple[GraphSession, ...]
+    """Both: of each of them."""
     steps: tuple[GraphSession, ...]
+    """By their batch, the smallest first."""
 
     def bucket_of(self, tokens: int) -> int:
         """The index of the smallest bucket for so many tokens; ValueError where there is none."""
@@ -176,7 +178,7 @@ class StaticStages:
         self._held: dict[int, _Held] = {}
         self._written = [0] * there  # places of each slot that are not zeros
         self._prefixes = [_Prefix(self, index, masks) for index, masks in enumerate(self._masks)]
-        self._steps = {each.graph.batch: _Step(self, each, sizes.steps) for each in graphs.steps}
+        self._steps = {each.graph.batch: _FlowStep(self, each, sizes.steps) for each in graphs.steps}
         self._candidates = sizes.candidates
 
     def rows(self, frame: FlowFrame) -> int:
@@ -273,7 +275,7 @@ class _Prefix:
         return self._prefill.bind(self._inputs, kv_arrays(kv, "_rows"))
 
 
-class _Step(BatchedStep):
+class _FlowStep(BatchedStep):
     """A step of one batch. steps: N, the index of flow time 0."""
 
     def __init__(self, stages: StaticStages, session: GraphSession, steps: int) -> None:

@@ -31,15 +31,18 @@ BOUND = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """A run of a step's graph. size: B, of the graph. rows: which of the pass's rows it takes. lines: the line of the
-    batch of each. first: the slot of line 0, where lines are slots that follow each other; None where the keys and
-    values of each row are copied into the batch.
-    """
+    """A run of a step's graph."""
 
     size: int
+    """B, of the graph."""
     rows: tuple[int, ...]
+    """Which of the pass's rows it takes."""
     lines: tuple[int, ...]
+    """The line of the batch of each."""
     first: int | None
+    """The slot of line 0, where lines are slots that follow each other; None where the keys and values of each row
+    are copied into the batch.
+    """
 
 
 def step_batches(slots: Sequence[int], sizes: Sequence[int], there: int) -> list[StepBatch]:
@@ -68,10 +71,11 @@ def _batch(rows: Sequence[int], slots: Sequence[int], size: int, there: int) -> 
 class BatchedStep:
     """The graph of a step of one batch, over the slots of a store. kv [layers, 2, S, T, KH, D]
 
-    _inputs: besides keys and values. _outputs: all that it gives, set by the class of a kind of step.
+    _inputs: besides keys and values.
     """
 
     _outputs: dict[str, Array]
+    """All that it gives, set by the class of a kind of step."""
 
     def __init__(self, session: GraphSession, kv: Array) -> None:
         self._kv = kv
@@ -102,31 +106,34 @@ TOKEN = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGraphs:
-    """The loaded graphs. embeds: the towers take nothing but tokens, so that rows of prompts hold theirs too.
-
-    towers, prefills: of the buckets, the shortest first; steps: by their batch, the smallest first. width: E.
-    vocabulary: V.
-    """
+    """The loaded graphs."""
 
     kv: KVForm
     width: int
+    """E."""
     vocabulary: int
+    """V."""
     embeds: bool
+    """The towers take nothing but tokens, so that rows of prompts hold theirs too."""
     towers: tuple[GraphSession, ...]
     prefills: tuple[GraphSession, ...]
+    """Both: of the buckets, the shortest first."""
     steps: tuple[GraphSession, ...]
+    """By their batch, the smallest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRows:
-    """Rows of one slot in a pass. first: of the pass's rows. start: their first position. sampled: the index of the
-    line of the results that the last of them gives, None where it is not sampled."""
+    """Rows of one slot in a pass."""
 
     slot: int
     first: int
+    """The first of the pass's rows."""
     start: int
+    """Their first position."""
     length: int
     sampled: int | None
+    """The index of the line of the results that the last of them gives, None where it is not sampled."""
 
 
 class StaticDecoder:
@@ -207,7 +214,7 @@ class _Store:
         towers = graphs.towers if graphs.embeds else (None,) * len(graphs.prefills)
         pairs = zip(towers, graphs.prefills, strict=True)
         self._prefills = [_Prefill(tower, prefill, self.kv) for tower, prefill in pairs]
-        self._steps = {each.graph.batch: _Step(each, self.kv) for each in graphs.steps}
+        self._steps = {each.graph.batch: _TokenStep(each, self.kv) for each in graphs.steps}
 
     def run(self, hidden: Tensor, segments: Sequence[SlotRows], samples: int) -> Tensor:
         """Logits [samples, V]; keys and values enter the slots."""
@@ -293,7 +300,7 @@ class _Prefill:
         return self._session.bind(self._inputs | past, outputs)
 
 
-class _Step(BatchedStep):
+class _TokenStep(BatchedStep):
     def __init__(self, session: GraphSession, kv: Array) -> None:
         super().__init__(session, kv)
         self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves

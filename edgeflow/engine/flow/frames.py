@@ -25,23 +25,24 @@ MOST_CANDIDATES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSizes:
-    """The rows of a flow policy's answers; ConfigError for numbers out of range.
-
-    steps: N, Euler steps from flow time 1 (noise) to 0. horizon: H, actions of a chunk. dims: A, numbers of a latent
-    action, padding included. lead: rows of a step before its actions (the state token of π0); they see the prefix and
-    themselves. causal: an action row sees those before it, not those after it. closing: rows at the end of a prefix
-    that its other rows do not see (the state token of SmolVLA). state: numbers that every step reads, 0 where the
-    prefix has them. candidates: M, chunks that are denoised for each frame, each from other noise.
-    """
+    """The rows of a flow policy's answers; ConfigError for numbers out of range."""
 
     steps: int
+    """N, Euler steps from flow time 1 (noise) to 0."""
     horizon: int
+    """H, actions of a chunk."""
     dims: int
+    """A, numbers of a latent action, padding included."""
     lead: int = 0
+    """Rows of a step before its actions (the state token of π0); they see the prefix and themselves."""
     causal: bool = False
+    """An action row sees those before it, not those after it."""
     closing: int = 0
+    """Rows at the end of a prefix that its other rows do not see (the state token of SmolVLA)."""
     state: int = 0
+    """Numbers that every step reads, 0 where the prefix has them."""
     candidates: int = 1
+    """M, chunks that are denoised for each frame, each from other noise."""
 
     def __post_init__(self) -> None:
         for name, most in (("steps", MOST_STEPS), ("candidates", MOST_CANDIDATES), ("horizon", MAX_HORIZON)):
@@ -82,31 +83,34 @@ class FlowSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Guidance:
-    """Rows of the chunk being played that an answer must continue (real-time chunking), on the host in float32.
-
-    target [H, A]: normalised, zeros behind its end and in padding. weights [H]: how firmly each row is drawn to it, 0
-    to 1. most: bound of the guidance weight. clean: leading rows that are set to the target, at flow time 0, instead of
-    being drawn to it (the trained mode of π0.5); `weights` are zeros then. delay: rows that will have passed when the
-    answer arrives, as it was assumed.
-    """
+    """Rows of the chunk being played that an answer must continue (real-time chunking), on the host in float32."""
 
     target: Tensor
+    """[H, A]: normalised, zeros behind its end and in padding."""
     weights: Tensor
+    """[H]: how firmly each row is drawn to it, 0 to 1."""
     most: float = 10.0
+    """Bound of the guidance weight."""
     clean: int = 0
+    """Leading rows that are set to the target, at flow time 0, instead of being drawn to it (the trained mode of
+    π0.5); `weights` are zeros then.
+    """
     delay: int = 0
+    """Rows that will have passed when the answer arrives, as it was assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowFrame:
     """The prepared inputs of a frame: only cameras and tokens that are there.
 
-    pixel_values [C, 3, h, w] float32, C present cameras. prompt_ids: text tokens without padding. state [S] float32,
-    normalised and padded. noise [M, H, A] float32: x at flow time 1. Both on the host.
+    pixel_values [C, 3, h, w] float32, C present cameras.
     """
 
     pixel_values: Tensor
     prompt_ids: tuple[int, ...]
+    """Text tokens without padding. state [S] float32, normalised and padded. noise [M, H, A] float32: x at flow time
+    1. Both on the host.
+    """
     state: Tensor
     noise: Tensor
     guidance: Guidance | None = None
@@ -145,16 +149,15 @@ class Schedule(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RTCSettings:
-    """How a policy continues a chunk; ConfigError for what is out of range.
-
-    execution_horizon: rows that are drawn to it, at most. max_guidance_weight: as Guidance.most. trained_max_delay: the
-    longest delay that the checkpoint was trained to keep as clean rows, 0 = it is guided.
-    """
+    """How a policy continues a chunk; ConfigError for what is out of range."""
 
     schedule: Schedule = Schedule.LINEAR
     execution_horizon: int = 10
+    """Rows that are drawn to it, at most."""
     max_guidance_weight: float = 10.0
+    """As Guidance.most."""
     trained_max_delay: int = 0
+    """The longest delay that the checkpoint was trained to keep as clean rows, 0 = it is guided."""
 
     def __post_init__(self) -> None:
         if self.schedule not in tuple(Schedule):
@@ -172,14 +175,12 @@ class RTCSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Previous:
-    """The chunk being played, from the row that is due at the capture of a frame.
-
-    values [n, A']: normalised; A' up to the numbers of a latent action. delay: rows that will have passed when the
-    answer arrives.
-    """
+    """The chunk being played, from the row that is due at the capture of a frame."""
 
     values: NDArray[np.float64]
+    """[n, A']: normalised; A' up to the numbers of a latent action."""
     delay: int
+    """Rows that will have passed when the answer arrives."""
 
 
 def schedule_weights(schedule: Schedule, delay: int, horizon: int, length: int, size: int) -> Tensor:

@@ -35,17 +35,17 @@ Whole = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPlaces:
-    """The placement of a pass on the device, all int64.
-
-    rows: the layout of its rows. begin [B]: slots of the frames that begin. slots [n], steps [n]: of the frames that
-    step; steps from 0. ids: text of each prefix.
-    """
+    """The placement of a pass on the device, all int64."""
 
     rows: GroupLayout
+    """The layout of its rows."""
     begin: Tensor
+    """[B]: slots of the frames that begin."""
     slots: Tensor
     steps: Tensor
+    """`slots` [n], `steps` [n]: of the frames that step; steps from 0."""
     ids: tuple[Tensor, ...]
+    """Text of each prefix."""
 
 
 class FlowLayouts:

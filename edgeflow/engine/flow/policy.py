@@ -20,24 +20,27 @@ from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
-from edgeflow.models.stack_norms import Condition
+from edgeflow.models.stack_norms import NormCondition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixSegment:
-    """The prefix of a frame that begins. rows: L_P."""
+    """The prefix of a frame that begins."""
 
     slot: int
     rows: int
+    """L_P."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSegment:
-    """A step of a frame. prefix: L_P, rows of its prefix. step: 1 to N."""
+    """A step of a frame."""
 
     slot: int
     prefix: int
+    """L_P, rows of its prefix."""
     step: int
+    """1 to N."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +68,25 @@ class StepInputs:
 class PlacedPass:
     """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
     steps [n], from 0, of those that step.
-
-    run: writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of
-    those that step, None where none does.
     """
 
     begin: Tensor
     slots: Tensor
     steps: Tensor
     run: Callable[[PrefixInputs | None, StepInputs | None], Tensor | None]
+    """Writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of
+    those that step, None where none does.
+    """
 
 
 class FlowStages(Protocol):
-    """The networks of a flow policy over KV slots.
-
-    launch_ahead: as of PassEngine, 1 where running only enqueues. kv_bytes: memory of the slots.
-    """
+    """The networks of a flow policy over KV slots."""
 
     launch_ahead: int
+    """As of PassEngine, 1 where running only enqueues."""
     device: torch.device
     kv_bytes: int
+    """Memory of the slots."""
 
     def rows(self, frame: FlowFrame) -> int:
         """Rows of a frame's prefix."""
@@ -134,7 +136,7 @@ class FlowNetwork(Protocol):
         device, without reading anything on the host."""
         ...
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
         [n (lead + H), E'], and the condition of the norms where they are adaptive."""
         ...

@@ -29,27 +29,27 @@ BINS = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The cuts that some row makes. top_k: 0, or the most tokens that one keeps by it, but for equal ones.
-
-    all_top_k: every row keeps at most so many.
-    """
+    """The cuts that some row makes."""
 
     min_p: bool = False
     top_k: int = 0
+    """0, or the most tokens that one keeps by it, but for equal ones."""
     all_top_k: bool = False
+    """Every row keeps at most so many."""
     top_p: bool = False
 
 
 class Cuts(NamedTuple):
-    """Parameters of the rows, [N, 1] float64 each.
-
-    scale: temperature * ln 2; least: log2 of min_p; last: rank, from 0, of the last token of top-k; rest: 1 - top_p.
-    """
+    """Parameters of the rows, [N, 1] float64 each."""
 
     scale: Tensor
+    """Temperature * ln 2."""
     least: Tensor
+    """log2 of min_p."""
     last: Tensor
+    """Rank, from 0, of the last token of top-k."""
     rest: Tensor
+    """1 - top_p."""
 
 
 def unit(vocabulary: int) -> int:

@@ -21,10 +21,7 @@ BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request. temperature 0: greedy; top_k 0: off; seed None: another answer each time.
-
-    logprobs: None, or how many alternatives are returned beside the token's own.
-    """
+    """Parameters of one request. temperature 0: greedy; top_k 0: off; seed None: another answer each time."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -36,6 +33,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    """None, or how many alternatives are returned beside the token's own."""
 
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():

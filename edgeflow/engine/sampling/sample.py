@@ -37,16 +37,18 @@ from edgeflow.scheduler.plan import DraftForm, Outcome, Ref, Segment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingKind:
-    """Needs of the rows of a pass; a part of the pass's shape. A row has the same token in every kind that covers it.
-
-    drawn: some row has a temperature above 0. rules: the cuts of those rows; top_k is a power of two. penalised: some
-    row has a penalty. logprobs: some row returns log probabilities.
+    """Needs of the rows of a pass; a part of the pass's shape. A row has the same token in every kind that covers
+    it.
     """
 
     drawn: bool = False
+    """Some row has a temperature above 0."""
     rules: Rules = field(default_factory=Rules)
+    """The cuts of those rows; top_k is a power of two."""
     penalised: bool = False
+    """Some row has a penalty."""
     logprobs: bool = False
+    """Some row returns log probabilities."""
 
     @classmethod
     def of(cls, params: Iterable[SamplingParams]) -> SamplingKind:
@@ -235,23 +237,25 @@ WIDTH, COUNT = 2, 12
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log probability of a token, and the likeliest tokens in its place. top: (id, log probability), best first."""
+    """The log probability of a token, and the likeliest tokens in its place."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    """(id, log probability), best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Outcome[Ref]):
-    """An outcome of an executor. logprobs: those of each token, empty where they were not asked for. drafts: the chain
-    that stands behind the newest token, if it is one. guesses: tokens of rows that are not settled, where an earlier
-    pass made the drafts; guesses_finite: whether the logits of all rows were finite.
-    """
+    """An outcome of an executor."""
 
     guesses: tuple[int, ...] = ()
+    """Tokens of rows that are not settled, where an earlier pass made the drafts."""
     guesses_finite: bool = True
+    """Whether the logits of all rows were finite."""
     logprobs: tuple[TokenLogprobs, ...] = ()
+    """Those of each token, empty where they were not asked for."""
     drafts: tuple[int, ...] = ()
+    """The chain that stands behind the newest token, if it is one."""
 
 
 def plain_lines(rows: SampledRows) -> Tensor:

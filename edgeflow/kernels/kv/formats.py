@@ -25,13 +25,15 @@ Project = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """The sizes of a store besides its number of slots. capacity: positions of a slot; dtype: of the model."""
+    """The sizes of a store besides its number of slots."""
 
     layers: int
     capacity: int
+    """Positions of a slot."""
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    """The dtype of the model."""
 
 
 class UnfoldedFormat:
@@ -51,11 +53,7 @@ class UnfoldedFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVTensor:
-    """A tensor of a store: [layers, kinds, S, lines, heads, width].
-
-    positions: how many positions each line stands for: 1, a group, or the capacity for one line per slot.
-    moved: False for what is used within one layer of a pass only; moves of positions leave it where it is.
-    """
+    """A tensor of a store: [layers, kinds, S, lines, heads, width]."""
 
     layers: int
     kinds: int
@@ -63,7 +61,9 @@ class KVTensor:
     width: int
     dtype: torch.dtype
     positions: int = 1
+    """How many positions each line stands for: 1, a group, or the capacity for one line per slot."""
     moved: bool = True
+    """False for what is used within one layer of a pass only; moves of positions leave it where it is."""
 
     def lines(self, positions: int) -> int:
         """Lines of the first `positions` positions of a slot."""
@@ -98,19 +98,19 @@ class KVLayer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
-    """The content of a slot's memory, and how it is read (memory.MemoryKV).
-
-    sink, segment: tokens that stay in front, and that are folded at a time. activation: of memory.ACTIVATIONS. eps: the
-    least denominator. with_sink: every fold adds the sink's pairs too. absolute: a row is rotated by its position in
-    the sequence; otherwise by its place in the slot.
-    """
+    """The content of a slot's memory, and how it is read (memory.MemoryKV)."""
 
     sink: int
     segment: int
+    """Both: tokens that stay in front, and that are folded at a time."""
     activation: str = "elu_plus_one"
+    """The activation of memory.ACTIVATIONS."""
     eps: float = 1e-6
+    """The least denominator."""
     with_sink: bool = False
+    """Every fold adds the sink's pairs too."""
     absolute: bool = True
+    """A row is rotated by its position in the sequence; otherwise by its place in the slot."""
 
 
 class KVFormat(Protocol):
@@ -156,10 +156,11 @@ def slot_bytes(format: KVFormat, shape: KVShape) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """The slots of one layer in the dtype of the model. keys, values [S, T, KH, D]: one tensor in a latent layer."""
+    """The slots of one layer in the dtype of the model."""
 
     keys: Tensor
     values: Tensor
+    """`keys`, `values` [S, T, KH, D]: one tensor in a latent layer."""
 
     def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
         return self.keys[slots, places], self.values[slots, places]
@@ -206,10 +207,11 @@ class ScaledLayer:
 
 @dataclass(frozen=True, slots=True)
 class ScaledKV(UnfoldedFormat):
-    """Keys and values in 8 bits, with one scale per head and position. numbers: their dtype, int8 or e4m3."""
+    """Keys and values in 8 bits, with one scale per head and position."""
 
     name: str
     numbers: torch.dtype
+    """Their dtype, int8 or e4m3."""
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
         return _numbers(shape, shape.head_dim, torch.int8), _numbers(shape, 1, torch.float32)

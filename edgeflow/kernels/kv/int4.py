@@ -32,9 +32,10 @@ def in_four_bits(position: Position) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that codes 0 to 15 stand for: (code + offset) * step. Both int16; step: the bits of a bfloat16."""
+    """The numbers that codes 0 to 15 stand for: (code + offset) * step. Both int16."""
 
     step: Tensor
+    """The bits of a bfloat16."""
     offset: Tensor
 
     @classmethod
@@ -71,11 +72,8 @@ def unpacked(codes: Tensor) -> Tensor:
 class Int4Layer:
     """The slots of one layer in 4 bits.
 
-    keys, values [S, T, KH, D/2] uint8: codes, two per byte.
-    key_grids [2, S, groups, KH, D], value_grids [2, S, T, KH] int16: steps and offsets.
-    newest [S, RING, KH, D]: the keys last written in each slot, each at its position modulo RING.
-    exact [S, T rounded up to groups, KH, D]: the keys of the rows of a pass and of the groups in which they begin;
-    shared by all layers, each of which writes it before it attends.
+    keys, values [S, T, KH, D/2] uint8: codes, two per byte. key_grids [2, S, groups, KH, D], value_grids [2, S, T, KH]
+    int16: steps and offsets.
     """
 
     keys: Tensor
@@ -83,7 +81,11 @@ class Int4Layer:
     key_grids: Tensor
     value_grids: Tensor
     newest: Tensor
+    """[S, RING, KH, D]: the keys last written in each slot, each at its position modulo RING."""
     exact: Tensor
+    """[S, T rounded up to groups, KH, D]: the keys of the rows of a pass and of the groups in which they begin;
+    shared by all layers, each of which writes it before it attends.
+    """
 
     def read(self, slots: int | Tensor, places: slice | Tensor, rows: int | Tensor) -> tuple[Tensor, Tensor]:
         """As `KVLayer.read`, for rows that the pass has written."""

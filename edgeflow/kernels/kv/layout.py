@@ -26,34 +26,37 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayout:
-    """The rows of a pass, in the order of its spans.
-
-    lengths: rows of each span. reach: an upper bound on where spans end. Both are host integers: the shape of the pass.
-    row_slot [L_Q], row_position [L_Q]: int64, where each row's KV is written. Both begin at multiples of 16 bytes, so
-    that a Triton kernel is compiled for one alignment only.
-    rope_position [C, L_Q]: int64, the positions RoPE rotates by: C = 1, or 3 (time, height, width) for M-RoPE.
-    sampled_rows [n]: int64, ascending: the rows whose output the pass is for, any number of any span. A chunk of a
-    prompt that is not its last has none, a span of drafts all of them.
-    samples: how many of the last rows of each span these are, on the host; None: one. It is read with `places` only.
-    places: the spans themselves; None where only the device knows them (passes of one shape that replay one graph).
-    live [L_Q]: bool, False for rows that only pad their span; None where no row does.
-    sees: what the rows see; None where each sees all up to itself. kinds: the same by kind of layer, where they differ.
-    gated: for each span whether its rows read the memory of their slot (kernels/kv/memory.py); empty where none does.
-    No row sees beyond what the pass and those before it have written in its slot.
-    """
+    """The rows of a pass, in the order of its spans."""
 
     lengths: tuple[int, ...]
+    """Rows of each span."""
     reach: int
+    """An upper bound on where spans end. Both are host integers: the shape of the pass."""
     row_slot: Tensor
     row_position: Tensor
+    """`row_slot` [L_Q], `row_position` [L_Q]: int64, where each row's KV is written. Both begin at multiples of 16
+    bytes, so that a Triton kernel is compiled for one alignment only.
+    """
     rope_position: Tensor
+    """[C, L_Q]: int64, the positions RoPE rotates by: C = 1, or 3 (time, height, width) for M-RoPE."""
     sampled_rows: Tensor
+    """[n]: int64, ascending: the rows whose output the pass is for, any number of any span. A chunk of a prompt that
+    is not its last has none, a span of drafts all of them.
+    """
     samples: tuple[int, ...] | None = None
+    """How many of the last rows of each span these are, on the host; None: one. It is read with `places` only."""
     places: tuple[Span, ...] | None = None
+    """The spans themselves; None where only the device knows them (passes of one shape that replay one graph)."""
     live: Tensor | None = None
+    """[L_Q]: bool, False for rows that only pad their span; None where no row does."""
     sees: Sees | None = None
+    """What the rows see; None where each sees all up to itself."""
     kinds: Mapping[str, Sees | None] = field(default_factory=dict)
+    """The same by kind of layer, where they differ."""
     gated: tuple[bool, ...] = ()
+    """For each span whether its rows read the memory of their slot (kernels/kv/memory.py); empty where none does. No
+    row sees beyond what the pass and those before it have written in its slot.
+    """
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod

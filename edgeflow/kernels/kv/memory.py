@@ -69,14 +69,16 @@ class MemoryLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryKV:
-    """Dense pairs with a memory. gates: of each layer. positions: the longest sequence, in tokens.
+    """Dense pairs with a memory.
 
     Its places are written and attended by the operators of dense slots.
     """
 
     memory: MemoryRules
     gates: Sequence[GateLayer]
+    """The gates of each layer."""
     positions: int
+    """The longest sequence, in tokens."""
     name: str = DENSE.name
 
     def longest(self, capacity: int) -> int:  # noqa: ARG002 - alike for all

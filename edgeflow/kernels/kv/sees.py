@@ -29,16 +29,16 @@ class SpanOfRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sees:
-    """Device data but for the number of rows, so that a graph may be replayed with other contents.
-
-    ranges [n, 2, 2]: int64, start and stop of two half-open ranges of places; an empty one is 0, 0.
-    tree [n]: int64 bits; bit i stands for the place first + i. None where no row has bits. first [n]: int64, the place
-    of the first row of each row's segment; None with `tree`. All begin at multiples of 16 bytes, as in `PackedLayout`.
-    """
+    """Device data but for the number of rows, so that a graph may be replayed with other contents."""
 
     ranges: Tensor
+    """[n, 2, 2]: int64, start and stop of two half-open ranges of places; an empty one is 0, 0."""
     tree: Tensor | None = None
+    """[n]: int64 bits; bit i stands for the place first + i. None where no row has bits."""
     first: Tensor | None = None
+    """[n]: int64, the place of the first row of each row's segment; None with `tree`. All begin at multiples of 16
+    bytes, as in `PackedLayout`.
+    """
 
     @classmethod
     def joined(cls, parts: Sequence[Sees], device: torch.device) -> Sees:

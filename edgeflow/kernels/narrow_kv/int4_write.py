@@ -114,22 +114,24 @@ def most_groups(lengths: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlaces:
-    """Where the rows of a pass enter, as indices over the lines of all slots.
-
-    exact: the exact keys of the rows. begun, begun_newest: the groups that spans begin within, and where their keys
-    come from; None without any. last: the rows that stay the newest of their slot; newest: where these enter.
-    full [n, GROUP], full_codes: the places of the groups that are full now, among exact keys and among codes; None
-    without any. groups: the lines of their grids.
-    """
+    """Where the rows of a pass enter, as indices over the lines of all slots."""
 
     exact: Tensor
+    """The exact keys of the rows."""
     begun: Tensor | None
     begun_newest: Tensor
+    """Both: the groups that spans begin within, and where their keys come from; None without any."""
     last: Tensor
+    """The rows that stay the newest of their slot."""
     newest: Tensor
+    """Where these enter."""
     full: Tensor | None
     full_codes: Tensor
+    """`full` [n, GROUP], `full_codes`: the places of the groups that are full now, among exact keys and among codes;
+    None without any.
+    """
     groups: Tensor
+    """The lines of their grids."""
 
     @classmethod
     def of(cls, rows: RowPlaces, layer: Int4Layer) -> GroupPlaces:
@@ -160,23 +162,27 @@ class GroupPlacesOnDevice:
     """The same without reading anything on the host: how many groups there are follows from the lengths of spans.
 
     There may be fewer; the first group then stands in the place of those that are missing, and is written again.
-
-    exact: the exact keys of the rows. group, cells, codes [n, GROUP]: the places of the groups among exact keys, among
-    the newest and among codes; grids [n]: the lines of their grids. earlier [n, GROUP, 1, 1]: the keys that were there
-    before the pass. full [n, 1, 1]: groups that are full now. newest, latest: where each row enters the newest of its
-    slot, and the row that stays there; kept [L_Q, 1, 1]: False where none does, for all only pad the pass.
     """
 
     exact: Tensor
+    """The exact keys of the rows."""
     group: Tensor
     cells: Tensor
     codes: Tensor
+    """`group`, `cells`, `codes` [n, GROUP]: the places of the groups among exact keys, among the newest and among
+    codes.
+    """
     grids: Tensor
+    """[n]: the lines of their grids."""
     earlier: Tensor
+    """[n, GROUP, 1, 1]: the keys that were there before the pass."""
     full: Tensor
+    """[n, 1, 1]: groups that are full now."""
     newest: Tensor
     latest: Tensor
+    """Both: where each row enters the newest of its slot, and the row that stays there."""
     kept: Tensor
+    """[L_Q, 1, 1]: False where none does, for all only pad the pass."""
 
     @classmethod
     def of(cls, rows: RowPlaces, layer: Int4Layer) -> GroupPlacesOnDevice:

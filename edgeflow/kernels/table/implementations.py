@@ -20,10 +20,11 @@ STORED, FLOATS = "stored", "floats"
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device as the table sees it. arch: 87 for compute capability 8.7; 0 where there is none or it is not known."""
+    """A device as the table sees it."""
 
     device_type: str
     arch: int = 0
+    """87 for compute capability 8.7; 0 where there is none or it is not known."""
 
     @classmethod
     def of(cls, device: torch.device) -> Hardware:
@@ -47,38 +48,43 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A candidate. function: itself, or where it is ("module:name"), imported when it is first chosen.
-
-    devices, dtypes: where it may run, empty means everywhere; least_arch: the lowest CUDA architecture; needs:
-    libraries; limits, multiples: the largest sizes it takes and the divisors of those it takes, by their letter in a
-    shape signature; choices: parameters with the values worth trying, the default first.
-    weight: the format of the weight that it is made for; "" for any, and for operators without weights. made_from: of
-    such a weight, STORED: what the model holds in the format, FLOATS: what it converts; "" for both. deviation: of its
-    results where that is more than its format and dtype explain (lab/trials/compare.py).
-    stage: the stage of the passes that it serves; "" for all. kv: the KV format that it writes or reads; "" for all.
-    absent: the reason why it cannot run here; "" where it can. replayable: it can be captured in a graph, for the host
-    reads nothing that differs between passes of one shape. causal: attention that refuses layouts with `sees`.
-    """
+    """A candidate."""
 
     op_name: str
     impl_id: str
     function: Callable[..., Any] | str
+    """Itself, or where it is ("module:name"), imported when it is first chosen."""
     _: KW_ONLY
     devices: frozenset[str] = frozenset()
     dtypes: frozenset[torch.dtype] = frozenset()
+    """Both: where it may run, empty means everywhere."""
     least_arch: int = 0
+    """The lowest CUDA architecture."""
     needs: tuple[str, ...] = ()
+    """Libraries."""
     limits: Mapping[str, int] = field(default_factory=dict)
     multiples: Mapping[str, int] = field(default_factory=dict)
+    """Both: the largest sizes it takes and the divisors of those it takes, by their letter in a shape signature."""
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Parameters with the values worth trying, the default first."""
     weight: str = ""
+    """The format of the weight that it is made for; "" for any, and for operators without weights."""
     made_from: str = ""
+    """The made from of such a weight, STORED: what the model holds in the format, FLOATS: what it converts; "" for
+    both.
+    """
     deviation: float = 0.0
+    """The deviation of its results where that is more than its format and dtype explain (lab/trials/compare.py)."""
     stage: str = ""
+    """The stage of the passes that it serves; "" for all."""
     kv: str = ""
+    """The KV format that it writes or reads; "" for all."""
     absent: str = ""
+    """The reason why it cannot run here; "" where it can."""
     replayable: bool = True
+    """It can be captured in a graph, for the host reads nothing that differs between passes of one shape."""
     causal: bool = False
+    """Attention that refuses layouts with `sees`."""
 
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""

@@ -24,18 +24,18 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Rows times a weight [outputs, inputs].
-
-    role: its layer_role. format: of the weight; group: G of one in 4 bits, otherwise 0. of_steps: its rows are those of
-    denoising steps.
-    """
+    """Rows times a weight [outputs, inputs]."""
 
     role: str
+    """Its layer_role."""
     outputs: int
     inputs: int
     format: str = FLOAT
+    """The format of the weight."""
     group: int = 0
+    """G of one in 4 bits, otherwise 0."""
     of_steps: bool = False
+    """Its rows are those of denoising steps."""
 
 
 def products_of(layer: Mapping[str, tuple[int, int]], group: int, vocabulary: int, width: int) -> tuple[Product, ...]:
@@ -60,15 +60,10 @@ class LatentRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model and of its passes. family: the model_name by which its operators are looked up.
-
-    rows: rows of a prefill; stages: K, action tokens per frame; group: G of projections in 4 bits, 0 of floats.
-    step_rows: rows of a denoising step, of which a frame has K - 1; 0 where answers are tokens. products: of the
-    model; empty for those of a Llama of these sizes, with projections in one format and a head of floats. latent: of a
-    model with latent KV, whose kv_heads and head_dim are those of its slots; None where slots hold keys and values.
-    """
+    """Sizes of a model and of its passes."""
 
     family: str = "llama"
+    """The model_name by which its operators are looked up."""
     hidden: int = 4096
     inner: int = 11008
     heads: int = 32
@@ -76,11 +71,19 @@ class ModelShape:
     head_dim: int = 128
     vocabulary: int = 32064
     rows: int = 280
+    """Rows of a prefill."""
     stages: int = 7
+    """K, action tokens per frame."""
     group: int = 0
+    """G of projections in 4 bits, 0 of floats."""
     step_rows: int = 0
+    """Rows of a denoising step, of which a frame has K - 1; 0 where answers are tokens."""
     products: tuple[Product, ...] = ()
+    """The products of the model; empty for those of a Llama of these sizes, with projections in one format and a head
+    of floats.
+    """
     latent: LatentRows | None = None
+    """For latent KV, whose kv_heads and head_dim are those of the slots; None where slots hold keys and values."""
 
     def __post_init__(self) -> None:
         others = ("family", "group", "step_rows", "products", "latent")

@@ -26,17 +26,17 @@ MOST_KEYS = 2048  # per part: one decode row over a long slot must not outlast t
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """attended, joins [n, TILE_FIELDS]: int32 on the device.
-
-    large: how many tiles are large; they come first in `attended`. members: queries of the largest tile that is joined.
-    parts: partial results that are written, per KV head.
-    """
+    """The tiles that the programs of a kernel work through."""
 
     attended: Tensor
     joins: Tensor
+    """`attended`, `joins` [n, TILE_FIELDS]: int32 on the device."""
     large: int
+    """How many tiles are large; they come first in `attended`."""
     members: int
+    """Queries of the largest tile that is joined."""
     parts: int
+    """Partial results that are written, per KV head."""
 
     @classmethod
     def of(

@@ -42,45 +42,47 @@ THIS_MACHINE = "this machine"  # the profile "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """One row of the table.
-
-    mode: the name of the pace. speed: of the objects, m/s. profile: name of the device whose pass times are used.
-    delay: in place of the passes' own age. execution: of chunks; None = answers are single actions.
-    """
+class TableCondition:
+    """One row of the table."""
 
     mode: str
+    """The name of the pace."""
     pace: Pace
     anchored: bool
     speed: float
+    """The speed of the objects, m/s."""
     profile: str
+    """Name of the device whose pass times are used."""
     delay: Delay | None = None
+    """In place of the passes' own age."""
     execution: Execution | None = None
+    """The execution of chunks; None = answers are single actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionResult:
-    """Figures over all episodes of a condition, in simulated time.
+    """Figures over all episodes of a condition, in simulated time."""
 
-    seconds_per_success: time of all episodes, the failed ones included, per success; infinite without any. fps: actions
-    per second. passes: how many actions took so many passes. overtaken: share of the frames begun that a newer one left
-    behind. unsettled: share of the actions with tokens that were not settled. late: share of the chunks received that
-    came later than they were made for; late_played: share of those played.
-    """
-
-    condition: Condition
+    condition: TableCondition
     success: SuccessRate
     by_seed: tuple[SuccessRate, ...]
     seconds_per_success: float
+    """Time of all episodes, the failed ones included, per success; infinite without any."""
     fps: float
+    """Actions per second."""
     age_mean_ms: float
     age_p50_ms: float
     age_p99_ms: float
     passes: Mapping[int, int]
+    """How many actions took so many passes."""
     overtaken: float
+    """Share of the frames begun that a newer one left behind."""
     unsettled: float
+    """Share of the actions with tokens that were not settled."""
     late: float = 0.0
+    """Share of the chunks received that came later than they were made for."""
     late_played: float = 0.0
+    """Share of those played."""
 
     @property
     def passes_mean(self) -> float:
@@ -121,11 +123,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """The grid to run. period_s: between camera frames. depth: for Mode.DEPTH; speculation: for Mode.SPECULATIVE.
-    Mode.AUTO: without an age limit.
-
-    executions: of chunks. kv: as `policy.kv`.
-    """
+    """The grid to run."""
 
     episodes: int
     modes: Sequence[Mode]
@@ -134,11 +132,16 @@ class EvaluationPlan:
     profiles: Sequence[str]
     seeds: Sequence[int] = field(default=(0,))
     period_s: float = 0.05
+    """Between camera frames."""
     model: str = "demo"
     depth: int = 0
+    """For Mode.DEPTH."""
     speculation: Speculation = field(default_factory=Speculation)
+    """For Mode.SPECULATIVE. Mode.AUTO: without an age limit."""
     executions: Sequence[Execution] = (Execution.RTC,)
+    """The executions of chunks."""
     kv: KVName = "model"
+    """As `policy.kv`."""
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
@@ -156,7 +159,7 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
     executions = _executions(plan, built)
     grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
     for profile, speed, pace, anchored, execution in grid:
-        condition = Condition(
+        condition = TableCondition(
             mode=pace_name(pace, stages),
             pace=pace,
             anchored=anchored,
@@ -197,7 +200,7 @@ def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
 
 
 def run_episodes(
-    service: VirtualService, condition: Condition, seeds: Sequence[int], period_s: float
+    service: VirtualService, condition: TableCondition, seeds: Sequence[int], period_s: float
 ) -> Iterator[EpisodeRun]:
     """Run one episode for each seed."""
     sim = RobotSim(seeds[0], condition.speed)
@@ -208,7 +211,7 @@ def run_episodes(
     sim.close()
 
 
-def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
+def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
     """The figures of a condition's episodes."""
     runs = [run for of_seed in by_seed for run in of_seed]
     acted = [action for run in runs for action in run.acted]
@@ -242,7 +245,7 @@ def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
 
 def _of_seed(
     service: VirtualService,
-    condition: Condition,
+    condition: TableCondition,
     plan: EvaluationPlan,
     seed: int,
     progress: Callable[[str, int, int], None],
@@ -309,7 +312,7 @@ def _frame_table(results: list[ConditionResult]) -> FoldingTable:
     return table
 
 
-def _name(condition: Condition) -> str:
+def _name(condition: TableCondition) -> str:
     anchored = "" if condition.anchored else ", not anchored"
     chunks = f", {condition.execution.value}" if condition.execution else ""
     return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"

@@ -16,17 +16,16 @@ _NORMAL_95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Figures of one run.
-
-    fps: actions per second over `seconds`. age_ms: capture to receipt, on the robot's clock.
-    interval_ms: between actions of the same stretch. jitter_ms: the standard deviation of those intervals.
-    """
+    """Figures of one run."""
 
     seconds: float
     actions: int
     fps: float
+    """Actions per second over `seconds`."""
     age_ms: Distribution
+    """Capture to receipt, on the robot's clock."""
     interval_ms: Distribution
+    """Between actions of the same stretch. jitter_ms: the standard deviation of those intervals."""
 
     @property
     def jitter_ms(self) -> float:
@@ -108,15 +107,14 @@ class RunRecorder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """A camera frame `[height, width, 3]` uint8 and the command given for it.
-
-    shift: in the image plane, right and up, metres; caption: one or two lines.
-    """
+class CommandedFrame:
+    """A camera frame `[height, width, 3]` uint8 and the command given for it."""
 
     image: NDArray[np.uint8]
     shift: tuple[float, float]
+    """In the image plane, right and up, metres."""
     caption: str
+    """One or two lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,18 +28,20 @@ ACTIVATIONS = {Precision.FLOAT32: 32, Precision.INT16: 16, Precision.W8A16: 16, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRequest:
-    """folder: of the checkpoint. precisions: of each stage. rewrites: names of substitutions. frames: a file of
-    recorded frames to calibrate on; None = the built-in ones. first_step: calibrate on the first step alone, for
-    comparisons.
-    """
+    """A checkpoint to export, and how."""
 
     folder: Path
+    """The folder of the checkpoint."""
     out: Path
     shapes: ExportShapes
     precisions: Mapping[StageName, Precision]
+    """The precisions of each stage."""
     rewrites: tuple[str, ...] = ()
+    """Names of substitutions."""
     frames: Path | None = None
+    """A file of recorded frames to calibrate on; None = the built-in ones."""
     first_step: bool = False
+    """Calibrate on the first step alone, for comparisons."""
 
     def __post_init__(self) -> None:
         """ConfigError for options of a calibration where there is none."""
@@ -64,22 +66,24 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A graph that was written. size: its bytes without shared weights. error: of its outputs against torch's, the
-    largest over the largest output.
-    """
+    """A graph that was written."""
 
     graph: Graph
     size: int
+    """Its bytes without shared weights."""
     error: float
+    """The error of its outputs against torch's, the largest over the largest output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOutcome:
-    """manifest: as written. remarks: lines for a person."""
+    """The result of an export."""
 
     manifest: Manifest
+    """As written."""
     graphs: tuple[Exported, ...]
     remarks: tuple[str, ...] = field(default=())
+    """Lines for a person."""
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -20,22 +20,24 @@ INT4_MODELS = ("openvla-7b", "qwen2.5-7b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The parameters of one section's process.
-
-    section: its name. device: cpu or cuda. size: the policy's name, one of SIZES. frames: frames per timing.
-    ends: the second on the monotonic clock of this machine at which the process is killed. out: the suite's folder.
-    bundles: folder of recorded checkpoints, or empty. ceilings: measured bytes per second of a copy and FLOP/s of a
-    matrix product, once they are known.
-    """
+    """The parameters of one section's process."""
 
     section: str
+    """Its name."""
     device: str
+    """Cpu or cuda."""
     size: str
+    """The policy's name, one of SIZES."""
     frames: int
+    """Frames per timing."""
     ends: float
+    """The second on the monotonic clock of this machine at which the process is killed."""
     out: str
+    """The suite's folder."""
     bundles: str = ""
+    """Folder of recorded checkpoints, or empty."""
     ceilings: tuple[float, float] | None = None
+    """Measured bytes per second of a copy and FLOP/s of a matrix product, once they are known."""
 
 
 TOTAL_S = 570.0

@@ -21,26 +21,29 @@ CLOSING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The device, the policy and the time of one section.
-
-    dtype: bfloat16 on CUDA, float32 on a CPU. size: the policy that is measured. frames: frames per timing. ends: when
-    the section should stop, monotonic seconds. out: the suite's folder. tell: takes what is found so far, which is kept
-    if the section is cut off. measured: the device's ceilings, if known. bundles: folder of recorded checkpoints.
-    """
+class SectionSetting:
+    """The device, the policy and the time of one section."""
 
     device: torch.device
     dtype: torch.dtype
+    """bfloat16 on CUDA, float32 on a CPU."""
     size: PolicySize
+    """The policy that is measured."""
     frames: int
+    """Frames per timing."""
     ends: float
+    """When the section should stop, monotonic seconds."""
     out: Path
+    """The suite's folder."""
     tell: Callable[[Found], None]
+    """Takes what is found so far, which is kept if the section is cut off."""
     measured: Ceilings | None
+    """The device's ceilings, if known."""
     bundles: Path | None = None
+    """Folder of recorded checkpoints."""
 
     @classmethod
-    def of(cls, order: Order, tell: Callable[[Found], None]) -> Setting:
+    def of(cls, order: Order, tell: Callable[[Found], None]) -> SectionSetting:
         """The setting that an order describes."""
         device = torch.device(order.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

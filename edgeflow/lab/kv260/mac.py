@@ -28,10 +28,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unpacked:
-    """The output of the unpacking unit. integers: q - z, int8 [E, N]; scales: float32 [E/G, N]."""
+    """The output of the unpacking unit."""
 
     integers: NDArray[np.int8]
+    """Q - z, int8 [E, N]."""
     scales: Floats
+    """float32 [E/G, N]."""
 
     @property
     def nbytes(self) -> int:

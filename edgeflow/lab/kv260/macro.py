@@ -33,15 +33,13 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class MacroShape:
-    """Sizes of a linear [N, E] in macros of G inputs. CheckpointError where macros cannot hold it.
-
-    name: the linear, for messages.
-    """
+    """Sizes of a linear [N, E] in macros of G inputs. CheckpointError where macros cannot hold it."""
 
     outputs: int
     inputs: int
     group: int
     name: str = "linear"
+    """The linear, for messages."""
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

@@ -12,14 +12,13 @@ NEAREST, AWQ = "nearest", "awq"
 
 
 @dataclass(slots=True, eq=False)
-class Figures:
-    """How far a quantised model is from the float one on held-out inputs.
-
-    linear: the squared error of each linear's output in shares of its squared size, both without a bias, by published
-    name; inputs are those of the float model, and scales are undone.
-    """
+class QuantisationError:
+    """How far a quantised model is from the float one on held-out inputs."""
 
     linear: Mapping[str, float]
+    """The squared error of each linear's output in shares of its squared size, both without a bias, by published
+    name; inputs are those of the float model, and scales are undone.
+    """
 
     @property
     def linear_error(self) -> float:
@@ -45,20 +44,21 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A quantised checkpoint. inner: F as quantised, and stored_inner as the source has it; bytes of all weights before
-    and after; exact: the share of exact answers, of the embedded chat model alone."""
+class QuantisedCheckpoint:
+    """A quantised checkpoint."""
 
     group: int
     inner: int
+    """F as quantised, and stored_inner as the source has it; bytes of all weights before and after."""
     stored_inner: int
     calibration: str
     choices: Sequence[BlockChoice]
-    nearest: Figures
-    awq: Figures
+    nearest: QuantisationError
+    awq: QuantisationError
     bytes_before: int
     bytes_after: int
     exact: float | None
+    """The share of exact answers, of the embedded chat model alone."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, with the choice of every scale group."""

@@ -11,27 +11,26 @@ from torch import Tensor
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import passed_through
-from edgeflow.lab.quantize.outcome import Figures
+from edgeflow.lab.quantize.outcome import QuantisationError
 from edgeflow.lab.quantize.policies.served import ActionRows
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 
 NEAR = 1
 """Bins by which a near token is off, at most."""
 
 
 @dataclass(slots=True, eq=False)
-class TokenFidelity(Figures):
-    """Sums over the action tokens that the float policy chose, each behind those before it.
-
-    kl: KL(float || quantised) over the action vocabulary, nats. agreeing: tokens that both choose; near: tokens within
-    one bin of the float policy's.
-    """
+class TokenFidelity(QuantisationError):
+    """Sums over the action tokens that the float policy chose, each behind those before it."""
 
     tokens: int = 0
     kl: float = 0.0
+    """KL(float || quantised) over the action vocabulary, nats."""
     agreeing: int = 0
+    """Tokens that both choose."""
     near: int = 0
+    """Tokens within one bin of the float policy's."""
 
     def texts(self) -> Iterator[tuple[str, str]]:
         yield "KL per action token, nats", f"{self.kl / self.tokens:.4f}"
@@ -48,15 +47,15 @@ class TokenFidelity(Figures):
 
 
 @dataclass(slots=True, eq=False)
-class ChunkFidelity(Figures):
-    """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise.
-
-    chunk_error: the size of the difference over the size of the float chunks, in normalised numbers, of all frames
-    together, so that frames with large numbers count most; median_error: the median of the frames' own.
-    """
+class ChunkFidelity(QuantisationError):
+    """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise."""
 
     chunk_error: float
+    """The size of the difference over the size of the float chunks, in normalised numbers, of all frames together,
+    so that frames with large numbers count most.
+    """
     median_error: float
+    """The median of the frames' own."""
     frames: int
 
     @classmethod
@@ -75,7 +74,7 @@ class ChunkFidelity(Figures):
 
 @torch.inference_mode()
 def measure_tokens(
-    decoder: Decoder,
+    decoder: DecoderTensors,
     group: int,
     variants: Mapping[str, Sequence[BlockChoice]],
     rows: ActionRows,

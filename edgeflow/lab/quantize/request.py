@@ -14,19 +14,20 @@ from edgeflow.models.checkpoint import fingerprint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A checkpoint to quantise. group: None for the default; form, identity, clip: as in SearchSettings.
-
-    calibration: built-in, another kind by its name, or the path of a file; seed: of the samples or frames.
-    """
+    """A checkpoint to quantise."""
 
     folder: Path
     out: Path
     group: int | None
+    """None for the default."""
     form: ScaleForm
     identity: bool
     clip: bool
+    """All three: as in SearchSettings."""
     calibration: str
+    """Built-in, another kind by its name, or the path of a file."""
     seed: int
+    """The seed of the samples or frames."""
 
     def settings(self, group: int) -> SearchSettings:
         """The search of this request in groups of G."""

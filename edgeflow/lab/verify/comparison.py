@@ -35,29 +35,31 @@ def silent(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A request of `edgeflow verify`.
-
-    modes: empty for all that the family has. weights, kv: the precision whose cost is measured; with float and model,
-    outputs are compared with the recorded ones. operators: an overlay of the operator table. artifact: the graphs that
-    are checked instead of the weights.
-    """
+    """A request of `edgeflow verify`."""
 
     modes: Sequence[Mode]
+    """Empty for all that the family has."""
     progress: Progress
     weights: str
     operators: Path | None
+    """An overlay of the operator table."""
     device: torch.device
     kv: KVName = "model"
+    """`weights`, `kv`: the precision whose cost is measured; with float and model, outputs are compared with the
+    recorded ones.
+    """
     artifact: Path | None = None
+    """The graphs that are checked instead of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one comparison. deviation: largest absolute difference, or the number of ids that differ."""
+    """The result of one comparison."""
 
     case: str
     quantity: str
     deviation: float
+    """Largest absolute difference, or the number of ids that differ."""
     tolerance: float
 
     @property

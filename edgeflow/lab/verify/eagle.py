@@ -294,13 +294,14 @@ class _NotingDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EagleRun:
-    """A case, run. settled: tokens of each pass, that of the prompt first. trees: behind each pass. features: by
-    place.
-    """
+    """A case, run."""
 
     settled: list[tuple[int, ...]]
+    """Tokens of each pass, that of the prompt first."""
     trees: list[FoundTree]
+    """Behind each pass."""
     features: dict[int, Tensor]
+    """By place."""
 
 
 def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.lab.verify.bundle import CASES_FILE, Entry, RecordedCase, read_cases
+from edgeflow.lab.verify.bundle import CASES_FILE, BundleEntry, RecordedCase, read_cases
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Results, compare, mismatches
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, gate_header, read_layers
@@ -33,26 +33,27 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GateCase:
-    """A recorded case. gate: its tensors under the rules of the case.
-
-    segments: folded after the prompt; residual: tokens left then, None for a short prompt; folds_at: known tokens at
-    each fold while decoding; segments_at_end: folded when the last token is drawn. margin: the least distance of the
-    two largest logits that a token was drawn from. without_memory, against_default: what leaving the memory out, or
-    the rules of gate.json, would change.
-    """
+    """A recorded case."""
 
     name: str
     gate: MemoryGate
+    """Its tensors under the rules of the case."""
     ids: list[int]
     greedy_ids: list[int]
     long_route: bool
     segments: int
+    """Folded after the prompt."""
     residual: int | None
+    """Tokens left then, None for a short prompt."""
     folds_at: list[int]
+    """Known tokens at each fold while decoding."""
     segments_at_end: int
+    """Folded when the last token is drawn."""
     margin: float | None
-    without_memory: Entry | None
-    against_default: Entry | None
+    """The least distance of the two largest logits that a token was drawn from."""
+    without_memory: BundleEntry | None
+    against_default: BundleEntry | None
+    """Both: what leaving the memory out, or the rules of gate.json, would change."""
     tensors: Mapping[str, Tensor]
 
 
@@ -66,18 +67,19 @@ def read_gate_bundle(directory: Path, config: LlamaConfig, device: torch.device)
 
     config: of the base.
     """
-    reader = _Reader(directory, config, device, gate_header(directory, config).read(config, torch.float32, device))
+    reader = _GateReader(directory, config, device, gate_header(directory, config).read(config, torch.float32, device))
     return reader.gate, [reader.case(each) for each in read_cases(directory)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """gate: of gate.json"""
+class _GateReader:
+    """Reads the tensors of a gate's bundle."""
 
     directory: Path
     config: LlamaConfig
     device: torch.device
     gate: MemoryGate
+    """The gate of gate.json."""
 
     def case(self, recorded: RecordedCase) -> GateCase:
         entry, where = recorded.entry, f"{self.directory / CASES_FILE} case {recorded.name}"
@@ -103,7 +105,7 @@ class _Reader:
             tensors=recorded.tensors,
         )
 
-    def _own_gate(self, entry: Entry, where: str) -> MemoryGate:
+    def _own_gate(self, entry: BundleEntry, where: str) -> MemoryGate:
         """The tensors that a case names under the rules that it states, which override those of gate.json."""
         name, options = entry.text("gate_file"), entry.optional_entry("options")
         if Path(name).name != name or not (self.directory / name).is_file():
@@ -120,28 +122,29 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
-    """The steps of a run. tokens: greedy ones. logits [V]: of each step, those of the prompt first.
-
-    folds_at: known tokens at each fold after the prompt. segments: folded when the last token was drawn.
-    """
+class RecordedSteps:
+    """The steps of a run."""
 
     tokens: list[int]
+    """Greedy ones."""
     logits: list[Tensor]
+    """[V]: of each step, those of the prompt first."""
     folds_at: list[int]
+    """Known tokens at each fold after the prompt."""
     segments: int
+    """Folded when the last token was drawn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateRun:
-    """One case, computed. segments: folded after the prompt. decoded: None where only the prompt was run.
-
-    tensors: by their names in a bundle, as many as are known; those of logits follow from the steps.
-    """
+    """One case, computed."""
 
     segments: int
-    decoded: Decoded | None
+    """Folded after the prompt."""
+    decoded: RecordedSteps | None
+    """None where only the prompt was run."""
     tensors: Mapping[str, Tensor]
+    """By their names in a bundle, as many as are known; those of logits follow from the steps."""
 
 
 GateRunner = Callable[[Sequence[GateCase]], Sequence[GateRun]]

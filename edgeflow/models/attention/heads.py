@@ -16,20 +16,23 @@ from edgeflow.models.checkpoint import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedHeads:
-    """The sizes of grouped-query attention. hidden: E; heads: H; kv_heads: KH; head_dim: D.
-
-    bias: of queries, keys and values. norm: each head's query and key has one, with `eps`. inputs: the width of rows
-    from which queries, keys and values are projected, 0 where it is E.
-    """
+    """The sizes of grouped-query attention."""
 
     hidden: int
+    """E."""
     heads: int
+    """H."""
     kv_heads: int
+    """KH."""
     head_dim: int
+    """D."""
     bias: bool
+    """The bias of queries, keys and values."""
     norm: bool
+    """Each head's query and key has one, with `eps`."""
     eps: float
     inputs: int = 0
+    """The width of rows from which queries, keys and values are projected, 0 where it is E."""
 
     @property
     def kv_format(self) -> KVFormat:
@@ -76,12 +79,15 @@ class GroupedHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedAttention:
-    """The attention of one layer. qkv: [(H + 2 KH) D, inputs]; norms: of queries and keys [D]; output: [E, H D]."""
+    """The attention of one layer."""
 
     sizes: GroupedHeads
     qkv: Linear
+    """[(H + 2 KH) D, inputs]."""
     norms: tuple[Tensor, ...] | None
+    """The norms of queries and keys [D]."""
     output: Linear
+    """[E, H D]."""
     operators: Operators
 
     def write(self, x: Tensor, shared: PassOperators, store: KVLayer) -> Tensor:

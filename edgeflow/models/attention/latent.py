@@ -26,19 +26,20 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """Numbers of latent attention as a checkpoint states them.
-
-    rank: R, of a latent. rotary: r, of the rotated part of each query and of the shared key. plain: of the part of a
-    head's query and key that is not rotated. value: of a head's value. query_rank: between the two projections of
-    queries; 0 where there is one. paired: neighbours are rotated together, as published; otherwise i and i + r/2.
-    """
+    """Numbers of latent attention as a checkpoint states them."""
 
     rank: int
+    """R, of a latent."""
     rotary: int
+    """R, of the rotated part of each query and of the shared key."""
     plain: int
+    """The plain of the part of a head's query and key that is not rotated."""
     value: int
+    """The value of a head's value."""
     query_rank: int = 0
+    """Between the two projections of queries; 0 where there is one."""
     paired: bool = True
+    """Neighbours are rotated together, as published; otherwise i and i + r/2."""
 
     @property
     def width(self) -> int:
@@ -53,12 +54,15 @@ class LatentSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentHeads:
-    """The form of latent attention. hidden: E; heads: H; scale: of the product of a query and a key."""
+    """The form of latent attention."""
 
     hidden: int
+    """E."""
     heads: int
+    """H."""
     sizes: LatentSizes
     scale: float
+    """The scale of the product of a query and a key."""
 
     @property
     def kv_format(self) -> KVFormat:
@@ -126,21 +130,21 @@ class LatentHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """The attention of one layer.
-
-    first: queries, or what they are projected from, and the row of the slot, [.. + D, E]. query_norm, second: the norm
-    of the former and its projection to queries; None where `first` gives queries. norm: of the latent [R]. keys
-    [H, plain, R]: from a part of a query to the latents it asks for. values [H, R, value]. output: [E, H value].
-    """
+    """The attention of one layer."""
 
     form: LatentHeads
     first: Linear
+    """Queries, or what they are projected from, and the row of the slot, [.. + D, E]."""
     query_norm: Tensor | None
     second: Linear | None
+    """Both: the norm of the former and its projection to queries; None where `first` gives queries."""
     norm: Tensor
+    """The norm of the latent [R]."""
     keys: Tensor
+    """[H, plain, R]: from a part of a query to the latents it asks for. values [H, R, value]."""
     values: Tensor
     output: Linear
+    """[E, H value]."""
     operators: Operators
 
     def write(self, x: Tensor, shared: PassOperators, store: KVLayer) -> Tensor:

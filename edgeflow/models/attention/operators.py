@@ -41,20 +41,18 @@ CALLS = {
 class PassOperators:
     """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend.
 
-    Both take a layer of the store. attend: the function of each kind of layer.
+    Both take a layer of the store.
     """
 
     rows: RowPlaces
     write: Callable[..., Tensor]
     attend: Mapping[str, Callable[..., Tensor]]
+    """The function of each kind of layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
-    """The functions that serve a stage of this model's passes on its device.
-
-    rope_write_kv, packed_attention: those of each KV format, by its name.
-    """
+    """The functions that serve a stage of this model's passes on its device."""
 
     input_norm: RmsNorm
     add_input_norm: AddRmsNorm
@@ -66,6 +64,7 @@ class Operators:
     read_memory: ReadMemory
     rope_write_kv: Mapping[str, RopeWriteKV]
     packed_attention: Mapping[str, PackedAttention]
+    """Both: those of each KV format, by its name."""
 
     @classmethod
     def of(cls, find: Callable[[OperatorKey], Any], attention: PackedAttention | None) -> Operators:

@@ -40,19 +40,20 @@ ANOTHER = "take a head that was trained for this base"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """The sizes of a head and its taps.
-
-    text: of its one layer; vocab_size is the base's V. draft_vocabulary: Vd, the tokens that it can propose. taps: the
-    layers of the base whose inputs it reads, 0-based and ascending. target_hidden: E of the base. norm_before_residual:
-    the residual stream begins with the normed feature. own_embedding: the head has one, instead of the base's.
-    """
+    """The sizes of a head and its taps."""
 
     text: LlamaConfig
+    """The text of its one layer; vocab_size is the base's V."""
     draft_vocabulary: int
+    """Vd, the tokens that it can propose."""
     taps: tuple[int, ...]
+    """The layers of the base whose inputs it reads, 0-based and ascending."""
     target_hidden: int
+    """E of the base."""
     norm_before_residual: bool
+    """The residual stream begins with the normed feature."""
     own_embedding: bool
+    """The head has one, instead of the base's."""
 
     @property
     def attention(self) -> GroupedHeads:

@@ -23,16 +23,18 @@ from edgeflow.models.eagle3.head import Eagle3Head
 
 @dataclass(frozen=True, slots=True)
 class TreeSizes:
-    """The sizes of a tree. rows: of its verification, the newest token (root) included. depth: forwards after the first
-    one. width: rows of a forward, and candidates of a row; 1 gives a chain.
+    """The sizes of a tree.
 
     ValueError for sizes below the least ones, for more rows than candidates or than bits can name, and where a row may
     have more places of ancestors to choose from than bits.
     """
 
     rows: int = 60
+    """The rows of its verification, the newest token (root) included."""
     depth: int = 7
+    """Forwards after the first one."""
     width: int = 10
+    """Rows of a forward, and candidates of a row; 1 gives a chain."""
 
     def __post_init__(self) -> None:
         for name, least in (("rows", 2), ("depth", 0), ("width", 1)):
@@ -64,41 +66,42 @@ class TreeSizes:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The drafts of S trees, in the order of a verification's rows behind its root.
-
-    tokens [S, rows - 1]: int64, of the base's vocabulary. parents [S, rows - 1]: int64, the row of the verification
-    that each one follows, 0 for the root; a parent comes before its children.
-    """
+    """The drafts of S trees, in the order of a verification's rows behind its root."""
 
     tokens: Tensor
+    """[S, rows - 1]: int64, of the base's vocabulary."""
     parents: Tensor
+    """[S, rows - 1]: int64, the row of the verification that each one follows, 0 for the root; a parent comes before
+    its children.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beam:
-    """The candidates that the next forward runs, [S, width] each.
-
-    candidate: their places among all candidates. bits: the places of their ancestors behind the sequence, as in `Sees`.
-    feature [S, width, E]: of the row they follow.
-    """
+    """The candidates that the next forward runs, [S, width] each."""
 
     candidate: Tensor
+    """Their places among all candidates."""
     tokens: Tensor
     scores: Tensor
     bits: Tensor
+    """The places of their ancestors behind the sequence, as in `Sees`."""
     feature: Tensor
+    """[S, width, E]: of the row they follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
-    """Where trees grow; arguments as of `grow`. reach: of all places. spans: the ends of sequences on the host."""
+class _TreePlaces:
+    """Where trees grow; arguments as of `grow`."""
 
     slots: Tensor
     ends: Tensor
     rope: Tensor
     width: int
     reach: int
+    """The reach of all places."""
     spans: tuple[Span, ...] | None
+    """The ends of sequences on the host."""
 
     def layout(self, step: int, bits: Tensor) -> PackedLayout:
         """The rows of a forward. bits [S, width]: of their ancestors."""
@@ -151,7 +154,7 @@ def grow(
         raise ValueError(f"width {width} of a tree is more than the head's vocabulary {head.config.draft_vocabulary}")
     spans = _spans(slots, ends, sizes, kv) if on_host else None
     furthest = min(reach + sizes.places, kv.capacity) if reach else kv.capacity
-    places = _Places(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
+    places = _TreePlaces(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
     scores, tokens = _best(head, hidden, width)
     beam = _Beam(
         candidate=torch.arange(width, device=slots.device).expand_as(tokens),

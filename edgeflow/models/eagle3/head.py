@@ -40,14 +40,15 @@ ROWS = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """The layer in one stage. gate_up: [2F, E]; others as published."""
+class _StageLayer:
+    """The layer in one stage."""
 
     input_norm: Tensor
     hidden_norm: Tensor
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
+    """[2F, E]; others as published."""
     down: Linear
     operators: Operators
 
@@ -98,7 +99,7 @@ class Eagle3Head:
         hidden_norm = below.take("hidden_norm.weight", width)
         post_norm = below.take("post_attention_layernorm.weight", width)
         self._layers = {
-            stage: _Layer(
+            stage: _StageLayer(
                 input_norm=input_norm,
                 hidden_norm=hidden_norm,
                 attention=attention[stage],

@@ -24,7 +24,7 @@ from edgeflow.policies.lerobot import (
     RENAME,
     STATE,
     UNNORMALISE,
-    Camera,
+    ImageInput,
     Normalisation,
     read_cameras,
     read_normalisation,
@@ -50,19 +50,18 @@ BEFORE, AFTER = (RENAME, BATCH, DEVICE, NORMALISE), (UNNORMALISE, DEVICE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ACTConfig:
-    """The sizes of a network. cameras: in the order in which their tokens follow each other.
+    """The sizes of a network."""
 
-    state, environment: numbers of the vectors, 0 = the policy does not take them. action: D. width: E. latent: numbers
-    of the training's latent variable, which is zero when the policy is run. chunk: actions that the network computes;
-    horizon: those of an answer.
-    """
-
-    cameras: tuple[Camera, ...]
+    cameras: tuple[ImageInput, ...]
+    """In the order in which their tokens follow each other."""
     state: int
     environment: int
+    """Both: numbers of the vectors, 0 = the policy does not take them."""
     action: int
+    """D."""
     backbone: str
     width: int
+    """E."""
     heads: int
     mlp: int
     activation: str
@@ -70,8 +69,11 @@ class ACTConfig:
     decoder_layers: int
     pre_norm: bool
     latent: int
+    """Numbers of the training's latent variable, which is zero when the policy is run."""
     chunk: int
+    """Actions that the network computes."""
     horizon: int
+    """Those of an answer."""
 
     @property
     def vectors(self) -> dict[str, int]:
@@ -143,15 +145,13 @@ def _answer(values: Fields, chunk: int) -> tuple[str, int]:
 
 
 class ACTSettings(BaseModel):
-    """control_rate_hz: rate at which the training's actions followed each other. action_names, state_names: of their
-    numbers, in order; empty = not stated.
-    """
+    """Settings of an ACT policy that its checkpoint does not have: the control rate, and the names of its numbers."""
 
     model_config = STRICT
 
-    control_rate_hz: Rate
-    action_names: list[Name] = []
-    state_names: list[Name] = []
+    control_rate_hz: Rate = Field(description="rate of the actions in the training data")
+    action_names: list[Name] = Field([], description="names of the numbers of an action; empty = not stated")
+    state_names: list[Name] = Field([], description="names of the numbers of the state vector; empty = not stated")
 
 
 def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:

@@ -19,7 +19,7 @@ from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import projection
-from edgeflow.models.stack_norms import Condition
+from edgeflow.models.stack_norms import NormCondition
 
 PREFIX = "model."
 """The prefix of tensor names in all files that LeRobot saves; published base files have none."""
@@ -72,16 +72,16 @@ class TimeMixing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixEmbedding:
-    """Embeds the prefix of a frame: rows of its images, its text, and its state where the prefix has it.
-
-    image_rows: of each image. images: [n, 3, h, w] → [n, image_rows, E]. table [V, E]: embeddings of tokens. state: the
-    projection of a state to a row, in float32; None = the prefix has no state.
-    """
+    """Embeds the prefix of a frame: rows of its images, its text, and its state where the prefix has it."""
 
     image_rows: int
+    """The image rows of each image."""
     images: Callable[[Tensor], Tensor]
+    """[n, 3, h, w] → [n, image_rows, E]."""
     table: Tensor
+    """[V, E]: embeddings of tokens."""
     state: Linear | None = None
+    """The projection of a state to a row, in float32; None = the prefix has no state."""
 
     def rows(self, cameras: int, tokens: int) -> int:
         """Rows of a prefix."""
@@ -114,7 +114,7 @@ class PrefixedNetwork(PackedNetwork, ABC):
         return self.prefix(pixel_values, prompt_ids, state)
 
     @abstractmethod
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """As in FlowNetwork."""
 
     @abstractmethod

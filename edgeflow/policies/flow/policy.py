@@ -110,33 +110,34 @@ class TaskTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionNumbers:
-    """Sizes of a tower. patches, rows: of an image, before and behind the projection."""
+    """Sizes of a tower."""
 
     patches: int
     width: int
     inner: int
     rows: int
+    """`patches`, `rows`: of an image, before and behind the projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowArchitecture(Generic[Network]):
-    """The differences between families, for the configuration of one checkpoint.
-
-    sizes: of answers with the checkpoint's number of steps. weights: counts the tensors that are loaded. bounded: the
-    state has a range whatever its statistics are. texts: its prompts. network: of weights; CheckpointError names the
-    tensor at fault.
-    """
+    """The differences between families, for the configuration of one checkpoint."""
 
     family: str
     flow: FlowConfig
     sizes: FlowSizes
+    """The sizes of answers with the checkpoint's number of steps."""
     stacks: FlowStacks
     vision: VisionNumbers
     weights: Callable[[Shapes], WeightNumbers]
+    """Counts the tensors that are loaded."""
     margin: Margin
     bounded: bool
+    """The state has a range whatever its statistics are."""
     texts: Callable[[TokenizedTexts], Texts]
+    """Its prompts."""
     network: Callable[[Weights, Placement], Network]
+    """The network of weights; CheckpointError names the tensor at fault."""
 
     def read_network(self, directory: Path, placement: Placement) -> Network:
         """The network of a checkpoint; CheckpointError names the tensor at fault."""

@@ -63,21 +63,22 @@ class ActionStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVLAConfig:
-    """tower_heads: one entry per vision tower. action_vocab: V without padding; action ids end there.
-
-    action_block: names, units, relative, frame, rotation, and control_rate_hz or whole_way of the action, where the
-    checkpoint has them.
-    vicuna_prompt: the chat prompt of the first release.
-    """
+    """Sizes of an OpenVLA checkpoint."""
 
     text: LlamaConfig
     image: ImageConfig
     tower_heads: tuple[int, ...]
+    """One entry per vision tower."""
     action_vocab: int
+    """V without padding; action ids end there."""
     n_action_bins: int
     statistics: dict[str, ActionStatistics]
     action_block: dict[str, Any]
+    """Names, units, relative, frame, rotation, and control_rate_hz or whole_way of the action, where the checkpoint
+    has them.
+    """
     vicuna_prompt: bool
+    """The chat prompt of the first release."""
 
     @property
     def action_width(self) -> int:

@@ -213,12 +213,13 @@ class _Crop:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The plan for frames of one size. taps: per interpolation, those of the columns [3 side, W] and of the rows
-    [3 side, H]; None where an axis already has its size.
-    """
+    """The plan for frames of one size."""
 
     crop: tuple[_Crop, _Crop] | None
     taps: dict[str, tuple[Tensor | None, Tensor | None]]
+    """Per interpolation, those of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
+    has its size.
+    """
     cut: tuple[slice, slice, slice]
 
 

@@ -63,12 +63,14 @@ VISION = VisionSizes(width=1152, depth=27, inner=4304, heads=16, patch=14)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PiConfig:
-    """kind: PI0 or PI05. text, expert: the stacks of prefix and steps."""
+    """Sizes of a π0 or π0.5 checkpoint."""
 
     kind: str
+    """PI0 or PI05."""
     flow: FlowConfig
     text: GemmaSizes
     expert: GemmaSizes
+    """Both: the stacks of prefix and steps."""
     vision: VisionSizes
 
     @property

@@ -54,30 +54,32 @@ FOLDERS = ("vlm", "tokenizer", ".")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmolVLAConfig:
-    """width, inner: of the vision-language model's stack; expert_width, expert_inner: of the expert's. layers: of both.
-
-    cross: for each layer, whether the expert reads the prefix alone. scale: patches of a side that the connector joins.
-    vision_*: of the tower; grid: its patches of a side. model: the name or folder of the vision-language model.
-    """
+    """Sizes of a SmolVLA checkpoint."""
 
     flow: FlowConfig
     width: int
     inner: int
+    """Both: of the vision-language model's stack."""
     expert_width: int
     expert_inner: int
+    """Both: of the expert's. layers: of both."""
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     cross: tuple[bool, ...]
+    """For each layer, whether the expert reads the prefix alone."""
     scale: int
+    """Patches of a side that the connector joins. vision_*: of the tower."""
     vision_width: int
     vision_inner: int
     vision_layers: int
     vision_heads: int
     patch: int
     grid: int
+    """Its patches of a side."""
     model: str
+    """The name or folder of the vision-language model."""
 
     @property
     def image_rows(self) -> int:

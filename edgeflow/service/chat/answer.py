@@ -9,8 +9,8 @@ from typing import Any
 
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
-from edgeflow.service.chat.calls import Call, CallReader, Found
-from edgeflow.service.chat.desk import ChatDesk, Turn
+from edgeflow.service.chat.calls import Call, CallReader, ParsedText
+from edgeflow.service.chat.desk import ChatDesk, QueueTurn
 from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
@@ -30,11 +30,12 @@ class TokenText:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer: new text (often empty), calls, log probabilities. done: set in the last piece."""
+    """A piece of an answer: new text (often empty), calls, log probabilities."""
 
     text: str
     token: TokenText | None = None
     done: ChatDone | None = None
+    """Set in the last piece."""
     finish: str = ""
     calls: tuple[Call, ...] = ()
 
@@ -78,7 +79,7 @@ async def answer_pieces(
     desk: ChatDesk,
     tokenizer: TextTokenizer,
     message: ChatStart,
-    turn: Turn,
+    turn: QueueTurn,
     *,
     stops: tuple[str, ...],
     reader: CallReader | None,
@@ -167,14 +168,14 @@ def _drafts(dones: list[ChatDone]) -> dict[str, Any]:
     return {"drafts": counts}
 
 
-def _read(reader: CallReader | None, text: str, *, last: bool) -> Found:
+def _read(reader: CallReader | None, text: str, *, last: bool) -> ParsedText:
     if reader is None:
-        return Found(text)
+        return ParsedText(text)
     found = reader.push(text)
     if not last:
         return found
     rest = reader.finish()
-    return Found(found.text + rest.text, found.calls + rest.calls)
+    return ParsedText(found.text + rest.text, found.calls + rest.calls)
 
 
 def _token_text(answer: ChatToken) -> TokenText | None:

@@ -33,11 +33,14 @@ MAX_CHARACTERS = 1 << 20  # of any prompt: tokenising takes a second or more
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt. ids: with one placeholder per image. field: the request's. pictures: RGB [H, W, 3], in order."""
+    """A prompt."""
 
     ids: list[int]
+    """With one placeholder per image."""
     field: str
+    """The request's."""
     pictures: tuple[NDArray[np.uint8], ...] = ()
+    """RGB [H, W, 3], in order."""
 
 
 class ChatText:

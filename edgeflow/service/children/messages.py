@@ -22,7 +22,7 @@ NUMBER = "d"  # of a chunk where they are sealed: a 64-bit float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ServiceState:
     """Control → child: the state of the service; repeated several times per second."""
 
     state: str
@@ -31,27 +31,23 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Control → child, at its start and after each change: the tokens in force. Sealed: their entries as JSON.
-
-    asks: False where no token is required.
-    """
+class AccessPolicy:
+    """Control → child, at its start and after each change: the tokens in force. Sealed: their entries as JSON."""
 
     asks: bool
+    """False where no token is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """Control → gateway, at its start and after each change. Sealed: certificate chain and key, as PEM.
-
-    client_ca: True if a CA of client certificates is sealed too.
-    """
+    """Control → gateway, at its start and after each change. Sealed: certificate chain and key, as PEM."""
 
     client_ca: bool
+    """True if a CA of client certificates is sealed too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """Robots' process → control → gateway, and control's own → gateway, once per second. Sealed: metrics as text."""
 
     process: str
@@ -61,10 +57,11 @@ class Snapshot:
 class Models:
     """Control → gateway and robots' process, at its start, with each worker and each Snapshot.
 
-    Sealed: entries in /v1/models as JSON. inputs: what the policy needs; None while no worker is ready.
+    Sealed: entries in /v1/models as JSON.
     """
 
     inputs: PolicyInputs | None
+    """What the policy needs; None while no worker is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,7 @@ class ChatSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptChat:
     """Control → chat front, at its start: what an earlier one kept for it. Sealed: the data."""
 
     key: str
@@ -88,10 +85,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class ActDone:
-    """Control → gateway: the answer to Act. action: its chunk has no values where these are sealed."""
+    """Control → gateway: the answer to Act."""
 
     request: int
     action: ActionEvent
+    """Its chunk has no values where these are sealed."""
     schema: ActionSchema
 
     def with_numbers(self, numbers: tuple[float, ...]) -> ActDone:
@@ -102,14 +100,16 @@ class ActDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActRefused:
-    """Control → gateway: Act is refused. code: a gRPC status name. retry_after_ms: 0 = none."""
+    """Control → gateway: Act is refused."""
 
     request: int
     code: str
+    """A gRPC status name."""
     text: str
     field: str
     reason: str
     retry_after_ms: int = 0
+    """0 = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,11 @@ class RobotOpened:
 
 @dataclass(frozen=True, slots=True)
 class RobotActed:
-    """Control → robots' process: the answer to ObserveRobot. action: its chunk has no values where these are sealed."""
+    """Control → robots' process: the answer to ObserveRobot."""
 
     session: int
     action: ActionEvent
+    """Its chunk has no values where these are sealed."""
 
     def with_numbers(self, numbers: tuple[float, ...]) -> RobotActed:
         """The same answer with other numbers in its chunk, which it must have."""
@@ -134,11 +135,7 @@ class RobotActed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobotRefused:
-    """Control → robots' process: an observation gets no action, or (seq 0) the session is refused or has ended.
-
-    code, text, field, reason, retry_after_ms: as of ActRefused. command: "hold" or "stop" where the robot has to;
-    "" for a refusal of what it sent.
-    """
+    """Control → robots' process: an observation gets no action, or (seq 0) the session is refused or has ended."""
 
     session: int
     seq: int
@@ -147,7 +144,9 @@ class RobotRefused:
     field: str
     reason: str
     retry_after_ms: int = 0
+    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as of ActRefused."""
     command: str = ""
+    """"hold" or "stop" where the robot has to; "" for a refusal of what it sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +174,11 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Child → control: a line of the event log. values: a JSON object."""
+    """Child → control: a line of the event log."""
 
     name: str
     values: str
+    """A JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +195,17 @@ class WantSocket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of each of the policy's cameras.
-
-    opened: with the policy's cameras, which must be those that control finds as well, and with the vectors of state
-    that it takes numbers of; these are `state`, and policy_numbers is empty.
-    Answered by ActDone or ActRefused. received_ns: when the request arrived, on the machine's monotonic clock.
-    """
+    """Gateway → control: one checked observation. Sealed: height*width*3 RGB bytes of each of the policy's cameras."""
 
     request: int
     opened: OpenRequest
+    """With the policy's cameras, which must be those that control finds as well, and with the vectors of state that
+    it takes numbers of; these are `state`, and policy_numbers is empty. Answered by ActDone or ActRefused.
+    """
     state: list[float]
     caller: Caller
     received_ns: int
+    """When the request arrived, on the machine's monotonic clock."""
     decode_ns: int
 
 
@@ -219,13 +218,12 @@ class ActCancel:
 
 @dataclass(frozen=True, slots=True)
 class OpenRobot:
-    """Robots' process → control: open a session; answered by RobotOpened, or by RobotRefused with seq 0.
-
-    session: a number that the process has not used before. opened: as of Act, and with the name of its front end.
-    """
+    """Robots' process → control: open a session; answered by RobotOpened, or by RobotRefused with seq 0."""
 
     session: int
+    """A number that the process has not used before."""
     opened: OpenRequest
+    """As of Act, and with the name of its front end."""
     caller: Caller
 
 
@@ -233,12 +231,12 @@ class OpenRobot:
 class ObserveRobot:
     """Robots' process → control: an observation of an open session, the next one after its answer.
 
-    Sealed: pixels as of Act. seq: the session's number of it, from 1 on. Answered by RobotActed, or by RobotRefused
-    with its seq.
+    Sealed: pixels as of Act.
     """
 
     session: int
     seq: int
+    """The session's number of it, from 1 on. Answered by RobotActed, or by RobotRefused with its seq."""
     state: list[float]
     instruction: str
     received_ns: int
@@ -261,14 +259,14 @@ class CloseRobot:
 
 FromRobots: TypeAlias = OpenRobot | ObserveRobot | ResetRobot | CloseRobot
 ToChild: TypeAlias = (
-    State
-    | Policy
+    ServiceState
+    | AccessPolicy
     | Certificates
-    | Snapshot
+    | MetricsSnapshot
     | Models
     | Drain
     | ChatSocket
-    | Kept
+    | KeptChat
     | ActDone
     | ActRefused
     | RobotOpened
@@ -276,11 +274,26 @@ ToChild: TypeAlias = (
     | RobotRefused
 )
 FromChild: TypeAlias = (
-    Beat | Serving | ChildFailed | Drained | LogEvent | Keep | WantSocket | Snapshot | Act | ActCancel | FromRobots
+    Beat
+    | Serving
+    | ChildFailed
+    | Drained
+    | LogEvent
+    | Keep
+    | WantSocket
+    | MetricsSnapshot
+    | Act
+    | ActCancel
+    | FromRobots
 )
 ChildMessage: TypeAlias = ToChild | FromChild
 
-MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
+MUST_TAKE = (
+    AccessPolicy,
+    Certificates,
+    ChatSocket,
+    KeptChat,
+)  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)
 

@@ -17,29 +17,30 @@ GATEWAY, ROBOTS, CHAT = "gateway", "robots", "chat"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStart:
-    """The inheritance of a child. control: its socket to control. listener: the bound socket it serves.
-
-    chat_path: of the chat front's socket, for the gateway; "" without chat. config: the resolved configuration's file.
-    """
+    """The inheritance of a child."""
 
     role: str
     control: socket.socket
+    """Its socket to control."""
     listener: socket.socket
+    """The bound socket it serves."""
     chat_path: str
+    """The chat path of the chat front's socket, for the gateway; "" without chat."""
     config: Path
+    """The resolved configuration's file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """Control → server: fork a child; answered by Forked or NotForked.
 
-    With the descriptors of the child's socket to control and of the socket that it serves. chat_path, memory_mb: as of
-    `Role`.
+    With the descriptors of the child's socket to control and of the socket that it serves.
     """
 
     role: str
     chat_path: str
     memory_mb: int
+    """Both: as of `Role`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,19 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class NotForked:
-    """Server → control: the fork failed. text: the system's reason."""
+    """Server → control: the fork failed."""
 
     text: str
+    """The system's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Server → control: a child has ended. how: as of host/spawn.py."""
+    """Server → control: a child has ended."""
 
     pid: int
     how: str
+    """As of host/spawn.py."""
 
 
 ForkMessage: TypeAlias = Fork | Kill | Forked | NotForked | Ended

@@ -42,12 +42,14 @@ RESET = "reset successful"
 
 @dataclass(slots=True, kw_only=True)
 class OpenpiRequest:
-    """A message of a client. kind: infer, reset, or one of ALONE. envelope: StarVLA's; None without."""
+    """A message of a client."""
 
     kind: str
+    """Infer, reset, or one of ALONE."""
     observation: Mapping[str, Any]
     coding: ArrayCoding
     envelope: Mapping[str, Any] | None = None
+    """StarVLA's; None without."""
 
 
 class OpenpiConversation:

@@ -18,59 +18,61 @@ from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
+from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
 TITLE = "edgeflow"
 _EXAMPLE = {"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "grasp the red handle"}
 
 
-class _Answer(BaseModel):
+class _ActAnswer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Answer):
-    """The cause of an error. code: a gRPC status name. field, param: the part of the request at fault, if any."""
+class ErrorDetail(_ActAnswer):
+    """The cause of an error."""
 
     message: str
     type: str
     param: str | None
     code: str
+    """A gRPC status name."""
     field: str
+    """`field`, `param`: the part of the request at fault, if any."""
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(_ActAnswer):
     """Every error has this form."""
 
     error: ErrorDetail
 
 
-class StateAnswer(_Answer):
+class StateAnswer(_ActAnswer):
     """The state of the service."""
 
     state: str
 
 
-class SchemaAnswer(_Answer):
-    """The meaning of an action's numbers, one entry per number. low, high: null without a limit.
-
-    control_rate_hz: relative numbers stand for one control step at this rate; 0 = not stated. whole_way: they are the
-    whole way to their target instead. horizon, step_ms: actions per chunk, and the time between them.
-    """
+class SchemaAnswer(_ActAnswer):
+    """The meaning of an action's numbers, one entry per number."""
 
     names: list[str]
     units: list[str]
     low: list[float | None]
     high: list[float | None]
+    """Both: null without a limit."""
     relative: list[bool]
     frame: str
     rotation: str
     control_rate_hz: float
+    """Relative numbers stand for one control step at this rate; 0 = not stated."""
     whole_way: bool
+    """They are the whole way to their target instead."""
     horizon: int
     step_ms: float
+    """Both: actions per chunk, and the time between them."""
 
 
-class TimingsAnswer(_Answer):
+class TimingsAnswer(_ActAnswer):
     """Time spent in each stage, in milliseconds."""
 
     decode: float
@@ -79,8 +81,8 @@ class TimingsAnswer(_Answer):
     server: float
 
 
-class LimitedAnswer(_Answer):
-    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
+class LimitedAnswer(_ActAnswer):
+    """The effect of a limit on a dimension of the chunk, in its units (docs/robots/chunks.md)."""
 
     dimension: str
     limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")
@@ -88,7 +90,7 @@ class LimitedAnswer(_Answer):
     changed: float
 
 
-class CandidateAnswer(_Answer):
+class CandidateAnswer(_ActAnswer):
     """The scores of one of several chunks, the lower the better."""
 
     score: float
@@ -97,25 +99,28 @@ class CandidateAnswer(_Answer):
     beyond: float
 
 
-class ActAnswer(_Answer):
-    """One answer. reason: why the robot must hold, if so. valid_for_ms: how long the answer may be executed.
-
-    chunk: actions for the moment of the frame and each step_ms after it. action: row 0, the one for the moment of the
-    frame, however long the answer took: play the chunk where the horizon is above 1. max_age_ms: the limit of each
-    action from its own moment on, so for row i that of the frame plus i * step_ms. limited: empty where the policy's
-    chunk kept the service's limits. candidates: where the policy gave several chunks, of which `chosen` was sent.
-    """
+class ActAnswer(_ActAnswer):
+    """One answer."""
 
     action: list[float]
+    """Row 0, the one for the moment of the frame, however long the answer took: play the chunk where the horizon is
+    above 1.
+    """
     chunk: list[list[float]]
+    """Actions for the moment of the frame and each step_ms after it."""
     step_ms: float
     command: str = Field(pattern="^(act|hold|stop)$")
     reason: str
+    """Why the robot must hold, if so."""
     token_ids: list[int]
     valid_for_ms: int
+    """How long the answer may be executed."""
     max_age_ms: int
+    """The limit of each action from its own moment on, so for row i that of the frame plus i * step_ms."""
     limited: list[LimitedAnswer]
+    """Empty where the policy's chunk kept the service's limits."""
     candidates: list[CandidateAnswer]
+    """Where the policy gave several chunks, of which `chosen` was sent."""
     chosen: int
     action_schema: SchemaAnswer = Field(alias="schema")
     timings_ms: TimingsAnswer
@@ -130,7 +135,7 @@ class ModelAnswer(BaseModel):
     owned_by: str
 
 
-class ModelsAnswer(_Answer):
+class ModelsAnswer(_ActAnswer):
     """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str
@@ -191,7 +196,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 def page() -> bytes:
     """The page that shows the document; its parts come from this service, since a robot's network has no internet."""
-    script, style, icon = (f"{DOCS}/{name}" for name in PAGE_PARTS)
+    script, style, icon = (f"{API}/{name}" for name in PAGE_PARTS)
     shown = get_swagger_ui_html(
         openapi_url=OPENAPI,
         title=f"{TITLE} - Swagger UI",

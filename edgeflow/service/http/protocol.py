@@ -53,9 +53,10 @@ TOO_MANY = last_answer(429, "too many connections: close some, or try again late
 
 @dataclass(slots=True)
 class Refusals:
-    """Connections beyond a limit. most_bytes: what is read of one of them."""
+    """Connections beyond a limit."""
 
     most_bytes: int
+    """What is read of one of them."""
     open: set[asyncio.Transport] = field(default_factory=set)
 
     def refuse(self, transport: asyncio.Transport) -> None:
@@ -140,7 +141,7 @@ class Connection(H11Protocol):
             self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-class Bounds:
+class SharedLimits:
     """Limits and counts shared by all connections of a server."""
 
     def __init__(self, config: ServiceConfig, metrics: ProcessMetrics) -> None:
@@ -180,7 +181,7 @@ class BoundedProtocol(Connection):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        bounds: Bounds,
+        bounds: SharedLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = self._strict = _StrictConnection(h11.SERVER, HEADER_BYTES)

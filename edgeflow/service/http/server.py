@@ -57,13 +57,15 @@ def plain(config: uvicorn.Config, state: ServerState) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class Websockets:
-    """Connections may become websockets. protocol: their class. most_bytes: of a message."""
+    """Connections may become websockets."""
 
     protocol: type[asyncio.Protocol]
+    """Their class."""
     most_bytes: int
+    """The most bytes of a message."""
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A uvicorn server that leaves signals to others, on a bound socket of any family."""
 
     def __init__(self, settings: uvicorn.Config, connect: Connect, tls: ServerTls | None) -> None:
@@ -101,7 +103,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         websockets: Websockets | None = None,
     ) -> None:
-        self._server = _Server(quiet_settings(app, websockets), connect, tls)
+        self._server = _UvicornServer(quiet_settings(app, websockets), connect, tls)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
 

@@ -25,32 +25,33 @@ from edgeflow_client.types import ActionSchema, CameraSpec, Mode, StateSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequest:
-    """A validated Open.
-
-    state: the vectors whose numbers each frame carries, in order. chunks: the client plays chunks of several actions.
-    rtc: answers continue the chunk that the robot plays, where the policy can.
-    mode: None = the service's default. depth: with Mode.DEPTH only. tolerance_bins, max_passes: with Mode.SPECULATIVE
-    only, as in contract.Speculation.
-    front: the front end whose names apply, and whose robots are silent while they execute a chunk; "" = none.
-    policy_cameras, policy_numbers: what the policy gets, in its order: cameras among `cameras`, and indexes into the
-    numbers of a frame; both empty until they are `matched`.
-    """
+    """A validated Open."""
 
     cameras: tuple[CameraSpec, ...]
     instruction: str
     control_period_ns: int
     max_action_age_ns: int | None
     mode: Mode | None
+    """None = the service's default."""
     unnorm_key: str
     state: tuple[StateSpec, ...] = ()
+    """The vectors whose numbers each frame carries, in order."""
     chunks: bool = False
+    """The client plays chunks of several actions."""
     rtc: bool = False
+    """Answers continue the chunk that the robot plays, where the policy can."""
     depth: int = 0
+    """With Mode.DEPTH only."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: with Mode.SPECULATIVE only, as in contract.Speculation."""
     front: str = ""
+    """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
     policy_cameras: tuple[CameraSpec, ...] = ()
     policy_numbers: tuple[int, ...] = ()
+    """Both: what the policy gets, in its order: cameras among `cameras`, and indexes into the numbers of a frame;
+    both empty until they are `matched`.
+    """
 
     @property
     def numbers(self) -> int:
@@ -60,24 +61,25 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedFrame:
-    """A frame whose sizes, header, numbers and text are valid.
-
-    images, state: one image per camera, and the numbers of all vectors, in the order of the open request.
-    instruction: None = unchanged. playing: the chunk that the robot plays at the capture. arrived: the newest answer.
-    pixels: height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns;
-    None = decode them here.
-    """
+    """A frame whose sizes, header, numbers and text are valid."""
 
     seq: int
     stamp_ns: int
     images: tuple[Payload, ...]
     state: tuple[float, ...] = ()
+    """Both: one image per camera, and the numbers of all vectors, in the order of the open request."""
     instruction: str | None = None
+    """None = unchanged."""
     crc32c: int | None = None
     pixels: tuple[Payload, ...] | None = None
+    """height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns; None =
+    decode them here.
+    """
     decode_ns: int = 0
     playing: Playing | None = None
+    """The chunk that the robot plays at the capture."""
     arrived: Arrived | None = None
+    """The newest answer."""
 
 
 MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
@@ -114,14 +116,13 @@ def state_text(state: StateSpec) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The configuration's mapping from the policy's names to the robot's. state: one name, or several to join.
-
-    section: of the configuration that a refusal suggests to change.
-    """
+    """The configuration's mapping from the policy's names to the robot's."""
 
     cameras: Mapping[str, str]
     state: Mapping[str, str | list[str]]
+    """One name, or several to join."""
     section: str = ""
+    """The section of the configuration that a refusal suggests to change."""
 
     @classmethod
     def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:

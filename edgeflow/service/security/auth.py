@@ -48,11 +48,12 @@ ADMIN = frozenset({Role.ADMIN})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The origin of a call. token: its hash; principal and token are empty where no tokens are required."""
+    """The origin of a call."""
 
     peer: str
     principal: str = ""
     token: str = field(default="", repr=False)
+    """Its hash; principal and token are empty where no tokens are required."""
 
 
 Networks: TypeAlias = Sequence[IPv4Network | IPv6Network]

@@ -103,11 +103,12 @@ class DecodeCost:
 
 @dataclass(slots=True)
 class _Share:
-    """A session's part of the decoders. admitted_ns: per second, estimated at first, then measured while all fit."""
+    """A session's part of the decoders."""
 
     cameras: tuple[CameraSpec, ...]
     period_ns: int
     admitted_ns: int = 0
+    """Per second, estimated at first, then measured while all fit."""
     cost: DecodeCost = field(default_factory=DecodeCost)
 
     @property

@@ -19,10 +19,7 @@ from edgeflow_client.types import Command, Disposition, StageTimings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusEvent:
-    """The outcome of a frame, or of the consecutively superseded frames seq to last_seq.
-
-    field: the refused field, which the text also names.
-    """
+    """The outcome of a frame, or of the consecutively superseded frames seq to last_seq."""
 
     seq: int
     disposition: Disposition
@@ -31,6 +28,7 @@ class StatusEvent:
     text: str = ""
     last_seq: int = 0
     field: str = ""
+    """The refused field, which the text also names."""
 
     @classmethod
     def refused(cls, seq: int, error: RequestError) -> StatusEvent:
@@ -62,13 +60,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
-    """A command for the robot; HOLD and STOP have seq 0 and no chunk.
-
-    server_ns: from receiving the frame to handing out the action. age_ns: the same plus the frame's transport delay in
-    excess of the session's quickest frame. max_age_ms: the action must not be executed once its frame is older.
-    settled: leading tokens that are settled. tolerance_bins, max_passes: how its drafts were verified; max_passes is 0
-    where the frame had none. report: how its chunk came about.
-    """
+    """A command for the robot; HOLD and STOP have seq 0 and no chunk."""
 
     epoch: int
     command: Command
@@ -80,12 +72,18 @@ class ActionEvent:
     token_ids: tuple[int, ...] = ()
     timings: StageTimings = dataclasses.field(default_factory=StageTimings)
     server_ns: int = 0
+    """From receiving the frame to handing out the action."""
     age_ns: int = 0
+    """The same plus the frame's transport delay in excess of the session's quickest frame."""
     max_age_ms: int = 0
+    """The action must not be executed once its frame is older."""
     settled: int = 0
+    """Leading tokens that are settled."""
     tolerance_bins: int = 0
     max_passes: int = 0
+    """Both: how its drafts were verified; max_passes is 0 where the frame had none."""
     report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
+    """How its chunk came about."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -100,15 +98,16 @@ class ActionEvent:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a stream ends. code: a gRPC status name. text: one line for people.
-
-    reason: the last HOLD's or STOP's, and for metrics and logs. command: the last one.
-    """
+    """How a stream ends."""
 
     code: str
+    """A gRPC status name."""
     reason: Reason
+    """The last HOLD's or STOP's, and for metrics and logs."""
     text: str = ""
+    """One line for people."""
     command: Command = Command.HOLD
+    """The last one."""
 
 
 Event: TypeAlias = StatusEvent | NoticeEvent | ActionEvent
@@ -119,8 +118,8 @@ MOST_SENT = 256  # chunks that a robot may report as played: at 50 Hz, of the la
 
 
 @dataclass(slots=True, kw_only=True)
-class Track:
-    """A frame inside the service, with its times. speculation: of the session when the frame went to the worker."""
+class SessionFrame:
+    """A frame inside the service, with its times."""
 
     frame: CheckedFrame
     epoch: int
@@ -131,6 +130,7 @@ class Track:
     decode_ns: int = 0
     sent_ns: int = 0
     speculation: Speculation | None = None
+    """The speculation of the session when the frame went to the worker."""
 
     def submit(
         self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
@@ -176,14 +176,16 @@ class Track:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """An answer not handed out yet. settled: as in FrameResult. whole: the robot gets the chunk, else its row due."""
+    """An answer not handed out yet."""
 
-    track: Track
+    track: SessionFrame
     chunk: Chunk
     token_ids: tuple[int, ...]
     timings: StageTimings
     settled: int
+    """As in FrameResult."""
     whole: bool
+    """The robot gets the chunk, else its row due."""
     report: ChunkReport = field(default_factory=ChunkReport)
 
     def late_ns(self, age_ns: int) -> int:
@@ -225,7 +227,7 @@ class Ready:
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 
 
-class Ring(Enum):
+class RingState(Enum):
     """The state of a session's ring, its KV slots in the worker.
 
     While a session is parked its ring and its place are free for others. Its next frame waits until the worker has

@@ -30,17 +30,16 @@ STACKS_LINES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """Both ends of everything that connects control and a worker.
-
-    sock: messages. handover: where the worker expects sockets to the chat front. stacks: a pipe for what its threads
-    were doing when it hung or crashed.
-    """
+    """Both ends of everything that connects control and a worker."""
 
     sock: socket.socket
+    """Messages."""
     worker_sock: socket.socket
     handover: socket.socket
+    """Where the worker expects sockets to the chat front."""
     worker_handover: socket.socket
     stacks: int
+    """A pipe for what its threads were doing when it hung or crashed."""
     worker_stacks: int
 
     @classmethod
@@ -99,16 +98,15 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A started worker: control's end of its socket, the process, and warnings about settings not permitted.
-
-    handover: where the worker expects sockets to the chat front; None without chat. reserve: it was in reserve.
-    """
+    """A started worker: control's end of its socket, the process, and warnings about settings not permitted."""
 
     sock: socket.socket
     process: Process
     warnings: tuple[str, ...] = ()
     handover: socket.socket | None = None
+    """Where the worker expects sockets to the chat front; None without chat."""
     reserve: bool = False
+    """It was in reserve."""
 
 
 Launch: TypeAlias = Callable[[], Launched]

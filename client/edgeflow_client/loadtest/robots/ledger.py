@@ -22,14 +22,13 @@ class Fate(str, Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class FrameRecord:
+class SentFrame:
     """Times in nanoseconds on the client's monotonic clock, 0 = not yet or never.
 
-    scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write
-    began. received: when its action, or another disposition, arrived. server, timings: as reported by the service.
-    valid_for, max_age: limits that the answer carries; max_age 0 = none. ahead: from the frame's stamp to the moment of
-    the row that was due on receipt; 0 for a single action. unsettled: tokens of the action that are not. continued,
-    late: as of robots/playing.Seamed.
+    scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write began.
+    received: when its action, or another disposition, arrived. server, timings: as reported by the service. valid_for,
+    max_age: limits that the answer carries; max_age 0 = none. ahead: from the frame's stamp to the moment of the row
+    that was due on receipt; 0 for a single action.
     """
 
     number: int
@@ -44,8 +43,10 @@ class FrameRecord:
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
     unsettled: int = 0
+    """Tokens of the action that are not."""
     continued: bool = False
     late: bool = False
+    """Both: as of robots/playing.Seamed."""
 
     @property
     def age_ns(self) -> int:
@@ -64,10 +65,11 @@ class FrameRecord:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """An event at a robot. kind: opened, refused, lost, hold, stop, notice, contradicted."""
+    """An event at a robot."""
 
     at_ns: int
     kind: str
+    """Opened, refused, lost, hold, stop, notice, contradicted."""
     reason: str
     text: str = ""
 
@@ -77,18 +79,18 @@ class Ledger:
 
     def __init__(self, robot: int) -> None:
         self.robot = robot
-        self.frames: list[FrameRecord] = []
+        self.frames: list[SentFrame] = []
         self.happenings: list[Happening] = []
-        self._open: dict[int, FrameRecord] = {}
+        self._open: dict[int, SentFrame] = {}
 
     @property
     def under_way(self) -> int:
         """Frames whose fate may still be reported."""
         return len(self._open)
 
-    def offer(self, scheduled_ns: int, sent_ns: int) -> FrameRecord:
+    def offer(self, scheduled_ns: int, sent_ns: int) -> SentFrame:
         """Record that a frame is sent."""
-        record = FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
+        record = SentFrame(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
         self.frames.append(record)
         self._open[record.number] = record
         return record
@@ -96,7 +98,7 @@ class Ledger:
     def offer_in_vain(self, scheduled_ns: int) -> None:
         """Record a frame that was due while there was no stream."""
         self.frames.append(
-            FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=Reason.DISCONNECTED)
+            SentFrame(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=Reason.DISCONNECTED)
         )
 
     def act(

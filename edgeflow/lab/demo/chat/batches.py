@@ -18,10 +18,12 @@ ASIDE: Final = -100  # the target where nothing is learned
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatBatch:
-    """One batch. ids: `[B, L]`. targets: `[B, L]`, the next id inside answers, else ASIDE."""
+    """One batch."""
 
     ids: Tensor
+    """`[B, L]`."""
     targets: Tensor
+    """`[B, L]`, the next id inside answers, else ASIDE."""
 
 
 class Batcher:

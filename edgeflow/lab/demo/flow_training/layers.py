@@ -16,10 +16,7 @@ _MLP_MULTIPLE: Final = 256  # the published rule for the width of the expert's M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSize:
-    """Dimensions of the policy, and its flow's schedule.
-
-    scale_factor: patches per side that one image token stands for. chunk: rows of 50 ms. state, action: padded widths.
-    """
+    """Dimensions of the policy, and its flow's schedule."""
 
     image: int = 96
     patch: int = 16
@@ -28,6 +25,7 @@ class FlowSize:
     vision_heads: int = 6
     vision_mlp: int = 768
     scale_factor: int = 1
+    """Patches per side that one image token stands for."""
     width: int = 128
     layers: int = 6
     heads: int = 4
@@ -37,8 +35,10 @@ class FlowSize:
     vocab: int = 512
     expert_multiplier: float = 0.75
     chunk: int = 16
+    """Rows of 50 ms."""
     state: int = 8
     action: int = 8
+    """Both: padded widths."""
     min_period: float = 4e-3
     max_period: float = 4.0
 
@@ -75,7 +75,7 @@ class Parts(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-class VisionAttention(nn.Module):
+class FlowVisionAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
@@ -97,7 +97,7 @@ class VisionLayer(nn.Module):
         super().__init__()
         e = size.vision_width
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(e, eps=_EPS), nn.LayerNorm(e, eps=_EPS)
-        self.self_attn, self.mlp = VisionAttention(e, size.vision_heads), Mlp(e, size.vision_mlp, "tanh")
+        self.self_attn, self.mlp = FlowVisionAttention(e, size.vision_heads), Mlp(e, size.vision_mlp, "tanh")
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -140,7 +140,7 @@ def pixel_shuffle(patches: Tensor, scale: int) -> Tensor:
     return squares.reshape(b, n // scale**2, scale**2 * e)
 
 
-class Layer(nn.Module):
+class FlowLayer(nn.Module):
     """A layer of the language model, or the base of the expert's. keys: the width from which keys and values are
     projected."""
 
@@ -178,7 +178,7 @@ class Layer(nn.Module):
         return out
 
 
-class ExpertLayer(Layer):
+class ExpertLayer(FlowLayer):
     """A layer of the expert. crossing: its keys and values are projections of the language model's, and of no others;
     else they are its own, beside the language model's."""
 

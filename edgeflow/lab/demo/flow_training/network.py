@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from edgeflow.lab.demo.flow_training.layers import (
     TEXT_EPS,
     ExpertLayer,
+    FlowLayer,
     FlowSize,
-    Layer,
     Parts,
     VisionModel,
     pixel_shuffle,
@@ -38,17 +38,17 @@ class Connector(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The prefix of a batch, computed. layers: keys (with their positions) and values `[B, G, P, D]` of each layer.
-
-    states: the input of each layer `[B, P, E]`. valid: `[B, P]` bool, false where text is padded.
-    """
+    """The prefix of a batch, computed."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
+    """Keys (with their positions) and values `[B, G, P, D]` of each layer."""
     states: tuple[Tensor, ...]
+    """The input of each layer `[B, P, E]`."""
     valid: Tensor
+    """`[B, P]` bool, false where text is padded."""
 
 
-class FlowNetwork(nn.Module):
+class TrainedFlowNetwork(nn.Module):
     """Vision, language model and action expert of the policy."""
 
     def __init__(self, size: FlowSize) -> None:
@@ -151,7 +151,7 @@ class FlowNetwork(nn.Module):
 def _text_model(size: FlowSize) -> Parts:
     return Parts(
         embed_tokens=nn.Embedding(size.vocab, size.width),
-        layers=nn.ModuleList(Layer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
+        layers=nn.ModuleList(FlowLayer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
         norm=RmsNorm(size.width, TEXT_EPS),
     )
 

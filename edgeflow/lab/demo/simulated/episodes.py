@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 
 
 class Execution(str, Enum):
@@ -24,18 +24,18 @@ class Execution(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """An action that the robot obeyed; times in nanoseconds since the episode began.
-
-    captured_ns: of the frame that it answers. passes, settled: as in FrameResult. jump_m: from the position commanded
-    before to its own. kick_m_s: size of the change of the commanded velocity.
-    """
+    """An action that the robot obeyed; times in nanoseconds since the episode began."""
 
     captured_ns: int
+    """The captured of the frame that it answers."""
     arrived_ns: int
     passes: int
     settled: int
+    """Both: as in FrameResult."""
     jump_m: float
+    """From the position commanded before to its own."""
     kick_m_s: float
+    """Size of the change of the commanded velocity."""
 
     @property
     def age_ns(self) -> int:
@@ -45,20 +45,22 @@ class Acted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRun:
-    """Result of one episode. seconds: simulated.
+    """Result of one episode."""
 
-    frames: captured. begun: of these, prefilled. overtaken: of these, left behind by a newer frame. late: chunks that
-    did not fit what was played; late_played: of these, played once that was over.
-    """
-
-    outcome: Outcome
+    outcome: EpisodeOutcome
     seconds: float
+    """Simulated."""
     frames: int
+    """Captured."""
     begun: int
+    """The begun of these, prefilled."""
     overtaken: int
+    """The overtaken of these, left behind by a newer frame."""
     acted: tuple[Acted, ...] = field(repr=False)
     late: int = 0
+    """Chunks that did not fit what was played."""
     late_played: int = 0
+    """The late played of these, played once that was over."""
 
     @property
     def actions(self) -> int:
@@ -78,4 +80,4 @@ class EpisodeRun:
     def from_json(cls, content: Mapping[str, Any]) -> EpisodeRun:
         names = [each.name for each in fields(Acted)]
         acted = tuple(Acted(**dict(zip(names, row, strict=True))) for row in content["acted"])
-        return cls(**{**content, "outcome": Outcome(content["outcome"]), "acted": acted})
+        return cls(**{**content, "outcome": EpisodeOutcome(content["outcome"]), "acted": acted})

@@ -23,14 +23,14 @@ NAMES: Final = (*COLOURS, *PLACES)
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Tokenised prompts. shared: `[S]`, the ids that start every prompt, BOS first. tails: by phrase, one `[7, T]`.
-
-    named: for each phrase, the column of its tail that holds the name.
-    """
+    """Tokenised prompts."""
 
     shared: Tensor
+    """`[S]`, the ids that start every prompt, BOS first."""
     tails: tuple[Tensor, ...]
+    """By phrase, one `[7, T]`."""
     named: tuple[int, ...]
+    """For each phrase, the column of its tail that holds the name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Batch:
 
     Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: ids `[B, N, T]`,
     the instruction, answers `[B, N, 7]`, the named handle's action, places `[B, N, 2]`, the pixel of its plate.
-    named: the column of the name in ids."""
+    """
 
     frames: Tensor
     actions: Tensor
@@ -50,6 +50,7 @@ class Batch:
     answers: Tensor
     places: Tensor
     named: int
+    """The column of the name in ids."""
 
     def to(self, device: torch.device) -> Self:
         """Move the batch's tensors to a device."""

@@ -29,16 +29,15 @@ TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z d
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Handle:
-    """A coloured plate with a white pin.
-
-    origin: `[3]`, metres, at time 0. velocity: `[2]`, m/s. cell: (low, high), `[2]` each.
-    quaternion: orientation of the plate, z along the pin, x along its long side.
-    """
+    """A coloured plate with a white pin."""
 
     colour: str
     origin: Vector
+    """`[3]`, metres, at time 0."""
     quaternion: Vector
+    """Orientation of the plate, z along the pin, x along its long side."""
     velocity: Vector
+    """`[2]`, m/s. cell: (low, high), `[2]` each."""
     low: Vector
     high: Vector
 

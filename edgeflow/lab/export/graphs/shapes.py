@@ -12,13 +12,14 @@ MOST_BATCH = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportShapes:
-    """text: tokens of a prompt, a bucket each; of a chat model, rows of a chunk. batches: sequences, or candidates, of
-    a step. positions: of a slot. Empty and None stand for those that a model's serving needs.
-    """
+    """The fixed shapes of the exported graphs."""
 
     text: tuple[int, ...] = ()
+    """Tokens of a prompt, a bucket each; of a chat model, rows of a chunk."""
     batches: tuple[int, ...] = ()
+    """Sequences, or candidates, of a step."""
     positions: int | None = None
+    """The positions of a slot. Empty and None stand for those that a model's serving needs."""
 
     def __post_init__(self) -> None:
         for name, values, most in (("text", self.text, 1 << 20), ("batch", self.batches, MOST_BATCH)):

@@ -13,30 +13,32 @@ from edgeflow.kernels.kv.formats import Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgram:
-    """A stage. inputs: an example of each, by name, in the order in which `run` takes them. outputs: names.
-
-    rows, past, batch: as of Graph.
-    """
+class StageGraph:
+    """A stage."""
 
     stage: StageName
     run: Callable[..., Sequence[Tensor]]
     inputs: Mapping[str, Tensor]
+    """An example of each, by name, in the order in which `run` takes them."""
     outputs: tuple[str, ...]
+    """Names."""
     rows: int
     past: int = 0
     batch: int = 1
+    """All three: as of Graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProgram:
-    """All stages of a model. text, preprocessing: as of Manifest. source: the FlowExport or TokenExport of them."""
+    """All stages of a model."""
 
-    stages: tuple[StageProgram, ...]
+    stages: tuple[StageGraph, ...]
     kv: KVForm
     text: int
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    """Both: as of Manifest."""
     source: object = None
+    """The FlowExport or TokenExport of them."""
 
 
 def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:

@@ -26,10 +26,11 @@ from edgeflow.kernels.varlen_attention import Sequences
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLayout(PackedLayout):
-    """seen [B, R, n] bool: the keys that each row sees, of the past and then of the rows; at least one. batch: B."""
+    """seen [B, R, n] bool: the keys that each row sees, of the past and then of the rows; at least one."""
 
     seen_keys: Tensor
     batch: int
+    """B."""
 
     @classmethod
     def over(cls, position: Tensor, seen: Tensor, sampled: Tensor | None = None) -> StaticLayout:

@@ -17,16 +17,16 @@ Actions = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowErrors:
-    """Relative errors: the norm of the difference over the norm of what was expected, over all candidates.
-
-    velocity [N]: of each step. x [N]: behind each step; the last is that of the chunk. actions [D]: root mean square
-    of the difference, in the units of each number of an action. largest [D]: difference of a number.
-    """
+    """Relative errors: the norm of the difference over the norm of what was expected, over all candidates."""
 
     velocity: tuple[float, ...]
+    """[N]: of each step."""
     x: tuple[float, ...]
+    """[N]: behind each step; the last is that of the chunk."""
     actions: tuple[float, ...]
+    """[D]: root mean square of the difference, in the units of each number of an action."""
     largest: tuple[float, ...]
+    """[D]: difference of a number."""
 
     @property
     def chunk(self) -> float:

@@ -24,10 +24,12 @@ Candidate = tuple[FlowFrame, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Denoised:
-    """Candidates of one run of the loop. x [B, H, A]: before each step, and behind the last. velocity: of each step."""
+    """Candidates of one run of the loop."""
 
     x: tuple[Floats, ...]
+    """[B, H, A]: before each step, and behind the last."""
     velocity: tuple[Floats, ...]
+    """The velocity of each step."""
 
 
 def candidates_of(frames: Sequence[FlowFrame]) -> list[Candidate]:

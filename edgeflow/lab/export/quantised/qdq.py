@@ -116,10 +116,11 @@ def _refuse_infinite(model: ir.Model) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """lowest, highest: of all elements."""
+    """The range of a tensor's values."""
 
     lowest: float
     highest: float
+    """Both: of all elements."""
 
 
 def float_ranges(

@@ -27,7 +27,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, attention_work, linear_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.lab.gpu.subjects.random_weights import random_weights
@@ -48,21 +48,24 @@ ALIKE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """prompt, tokens: of a request. vocabulary: of the head. tree, chain: as of `kinds.Eagle`; depth of chains."""
+class DraftSpeedSizes:
+    """The sizes of a measurement."""
 
     prompt: int
     tokens: int
+    """Both: of a request."""
     vocabulary: int
+    """The vocabulary of the head."""
     tree: TreeSizes
     chain: int
+    """Both: as of `kinds.Eagle`; depth of chains."""
 
 
-WHOLE = Sizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
-SMALL = Sizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows=12, depth=3, width=3), chain=3)
+WHOLE = DraftSpeedSizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
+SMALL = DraftSpeedSizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows=12, depth=3, width=3), chain=3)
 
 
-def drafts(setting: Setting) -> Found:
+def drafts(setting: SectionSetting) -> Found:
     """A row without drafts, and for each way of drafting one per number of tokens that verifications settle."""
     sizes, name = (SMALL, TINY) if setting.small else (WHOLE, MODEL)
     table = setting.table(name)
@@ -90,7 +93,9 @@ def drafts(setting: Setting) -> Found:
 class _Way:
     """One engine, whose requests are all alike."""
 
-    def __init__(self, setting: Setting, model: ChatModel, sizes: Sizes, kind: DraftKind | None) -> None:
+    def __init__(
+        self, setting: SectionSetting, model: ChatModel, sizes: DraftSpeedSizes, kind: DraftKind | None
+    ) -> None:
         self._setting = setting
         self._model = model
         self._sizes = sizes
@@ -150,15 +155,17 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Imposed:
-    """The kind `within`, whose drafts are replaced. answer [T]: the tokens of a sequence, prompt included. tokens []:
-    how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them anew.
-    vocabulary: V of the model.
-    """
+    """The kind `within`, whose drafts are replaced."""
 
     within: DraftKind
     answer: Tensor
+    """[T]: the tokens of a sequence, prompt included."""
     tokens: Tensor
+    """[]: how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them
+    anew.
+    """
     vocabulary: int
+    """V of the model."""
 
     @property
     def name(self) -> str:

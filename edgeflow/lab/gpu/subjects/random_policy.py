@@ -29,28 +29,33 @@ TEXT_SIZES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerSize:
-    """Sizes of a vision tower. prefix: class and register tokens; scaled: whether it has LayerScale."""
+class RandomTower:
+    """Sizes of a vision tower."""
 
     width: int
     inner: int
     depth: int
     heads: int
     prefix: int = 0
+    """Class and register tokens."""
     scaled: bool = False
+    """Whether it has LayerScale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySize:
-    """Sizes of a policy. side, patch: pixels; stages: action tokens K; text_tokens: of a prompt, BOS included."""
+    """Sizes of a policy."""
 
     name: str
     text: LlamaConfig
-    towers: tuple[TowerSize, TowerSize]
+    towers: tuple[RandomTower, RandomTower]
     side: int
     patch: int
+    """Both: pixels."""
     stages: int = 7
+    """Action tokens K."""
     text_tokens: int = 20
+    """The text tokens of a prompt, BOS included."""
 
     @property
     def image_tokens(self) -> int:
@@ -75,8 +80,8 @@ SIZES = {
         name="tiny",
         text=_TINY_TEXT,
         towers=(
-            TowerSize(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
-            TowerSize(width=24, inner=48, depth=3, heads=2),
+            RandomTower(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
+            RandomTower(width=24, inner=48, depth=3, heads=2),
         ),
         side=28,
         patch=14,
@@ -85,8 +90,8 @@ SIZES = {
         name="openvla-7b",
         text=LlamaConfig(vocab_size=32064),
         towers=(
-            TowerSize(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
-            TowerSize(width=1152, inner=4304, depth=27, heads=16),
+            RandomTower(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
+            RandomTower(width=1152, inner=4304, depth=27, heads=16),
         ),
         side=224,
         patch=14,
@@ -155,7 +160,7 @@ def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ...]]:
+def _tower_shapes(tower: RandomTower, size: PolicySize) -> dict[str, tuple[int, ...]]:
     width, inner = tower.width, tower.inner
     shapes: dict[str, tuple[int, ...]] = {
         **biased("patch_embed.proj", width, 3, size.patch, size.patch),
@@ -185,8 +190,8 @@ SERVED = PolicySize(
         vocab_size=32064,
     ),
     towers=(
-        TowerSize(width=1024, inner=4096, depth=3, heads=16, prefix=5, scaled=True),
-        TowerSize(width=1152, inner=4304, depth=3, heads=16),
+        RandomTower(width=1024, inner=4096, depth=3, heads=16, prefix=5, scaled=True),
+        RandomTower(width=1152, inner=4304, depth=3, heads=16),
     ),
     side=224,
     patch=14,

@@ -38,20 +38,24 @@ IMAGE, STATE = "image", "state"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFrame:
-    """An observation of a recorded episode. held_out: it is for the report."""
+    """An observation of a recorded episode."""
 
     episode: int
     observation: Observation
     held_out: bool = False
+    """It is for the report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
-    """Observations of different episodes. shown: for the search; held_out: for the report; name: of their source."""
+class CalibrationFrames:
+    """Observations of different episodes."""
 
     name: str
+    """The name of their source."""
     shown: tuple[Observation, ...]
+    """For the search."""
     held_out: tuple[Observation, ...]
+    """For the report."""
 
     @property
     def digest(self) -> str:
@@ -65,7 +69,7 @@ class Frames:
         return found.hexdigest()
 
 
-def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Frames:
+def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> CalibrationFrames:
     """The frames of a search and of its report; the seed draws the former where there are more than are needed.
 
     ConfigError where they are too few, or an episode is in both.
@@ -81,7 +85,7 @@ def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Frames:
     if both:
         raise ConfigError(f"calibration: {name} has held-out frames of episode {min(both)}, which is calibrated on")
     drawn = shown if len(shown) <= FRAMES else random.Random(seed).sample(shown, FRAMES)
-    return Frames(
+    return CalibrationFrames(
         name,
         tuple(each.observation for each in drawn),
         tuple(each.observation for each in held_out[:MOST_HELD_OUT]),

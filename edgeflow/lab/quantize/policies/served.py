@@ -84,9 +84,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Batches of frames. hidden [B, L, E]: the rows that enter the first block, float32."""
+    """Batches of frames."""
 
     hidden: tuple[Tensor, ...]
+    """[B, L, E]: the rows that enter the first block, float32."""
 
     @property
     def longest(self) -> int:

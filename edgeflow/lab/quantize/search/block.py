@@ -19,19 +19,23 @@ QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """The shape of every block of a decoder. gelu: the gate is a GELU (tanh), not a SiLU. plus_one: norms are stored
-    less one (Gemma). causal: a row sees no later row; otherwise every row sees all, but for the last `closing` rows,
-    which only they see (SmolVLA's state). outside: others read the values as well (the expert of a flow policy)."""
+    """The shape of every block of a decoder."""
 
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     gelu: bool = False
+    """The gate is a GELU (tanh), not a SiLU."""
     plus_one: bool = False
+    """Norms are stored less one (Gemma)."""
     causal: bool = True
+    """A row sees no later row; otherwise every row sees all, but for the last `closing` rows, which only they see
+    (SmolVLA's state).
+    """
     closing: int = 0
     outside: bool = False
+    """Others read the values as well (the expert of a flow policy)."""
 
     def mask(self, rows: int) -> Tensor | None:
         """The rows that each row sees, bool [L, L], where that is neither all nor those before it."""
@@ -64,24 +68,27 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRun:
-    """One pass through a block. hidden [B, L, E]: its output; inputs: of each linear, [B, L, its width]."""
+    """One pass through a block."""
 
     hidden: Tensor
+    """[B, L, E]: its output."""
     inputs: Mapping[str, Tensor]
+    """The inputs of each linear, [B, L, its width]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """A block. tensors: float32, by their published names below the block's (`self_attn.q_proj.weight`, ...)."""
+class DecoderBlock:
+    """A block."""
 
     shape: BlockShape
     tensors: Mapping[str, Tensor]
+    """float32, by their published names below the block's (`self_attn.q_proj.weight`, ...)."""
 
     def weight(self, linear: str) -> Tensor:
         """[N, E]"""
         return self.tensors[f"{linear}.weight"]
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> DecoderBlock:
         """The block with some other tensors."""
         return replace(self, tensors={**self.tensors, **tensors})
 

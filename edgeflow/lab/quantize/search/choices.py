@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.lab.quantize.search.block import Block
+from edgeflow.lab.quantize.search.block import DecoderBlock
 from edgeflow.lab.quantize.search.clipping import clamped
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GroupChoice:
-    """The scales of one scale group.
-
-    previous: the operation whose output is divided by the scales; scaled: the linears whose inputs it is. ratio: None
-    for s = 1. scales [E] float32; losses [candidates] float64, in the order of `scales.candidates`.
-    """
+    """The scales of one scale group."""
 
     previous: str
+    """The operation whose output is divided by the scales."""
     scaled: tuple[str, ...]
+    """The linears whose inputs it is."""
     ratio: float | None
+    """None for s = 1. scales [E] float32; losses [candidates] float64, in the order of `scales.candidates`."""
     scales: Tensor
     losses: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockChoice:
-    """All choices of a block. limits: of |w| by linear, [N, E/G]; None without clipping."""
+    """All choices of a block."""
 
     groups: tuple[GroupChoice, ...] = ()
     limits: Mapping[str, Tensor] | None = None
+    """The limits of |w| by linear, [N, E/G]; None without clipping."""
 
     def input_scales(self, linear: str) -> Tensor | None:
         """The scales that the inputs of a linear are divided by, [E]; None for 1."""
@@ -62,12 +62,12 @@ class BlockChoice:
             return values
         return (values + 1) / scales - 1 if plus_one else values / scales
 
-    def scaled(self, block: Block) -> Block:
+    def scaled(self, block: DecoderBlock) -> DecoderBlock:
         """The same function as the block, with the scales in it and without limits: equal up to rounding."""
         tensors = {name: self._with(block, name, tensor) for name, tensor in block.tensors.items()}
         return block.with_tensors(tensors)
 
-    def _with(self, block: Block, name: str, tensor: Tensor) -> Tensor:
+    def _with(self, block: DecoderBlock, name: str, tensor: Tensor) -> Tensor:
         operation = name.rpartition(".")[0]
         if tensor.dim() == 2:
             return self._scaled(operation, tensor)

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.lab.training.gate.whole import Cut
+from edgeflow.lab.training.gate.whole import SegmentCut
 from edgeflow.models.memory_gate import GateRules
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A text. learned: for each token, whether it is to be predicted from those before it. known: the tokens that are
-    known when the answer begins, by which the text is cut; for a plain text all of them."""
+    """A text."""
 
     ids: tuple[int, ...]
     learned: tuple[bool, ...]
+    """For each token, whether it is to be predicted from those before it."""
     known: int
+    """The tokens that are known when the answer begins, by which the text is cut; for a plain text all of them."""
 
     @classmethod
     def plain(cls, ids: Sequence[int]) -> Example:
@@ -33,17 +34,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Texts with as many folded segments. ids [B, L]: padded at the end.
-
-    texts, places, targets [n]: of each token that is learned the text, the gated row before it, counted from the cut's
-    `plain`, and the token itself.
-    """
+    """Texts with as many folded segments."""
 
     ids: Tensor
+    """[B, L]: padded at the end."""
     segments: int
     texts: Tensor
     places: Tensor
     targets: Tensor
+    """`texts`, `places`, `targets` [n]: of each token that is learned the text, the gated row before it, counted
+    from the cut's `plain`, and the token itself.
+    """
 
     @property
     def first(self) -> int:
@@ -62,7 +63,7 @@ def grouped(examples: Iterable[Example], rules: GateRules, device: torch.device)
 
 def _group(examples: Sequence[Example], segments: int, rules: GateRules, device: torch.device) -> Group:
     length = max(len(each.ids) for each in examples)
-    plain = Cut(rules, length, segments).plain
+    plain = SegmentCut(rules, length, segments).plain
     ids = torch.zeros(len(examples), length, dtype=torch.long)
     learned = torch.zeros(len(examples), length, dtype=torch.bool)
     for row, each in enumerate(examples):
@@ -73,5 +74,5 @@ def _group(examples: Sequence[Example], segments: int, rules: GateRules, device:
     return Group(ids.to(device), segments, texts.to(device), places.to(device), targets.to(device))
 
 
-def _cut(example: Example, rules: GateRules) -> Cut:
-    return Cut(rules, len(example.ids), rules.segments(example.known))
+def _cut(example: Example, rules: GateRules) -> SegmentCut:
+    return SegmentCut(rules, len(example.ids), rules.segments(example.known))

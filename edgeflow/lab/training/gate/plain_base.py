@@ -25,12 +25,13 @@ Turns = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlainLayer:
-    """qkv [(H + 2 KH) D, E]; head_norms: of queries and keys [D]; gate_up [2F, E]; others as published."""
+    """qkv [(H + 2 KH) D, E]."""
 
     input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norms: tuple[Tensor, Tensor] | None
+    """The head norms of queries and keys [D]; gate_up [2F, E]; others as published."""
     output: Tensor
     post_norm: Tensor
     gate_up: Tensor

@@ -28,11 +28,12 @@ ASSISTANT: Final = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How a model turns texts into tokens. stop_ids: an answer ends with the first of them."""
+    """How a model turns texts into tokens."""
 
     tokenizer: TextTokenizer
     template: ChatTemplate | None
     stop_ids: frozenset[int]
+    """An answer ends with the first of them."""
 
     def example(self, values: Any) -> Example:
         """The example of a line; InvalidArgument says what is wrong with it."""
@@ -75,13 +76,15 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Where a line of a file begins, and what was found in it. number: from 1. segments: folded."""
+    """Where a line of a file begins, and what was found in it."""
 
     path: Path
     number: int
+    """From 1."""
     offset: int
     tokens: int
     segments: int
+    """Folded."""
 
 
 class GateData:

@@ -37,37 +37,41 @@ POOL: Final = 32  # batches whose lines are sorted together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRequest:
-    """A run. model: a checkpoint's folder, a hub id, demo-chat or demo-logs. data: JSONL files. out: folder to write.
-
-    epochs, steps: the length, of which one is given; None for both: EPOCHS. batch_tokens: of a step, at most.
-    """
+    """A run."""
 
     model: str
+    """A checkpoint's folder, a hub id, demo-chat or demo-logs."""
     data: tuple[Path, ...]
+    """JSONL files."""
     out: Path
+    """Folder to write."""
     rules: GateRules
     rate: float
     batch_tokens: int
+    """The batch tokens of a step, at most."""
     seed: int
     device: str
     epochs: int | None = None
     steps: int | None = None
+    """Both: the length, of which one is given; None for both: EPOCHS."""
     resume: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
-    """The outcome. weights: numbers of the base; gate: of the gate. lines: used; short: too short to be used.
-
-    loss: the mean of the learned tokens of the last step, None where no step was left to do.
-    """
+    """The outcome."""
 
     weights: int
+    """Numbers of the base."""
     gate: int
+    """The gate of the gate."""
     lines: int
+    """Used."""
     short: int
+    """Too short to be used."""
     steps: int
     loss: float | None
+    """The mean of the learned tokens of the last step, None where no step was left to do."""
     cpu_seconds: float
 
     @property

@@ -34,15 +34,14 @@ NOISE: Final = 0.02  # deviation of the weights of spare hidden units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatePlan:
-    """The length and the rates of a run. rate: the highest.
-
-    checkpointing: compute layers twice, so that a long text needs little memory.
-    """
+    """The length and the rates of a run."""
 
     steps: int
     rate: float = 0.005
+    """The highest."""
     seed: int = 0
     checkpointing: bool = False
+    """Compute layers twice, so that a long text needs little memory."""
 
     def share(self, step: int) -> float:
         """Share of the highest rate: a warm-up, then a cosine."""

@@ -31,9 +31,9 @@ from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, c
 from edgeflow.models.checkpoint import Weights, tensor_shapes_of
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.tokens import Prompter, prompt_text
-from edgeflow.policies.openvla_oft.config import MOST, PRESETS, Bounds, OFTSettings, find_files, read_statistics
+from edgeflow.policies.openvla_oft.config import MOST, PRESETS, OFTSettings, VectorBounds, find_files, read_statistics
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy, read_head, read_proprio
 from edgeflow.text.checkpoint_json import read_json
@@ -59,17 +59,20 @@ NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OFTCase:
-    """A recorded case. images: RGB [H, W, 3] each. proprio, action_head: whether they took part. values: its entry in
-    cases.json. tensors: by `<in|mid|out>.<quantity>`."""
+    """A recorded case."""
 
     name: str
     images: list[NDArray[np.uint8]]
+    """RGB [H, W, 3] each."""
     instruction: str
     unnorm_key: str
     proprio: bool
     action_head: bool
+    """Both: whether they took part."""
     values: Mapping[str, Any]
+    """Its entry in cases.json."""
     tensors: Mapping[str, Tensor]
+    """By `<in|mid|out>.<quantity>`."""
 
     @property
     def input_ids(self) -> tuple[int, ...]:
@@ -96,11 +99,13 @@ class OFTCase:
 
 @dataclass(frozen=True, slots=True)
 class OFTBundle:
-    """constants: the settings of all cases, but for images, proprio and action_head. strays: tensors of no case."""
+    """A recording of OpenVLA-OFT."""
 
     constants: Mapping[str, Any]
+    """The settings of all cases, but for images, proprio and action_head."""
     cases: list[OFTCase]
     strays: tuple[str, ...] = ()
+    """Tensors of no case."""
 
     def settings(self, case: OFTCase) -> OFTSettings:
         """The settings that a case was recorded with."""
@@ -190,17 +195,18 @@ def _unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is prepared.
-
-    tokenised: the text ids, where the bundle has a tokenizer. compared: names of the stored tensors that were.
+    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is
+    prepared.
     """
 
     case: OFTCase
     policy: OpenVLAOFTPolicy
     frame: OFTFrame
-    action: Bounds
+    action: VectorBounds
     tokenised: tuple[int, ...] | None
+    """The text ids, where the bundle has a tokenizer."""
     compared: set[str] = field(default_factory=set)
+    """Names of the stored tensors that were."""
 
     def checked(self, quantity: str, name: str, found: Tensor, tolerance: float = TOLERANCE) -> Iterator[CheckResult]:
         """Compare `found` with the recorded tensor of that name, if there is one."""
@@ -212,12 +218,12 @@ class _Subject:
 def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: torch.device) -> list[_Subject]:
     config = load_config(directory, processor=_processor(directory))
     weights = Weights(directory, torch.float32, device)
-    shared = _Shared(
+    shared = _SharedParts(
         directory,
         config,
         weights,
         LlamaDecoder(config.text, weights.under("language_model."), table=table),
-        Vision(config, weights, table),
+        OpenVLAVision(config, weights, table),
     )
     prompter = Prompter(directory, vicuna=config.vicuna_prompt) if (directory / "tokenizer.json").is_file() else None
     policies: dict[str, OpenVLAOFTPolicy] = {}
@@ -236,14 +242,14 @@ def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedParts:
     """The parts of a checkpoint that the policies of all settings share."""
 
     directory: Path
     config: OpenVLAConfig
     weights: Weights
     decoder: LlamaDecoder
-    vision: Vision
+    vision: OpenVLAVision
 
     def policy(self, settings: OFTSettings) -> OpenVLAOFTPolicy:
         """A policy to which ids are given."""

@@ -25,12 +25,14 @@ SPARE: Final = 8  # at least 1 / SPARE of what the questions leave of a segment 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongLogs:
-    """Draws conversations of 1 to `most_segments` compressed segments. turns: questions of each. kinds: of KINDS."""
+    """Draws conversations of 1 to `most_segments` compressed segments."""
 
     rules: GateRules
     most_segments: int = 6
     turns: int = 6
+    """Questions of each."""
     kinds: Sequence[str] = tuple(KINDS)
+    """The kinds of KINDS."""
 
     @property
     def most_lines(self) -> int:

@@ -29,14 +29,15 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
-    """A frame's answer, float32. x, velocity, used [N, H, A]: before each step, of the network, and after guidance;
-    chunk [H, A]: behind the last step."""
+class FrameRun:
+    """A frame's answer, float32."""
 
     x: Tensor
     velocity: Tensor
     used: Tensor
+    """`x`, `velocity`, `used` [N, H, A]: before each step, of the network, and after guidance."""
     chunk: Tensor
+    """[H, A]: behind the last step."""
 
 
 class KeptSteps(defaultdict[FrameRef, list[Steps]]):
@@ -80,17 +81,18 @@ class NetworkAlone:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """sizes: of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
+    """Runs a policy on recorded inputs."""
 
     network: StagedNetwork
     sizes: FlowSizes
+    """The sizes of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
     def paces(self, modes: Sequence[Mode], steps: int) -> dict[str, Pace]:
         """The paces of modes by name, for answers of so many steps."""
         return paces_by_mode(modes, replace(self.sizes, steps=steps).program)
 
-    def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[Run]:
+    def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[FrameRun]:
         """Each frame's answer; in a pipeline, behind others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
@@ -110,7 +112,7 @@ class Runner:
         return self._runs[key]
 
 
-def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
+def answers_of(config: FlowConfig, runs: Sequence[FrameRun]) -> dict[str, Tensor]:
     """The answers of the engine to the frames of a case, by stored name."""
     chunks = torch.stack([run.chunk for run in runs])
     return {
@@ -121,6 +123,6 @@ def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
     }
 
 
-def _run(values: Any, steps: Sequence[Steps]) -> Run:
+def _run(values: Any, steps: Sequence[Steps]) -> FrameRun:
     of: Callable[[str], Tensor] = lambda name: torch.stack([getattr(step, name)[0].cpu() for step in steps])  # noqa: E731
-    return Run(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())
+    return FrameRun(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())
