@@ -36,5 +36,5 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Report the skipped oracle tests in a line of their own, however quiet the run."""
     skipped = [report for report in terminalreporter.getreports("skipped") if "oracle" in report.keywords]
     if skipped:
-        line = f"{len(skipped)} oracle tests skipped: bundles missing in {ORACLES}; set {VARIABLE} (docs/develop/testing.md)"
-        terminalreporter.write_line(line, yellow=True, bold=True)
+        line = f"{len(skipped)} oracle tests skipped: bundles missing in {ORACLES}; set {VARIABLE}"
+        terminalreporter.write_line(f"{line} (docs/develop/testing.md)", yellow=True, bold=True)
