@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.closed_loop.blocks import run_all, stored
 from benchmarks.closed_loop.figures import plot_figures, plot_success
-from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, Cell, cells
+from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, ClosedLoopCell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
 from benchmarks.closed_loop.targets import targets
 from benchmarks.command import keep, machine_facts, options
@@ -67,7 +67,7 @@ def _write(
     plot_figures(beside.with_suffix(".png"), figures)
 
 
-def _row(cell: Cell, runs: Path) -> dict[str, Any]:
+def _row(cell: ClosedLoopCell, runs: Path) -> dict[str, Any]:
     """The figures of a cell, as a JSON value."""
     delay = cell.condition.delay
     injected = {"delay_ms": delay.mean_ns / 1e6, "jitter_ms": delay.jitter_ns / 1e6} if delay else {}
@@ -75,7 +75,7 @@ def _row(cell: Cell, runs: Path) -> dict[str, Any]:
     return {"policy": Path(cell.policy).parent.name or cell.policy, **injected, **result.as_json()}
 
 
-def _figures(every: list[Cell], runs: Path) -> list[dict[str, Any]]:
+def _figures(every: list[ClosedLoopCell], runs: Path) -> list[dict[str, Any]]:
     """The figures of anchored cells of the embedded policy at the middle speed, with their measures."""
     return [
         {**_row(cell, runs), **measures(stored(cell, runs))}

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from rich.box import SIMPLE
 from rich.table import Table
 
-from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Band, Cell, Question, Where, evidence, family
+from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Band, Question, QuestionCell, Where, evidence, family
 from benchmarks.long_context.systems import Reply
 from edgeflow.lab.demo.recording import Estimate, wilson
 from edgeflow_client.loadtest.pictures import figure_of, save
@@ -70,12 +70,12 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SystemScores:
     """One system. scores: of the cells that it was asked."""
 
     name: str
     slot_bytes: int
-    scores: dict[Cell, Score]
+    scores: dict[QuestionCell, Score]
 
     def of_band(self, band: Band) -> list[Score]:
         """Its scores with prompts of one length."""
@@ -90,7 +90,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class ScoreGain:
     """How much better one score is than another; apart: their intervals do not meet."""
 
     points: float
@@ -101,16 +101,16 @@ class Gain:
         return self.points >= LEAST_GAIN and self.apart
 
 
-def gain(better: Score, worse: Score) -> Gain:
+def gain(better: Score, worse: Score) -> ScoreGain:
     one, other = better.exact(), worse.exact()
-    return Gain(one.value - other.value, one.low > other.high)
+    return ScoreGain(one.value - other.value, one.low > other.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """Questions that are shown together. of: their family, "" for all of the cell."""
 
-    cell: Cell
+    cell: QuestionCell
     of: str = ""
 
     @property
@@ -119,12 +119,12 @@ class Column:
         return kind if self.cell.where is Where.COMPRESSED else f"kept {kind}"
 
 
-def columns_of(cells: Sequence[Cell]) -> list[Column]:
+def columns_of(cells: Sequence[QuestionCell]) -> list[Column]:
     """Columns of the cells of a band; what decides is also given by family."""
     return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.decides else ("",))]
 
 
-def exact_table(rows: Sequence[Row], band: Band, cells: Sequence[Cell]) -> Table:
+def exact_table(rows: Sequence[SystemScores], band: Band, cells: Sequence[QuestionCell]) -> Table:
     """Exact answers in percent with their intervals, by kind of question and place of the evidence."""
     columns = columns_of([cell for cell in cells if cell.band == band])
     found = _table(f"exact answers, {band.name}", *(each.title for each in columns))
@@ -134,7 +134,7 @@ def exact_table(rows: Sequence[Row], band: Band, cells: Sequence[Cell]) -> Table
     return found
 
 
-def evidence_table(rows: Sequence[Row], cell: Cell) -> Table:
+def evidence_table(rows: Sequence[SystemScores], cell: QuestionCell) -> Table:
     """Exact of asked, by the number of lines on which an answer rests: none where it is no."""
     found = _table(f"{cell.name}, by lines of evidence, {cell.band.name}", "kind", *EVIDENCE)
     for row in rows:
@@ -146,7 +146,7 @@ def evidence_table(rows: Sequence[Row], cell: Cell) -> Table:
     return found
 
 
-def cost_table(rows: Sequence[Row], band: Band) -> Table:
+def cost_table(rows: Sequence[SystemScores], band: Band) -> Table:
     """Bytes of a slot, and medians of times."""
     found = _table(f"cost, {band.name}", "KB a slot", "first token, ms", "ms per token")
     for row in rows:
@@ -185,7 +185,7 @@ def _ms(seconds: Sequence[float]) -> float | None:
     return 1000 * median(timed) if timed else None
 
 
-def picture(path: Path, rows: Sequence[Row], cells: Sequence[Cell], compared: Sequence[str]) -> None:
+def picture(path: Path, rows: Sequence[SystemScores], cells: Sequence[QuestionCell], compared: Sequence[str]) -> None:
     """Write a panel for each kind and place, and one of summaries by lines of evidence for each band.
 
     compared: names of the systems in the latter.
@@ -200,7 +200,9 @@ def picture(path: Path, rows: Sequence[Row], cells: Sequence[Cell], compared: Se
     save(figure, path)
 
 
-def _band(axes: Sequence[Axes], rows: Sequence[Row], cells: Sequence[Cell], compared: Sequence[str]) -> None:
+def _band(
+    axes: Sequence[Axes], rows: Sequence[SystemScores], cells: Sequence[QuestionCell], compared: Sequence[str]
+) -> None:
     """The panels of one length of prompts."""
     columns = columns_of(cells)
     for each, column in zip(axes, columns, strict=False):
@@ -212,7 +214,7 @@ def _band(axes: Sequence[Axes], rows: Sequence[Row], cells: Sequence[Cell], comp
         each.remove()
 
 
-def _bars(axes: Axes, rows: Sequence[Row], column: Column) -> None:
+def _bars(axes: Axes, rows: Sequence[SystemScores], column: Column) -> None:
     exact = [row.scores[column.cell].exact(column.of) for row in rows]
     axes.bar(range(len(rows)), [each.value for each in exact], yerr=_errors(exact), capsize=3)
     axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=35, ha="right", fontsize=8)
@@ -220,7 +222,7 @@ def _bars(axes: Axes, rows: Sequence[Row], column: Column) -> None:
     axes.set_ylim(0, 1.02)
 
 
-def _by_evidence(axes: Axes, rows: Sequence[Row], cell: Cell) -> None:
+def _by_evidence(axes: Axes, rows: Sequence[SystemScores], cell: QuestionCell) -> None:
     groups = [each for each in EVIDENCE if each != NO_LINES]
     for index, row in enumerate(rows):
         exact = [wilson(*row.scores[cell].counts(lines=each)) for each in groups]

@@ -54,7 +54,7 @@ def document() -> dict[str, Any]:
 def page() -> str:
     """The page."""
     made = document()
-    text = HEAD.replace("ROLES_PAGE", "../security.md")
+    text = HEAD.replace("ROLES_PAGE", "../operate/security.md")
     for section, starts in SECTIONS.items():
         text += f"## {section}\n\n"
         for names, operation in _operations(made["paths"], starts):

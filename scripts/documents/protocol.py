@@ -13,7 +13,7 @@ PROTO = Path(__file__).parents[2] / "proto" / "edgeflow" / "v1" / "control.proto
 HEAD = """# gRPC protocol
 
 The stream between a robot and the service, for a client in another language than Python; in Python, use the
-[SDK](sdk.md). The definition is [control.proto](../../proto/edgeflow/v1/control.proto), package `edgeflow.v1`. Its port is
+[SDK](sdk.md). [control.proto](../../proto/edgeflow/v1/control.proto) defines it, as package `edgeflow.v1`; its port is
 `grpc.port`, 50051 by default. On loopback the service answers gRPC reflection:
 
 ```bash

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from edgeflow.lab.demo.driver import RobotRun
-from edgeflow.lab.demo.recording import ModeResult, Series, Snapshot, TimeSeries
+from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
 from edgeflow_client.loadtest.pictures import colours, figure_of, save
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
@@ -161,7 +161,7 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
     save(figure, path)
 
 
-def plot_strip(path: Path, snapshots: Sequence[Snapshot]) -> None:
+def plot_strip(path: Path, snapshots: Sequence[CommandedFrame]) -> None:
     """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
     figure = figure_of(1.9 * max(len(snapshots), 1), 2.2)
     for index, snapshot in enumerate(snapshots):

@@ -24,7 +24,7 @@ from edgeflow.policies.lerobot import (
     RENAME,
     STATE,
     UNNORMALISE,
-    Camera,
+    ImageInput,
     Normalisation,
     read_cameras,
     read_normalisation,
@@ -52,7 +52,7 @@ BEFORE, AFTER = (RENAME, BATCH, DEVICE, NORMALISE), (UNNORMALISE, DEVICE)
 class ACTConfig:
     """The sizes of a network."""
 
-    cameras: tuple[Camera, ...]
+    cameras: tuple[ImageInput, ...]
     """In the order in which their tokens follow each other."""
     state: int
     environment: int

@@ -26,7 +26,7 @@ from edgeflow.policies.lerobot import (
     RENAME,
     STATE,
     UNNORMALISE,
-    Camera,
+    ImageInput,
     Normalisation,
     local_folder,
     read_cameras,
@@ -68,7 +68,7 @@ Config = TypeVar("Config")
 class FlowConfig:
     """Sizes that every flow-matching policy has."""
 
-    cameras: tuple[Camera, ...]
+    cameras: tuple[ImageInput, ...]
     """In the order of the prefix."""
     state: int
     """Numbers of the state vector."""

@@ -27,19 +27,19 @@ from edgeflow.service.children.messages import (
     ChildMessage,
     Drain,
     Drained,
+    MetricsSnapshot,
     Models,
-    Snapshot,
-    State,
+    ServiceState,
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import Control
 from edgeflow.service.gateway.documents import document_routes
-from edgeflow.service.gateway.proxy import ChatSide, Pace, PassThrough
+from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
 from edgeflow.service.http.middleware import MODEL, MODELS, PREFIXES, Hosts, PublicMiddleware
-from edgeflow.service.http.protocol import Bounds
+from edgeflow.service.http.protocol import SharedLimits
 from edgeflow.service.http.server import HttpServer, load_pair, server_context
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import NotFound, Unavailable
@@ -102,7 +102,7 @@ class Gateway(ServingChild):
 
     def _serve(self) -> None:
         timing = self._config.timing
-        bounds = Bounds(self._config, self.metrics)
+        bounds = SharedLimits(self._config, self.metrics)
         tls = (self._tls, timing.handshake_ms / 1000) if self._tls is not None else None
         self._http = HttpServer(self._app(), self._listener, bounds.connect, tls)
         self._http.start()
@@ -126,13 +126,13 @@ class Gateway(ServingChild):
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
-            case State():
+            case ServiceState():
                 self._control.said(message)
             case ActDone() | ActRefused():
                 self._control.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
-            case Snapshot(process):
+            case MetricsSnapshot(process):
                 self._texts[process] = sealed(descriptors).decode()
             case Models(inputs):
                 self._control.learned(inputs)
@@ -295,7 +295,7 @@ def _state(control: Control, shown: Gateway) -> list[Route]:
 
 
 def _chat(chat: ChatSide | None, shown: Gateway) -> list[Route]:
-    pace = Pace()
+    pace = FairTurns()
 
     async def passed(_: Request) -> Response:
         _check_open(shown)

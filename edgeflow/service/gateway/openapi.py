@@ -38,11 +38,11 @@ _EXAMPLES = {
 }
 
 
-class _Answer(BaseModel):
+class _Described(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class ErrorDetail(_Answer):
+class ErrorDetail(_Described):
     """The cause of an error."""
 
     message: str
@@ -57,21 +57,21 @@ class ErrorDetail(_Answer):
     """The field at fault, dotted, or empty."""
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(_Described):
     """Every error has this form."""
 
     error: ErrorDetail
     """The cause."""
 
 
-class StateAnswer(_Answer):
+class StateAnswer(_Described):
     """The state of the service."""
 
     state: str
     """starting, warming, ready, degraded, draining, stopped or fault."""
 
 
-class SchemaAnswer(_Answer):
+class SchemaAnswer(_Described):
     """The meaning of an action's numbers, one entry per number."""
 
     names: list[str]
@@ -98,7 +98,7 @@ class SchemaAnswer(_Answer):
     """Time between the actions of a chunk."""
 
 
-class TimingsAnswer(_Answer):
+class TimingsAnswer(_Described):
     """Time spent in each stage, in milliseconds."""
 
     decode: float
@@ -111,7 +111,7 @@ class TimingsAnswer(_Answer):
     """From the request to the answer."""
 
 
-class LimitedAnswer(_Answer):
+class LimitedAnswer(_Described):
     """The effect of a limit on a dimension of the chunk (section `trajectory.limits` of the configuration)."""
 
     dimension: str
@@ -124,7 +124,7 @@ class LimitedAnswer(_Answer):
     """The most by which all limits together moved the dimension, in its unit."""
 
 
-class CandidateAnswer(_Answer):
+class CandidateAnswer(_Described):
     """The scores of one of several chunks, the lower the better."""
 
     score: float
@@ -137,7 +137,7 @@ class CandidateAnswer(_Answer):
     """Mean excess over the limits, as a share of each."""
 
 
-class ActAnswer(_Answer):
+class ActAnswer(_Described):
     """The action for one observation."""
 
     action: list[float]
@@ -183,7 +183,7 @@ class ModelAnswer(BaseModel):
     """Always edgeflow."""
 
 
-class ModelsAnswer(_Answer):
+class ModelsAnswer(_Described):
     """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str

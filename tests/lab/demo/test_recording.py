@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.lab.demo.recording import ModeResult, RunRecorder, RunSummary, Snapshot, wilson
+from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, RunRecorder, RunSummary, wilson
 from edgeflow.lab.demo.report import plot_ages, plot_series, plot_strip, write_report
 from edgeflow_client.loadtest.measure import distribution
 
@@ -117,7 +117,7 @@ def test_every_plot_is_a_png(tmp_path):
     for index in range(200):
         recorder.record(index * 50_000_000, int(rng.integers(50_000_000, 90_000_000)))
     recorder.stop(10_000_000_000)
-    snapshot = Snapshot(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8), (0.05, -0.02), "grasp the red handle")
+    snapshot = CommandedFrame(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8), (0.05, -0.02), "grasp the red handle")
     plot_series(tmp_path / "series.png", {"serial": recorder.series(1.0), "pipelined": recorder.series(1.0)})
     plot_ages(tmp_path / "ages.png", {"serial": recorder.ages_ms, "pipelined": np.zeros(0)})
     plot_strip(tmp_path / "strip.png", [snapshot] * 3)
