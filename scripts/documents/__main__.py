@@ -20,7 +20,8 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def written(name: str) -> str:
     """The text of a page as the code says it."""
-    return f"{NOTE}{PAGES[name]().strip()}\n"
+    head, _, rest = PAGES[name]().strip().partition("\n")
+    return f"{head}\n\n{NOTE}{rest}\n"
 
 
 def main() -> None:

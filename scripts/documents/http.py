@@ -10,7 +10,7 @@ from starlette.routing import Route
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.gateway import openapi
 from edgeflow.service.gateway.gateway import build_app
-from edgeflow.service.http.middleware import ADMIN_PATH, DOCS, OPEN_PATHS, OPENAPI, ROLES, listed
+from edgeflow.service.http.middleware import DOCS, OPEN_PATHS, OPENAPI, ROLES, listed
 from edgeflow.service.security.auth import ADMIN, Role
 from scripts.documents.schemas import default_of, kind_of
 from scripts.documents.tables import inline, table
@@ -34,13 +34,6 @@ Every answer repeats the header `x-request-id`, or has a new one. Where tokens a
 Robots' own clients have another port: [clients](../robots/clients.md).
 
 """
-SECTIONS = {
-    "Actions": ("/v1/act",),
-    "Models": ("/v1/models",),
-    "Chat": ("/v1/chat", "/v1/completions", "/tokenize", ADMIN_PATH),
-    "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
-}
-"""Beginnings of paths, by section."""
 
 
 def document() -> dict[str, Any]:
@@ -55,21 +48,19 @@ def page() -> str:
     """The page."""
     made = document()
     text = HEAD.replace("ROLES_PAGE", "../operate/security.md")
-    for section, starts in SECTIONS.items():
+    for section in openapi.SECTIONS:
         text += f"## {section}\n\n"
-        for names, operation in _operations(made["paths"], starts):
+        for names, operation in _operations(made["paths"], section):
             text += _entry(names, operation)
     return text + "## Objects in answers\n\n" + "".join(_objects(made["components"]["schemas"]))
 
 
-def _operations(
-    paths: dict[str, Any], starts: tuple[str, ...]
-) -> Iterator[tuple[list[tuple[str, str]], dict[str, Any]]]:
+def _operations(paths: dict[str, Any], section: str) -> Iterator[tuple[list[tuple[str, str]], dict[str, Any]]]:
     """Operations with their methods and paths; two paths of one meaning come together."""
     found: dict[str, tuple[list[tuple[str, str]], dict[str, Any]]] = {}
     for path, operations in paths.items():
-        if path.startswith(starts):
-            for method, operation in operations.items():
+        for method, operation in operations.items():
+            if operation["tags"] == [section]:
                 key = f"{method} {operation['summary']}"
                 found.setdefault(key, ([], operation))[0].append((method.upper(), path))
     yield from found.values()

@@ -67,7 +67,7 @@ def test_every_route_has_a_plain_summary_and_every_field_of_a_body_a_meaning():
             assert f"`{method.upper()} {path}`" in page
             assert re.fullmatch(r"[A-Z][a-z]+( [A-Za-z]+)*", operation["summary"]), path
             assert operation["summary"].lower() not in ("healthz", "readyz", "act", "show metrics")
-            assert operation["description"], path
+            assert operation["description"] and len(operation["tags"]) == 1, path
             assert {"422"}.isdisjoint(operation["responses"]), "this service answers 400"
     assert re.findall(r"^\| `\w+` .* \|  \|$", page, re.MULTILINE) == []
 

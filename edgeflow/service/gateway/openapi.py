@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from importlib import resources
 from typing import Any
 
@@ -21,6 +22,13 @@ from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
 TITLE = "edgeflow"
+SECTIONS = {
+    "Actions": ("/v1/act",),
+    "Models": (MODELS,),
+    "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
+    "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
+}
+"""Beginnings of paths, by section of the document."""
 _PIXEL = "gICA"  # one grey pixel, three bytes in base64
 _EXAMPLES = {
     "one camera": {
@@ -244,7 +252,8 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     for each in routes:
         (method,) = (each.methods or set()) - {"HEAD"}
         texts = {"name": each.name, "description": inspect.getdoc(each.endpoint), **operations[method, each.path]}
-        app.add_api_route(each.path, _handler(each.path), methods=[method], **texts)
+        sections: list[str | Enum] = [name for name, starts in SECTIONS.items() if each.path.startswith(starts)]
+        app.add_api_route(each.path, _handler(each.path), methods=[method], tags=sections, **texts)
     return _without_validation(app.openapi())
 
 
