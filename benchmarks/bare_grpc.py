@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.serving import Serving
+from benchmarks.serving import BenchmarkedService
 from edgeflow.service.frontends.grpc.codec import lift_images
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.host.process import keep_freed_memory, new_loop
@@ -28,12 +28,12 @@ PAUSE_S = 0.02  # about what the embedded policy takes
 
 
 @contextlib.contextmanager
-def bare_grpc() -> Iterator[Serving]:
+def bare_grpc() -> Iterator[BenchmarkedService]:
     """Run the server on a free port."""
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.bare_grpc"], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield Serving(f"127.0.0.1:{int(process.stdout.readline())}", "", process.pid)
+        yield BenchmarkedService(f"127.0.0.1:{int(process.stdout.readline())}", "", process.pid)
     finally:
         process.kill()
         process.communicate()

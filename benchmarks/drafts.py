@@ -36,7 +36,7 @@ CHUNK, MOST_TOKENS = 512, 160
 
 
 @dataclass
-class Side:
+class AnsweringFigures:
     """One way of answering, and its figures of every round."""
 
     engine: ChatEngine
@@ -80,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = load_chat_model(EMBEDDED_CHAT_MODEL, torch.float32, torch.device("cpu"))
     prompts = list(_prompts(model, arguments.questions))
-    sides = {name: Side(_engine(model, name)) for name in arguments.drafts}
+    sides = {name: AnsweringFigures(_engine(model, name)) for name in arguments.drafts}
     differing = 0
     for _ in range(arguments.rounds + 1):  # the first one warms up
         for side in sides.values():
@@ -124,7 +124,7 @@ def _prompts(model: ChatModel, questions: int) -> Iterator[Prompt]:
             said.append({"role": "assistant", "content": turn.answer})
 
 
-def _ratios(sides: dict[str, Side], name: str) -> list[float]:
+def _ratios(sides: dict[str, AnsweringFigures], name: str) -> list[float]:
     """How many times as fast look-up is, of each round."""
     if len(sides) < 2:
         return []
@@ -132,7 +132,7 @@ def _ratios(sides: dict[str, Side], name: str) -> list[float]:
     return [without / drafted for without, drafted in pairs]
 
 
-def _show(sides: dict[str, Side], ratios: list[float], whole: list[float]) -> None:
+def _show(sides: dict[str, AnsweringFigures], ratios: list[float], whole: list[float]) -> None:
     table = Table("", "tokens/s", "tokens per pass", "ms per pass", "drafts accepted", "passes without drafts")
     for name, side in sides.items():
         found = side.figures()

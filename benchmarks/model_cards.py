@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
-from edgeflow.lab.demo.evaluate import Condition, Timing, measure
+from edgeflow.lab.demo.evaluate import EpisodeCondition, Timing, measure
 from edgeflow.lab.demo.training.actions import NAMES
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import (
@@ -50,13 +50,13 @@ def main() -> None:
     keep(arguments.json, {**machine_facts(), "policy": rows, "chat": chat})
 
 
-def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, Condition, int]]:
-    yield "still objects, no delay", Condition(), episodes
+def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, EpisodeCondition, int]]:
+    yield "still objects, no delay", EpisodeCondition(), episodes
     for speed in (0.025, 0.05):
-        yield f"objects at {100 * speed:g} cm/s, no delay", Condition(object_speed=speed), episodes
-    yield f"still objects, age {AGE_TICKS} ticks", Condition(timing=Timing(age_ticks=AGE_TICKS)), episodes
+        yield f"objects at {100 * speed:g} cm/s, no delay", EpisodeCondition(object_speed=speed), episodes
+    yield f"still objects, age {AGE_TICKS} ticks", EpisodeCondition(timing=Timing(age_ticks=AGE_TICKS)), episodes
     for index, name in enumerate(NAMES):
-        yield f"still objects, {name} neutral", Condition(dropped=index), ablation_episodes
+        yield f"still objects, {name} neutral", EpisodeCondition(dropped=index), ablation_episodes
 
 
 def _chat(questions: int) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from edgeflow.lab.gpu.subjects.floors import (
     PREFILL_ROWS,
     TIMES_MS,
     Ceilings,
-    Work,
+    PassFloor,
     attention_work,
     awq_work,
     decoder_work,
@@ -47,7 +47,7 @@ BLACKWELL = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidi
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DevicePeaks:
     """Peaks of a device. bandwidth: GB/s. bf16, fp8: dense TFLOP/s with fp32 accumulation; None where absent."""
 
     name: str
@@ -62,20 +62,26 @@ class Device:
 
 
 DEVICES = (
-    Device(
+    DevicePeaks(
         "AGX Orin 64GB", 204.8, 42.5, None, f"[technical brief]({ORIN}): 170 sparse INT8 TOPS of the GPU, a quarter"
     ),
-    Device("Orin NX 16GB", 102.4, 15.0, None, f"[data sheet]({ORIN_NX}jetson_orin_nx_series_modules_ds-10712.pdf)"),
-    Device(
+    DevicePeaks(
+        "Orin NX 16GB", 102.4, 15.0, None, f"[data sheet]({ORIN_NX}jetson_orin_nx_series_modules_ds-10712.pdf)"
+    ),
+    DevicePeaks(
         "Thor T5000",
         273,
         258.5,
         517,
         f"[product page]({NVIDIA}en-us/autonomous-machines/embedded-systems/jetson-thor/): 2,070 sparse FP4, an eighth",
     ),
-    Device("RTX 5090", 1792, 209.5, 419, f"[architecture]({BLACKWELL}), appendix"),
-    Device("H100 SXM", 3350, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h100/), half of the sparse rates"),
-    Device("H200 SXM", 4800, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h200/), half of the sparse rates"),
+    DevicePeaks("RTX 5090", 1792, 209.5, 419, f"[architecture]({BLACKWELL}), appendix"),
+    DevicePeaks(
+        "H100 SXM", 3350, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h100/), half of the sparse rates"
+    ),
+    DevicePeaks(
+        "H200 SXM", 4800, 989, 1979, f"[product page]({NVIDIA}en-us/data-center/h200/), half of the sparse rates"
+    ),
 )
 GROUP = 128
 """Inputs of a group of weights in 4 bits, as in the published checkpoints of 7 billion parameters."""
@@ -99,7 +105,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def fp8_floor_s(size: PolicySize, device: Device) -> float | None:
+def fp8_floor_s(size: PolicySize, device: DevicePeaks) -> float | None:
     """Bound of a steady pass with the language model's matrix products in fp8; towers and attention stay bf16."""
     if device.fp8 is None:
         return None
@@ -133,7 +139,7 @@ def _policy_work() -> str:
     return _table(["OpenVLA-7B, bf16", "GFLOP", "GB", "FLOP/byte"], [_work_row(*each) for each in passes.items()])
 
 
-def _serial_work(size: PolicySize) -> Work:
+def _serial_work(size: PolicySize) -> PassFloor:
     work = vision_work(size) + decoder_work(size, [Span(0, 0, size.rows)])
     for stage in range(size.stages - 1):
         work += decoder_work(size, [Span(0, size.rows + stage, 1)])
@@ -223,7 +229,7 @@ def _edgefm() -> str:
     return _table([*head, *NAMES], rows)
 
 
-def _work_row(name: str, work: Work) -> list[str]:
+def _work_row(name: str, work: PassFloor) -> list[str]:
     return [name, f"{work.flops / 1e9:,.1f}", f"{work.bytes / 1e9:,.2f}", f"{work.flops / work.bytes:,.0f}"]
 
 

@@ -21,13 +21,13 @@ import numpy as np
 
 from benchmarks.bare_grpc import bare_grpc
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.serving import Serving, serving
+from benchmarks.serving import BenchmarkedService, serving
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.results import results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.ledger import FrameRecord
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
+from edgeflow_client.loadtest.robots.ledger import SentFrame
+from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan
 from edgeflow_client.loadtest.summary import received_of
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 
@@ -69,13 +69,15 @@ def main() -> None:
     raise SystemExit(0 if all(all(each.values()) for each in met.values()) else 1)
 
 
-def _case(service: Serving, camera: CameraSpec, idle: float, arguments: argparse.Namespace) -> dict[str, Any]:
+def _case(
+    service: BenchmarkedService, camera: CameraSpec, idle: float, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Frames of one kind. idle: the share of a processor that control's loop takes while nothing happens."""
     session = SessionSettings(cameras=(camera,), control_period_s=0.05, mode=Mode.SERIAL)
     plan = LoadPlan(
         address=service.address,
         session=session,
-        pattern=Closed(),
+        pattern=ClosedLoopPlan(),
         warm_up_s=arguments.warm_up,
         count=arguments.frames,
     )
@@ -95,13 +97,13 @@ def _case(service: Serving, camera: CameraSpec, idle: float, arguments: argparse
     }
 
 
-def _floor(server: Serving, camera: CameraSpec, arguments: argparse.Namespace) -> dict[str, float]:
+def _floor(server: BenchmarkedService, camera: CameraSpec, arguments: argparse.Namespace) -> dict[str, float]:
     """The overhead and the loop's time of a bare server, in milliseconds."""
     case = _case(server, camera, 0.0, arguments)
     return {"p50": case["milliseconds"]["overhead"]["p50"], "loop": case["loop_ms"]}
 
 
-def parts_ms(frames: list[FrameRecord]) -> dict[str, list[float]]:
+def parts_ms(frames: list[SentFrame]) -> dict[str, list[float]]:
     """Per frame, in milliseconds: overhead and its parts, then inference and the whole age."""
     parts: dict[str, list[float]] = {}
     for frame in frames:

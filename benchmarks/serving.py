@@ -14,7 +14,7 @@ from benchmarks.chaos.service import ServiceUnderTest
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class BenchmarkedService:
     """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children.
 
     log: file with its standard error.
@@ -40,15 +40,15 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(config: Mapping[str, Any]) -> Iterator[Serving]:
+def serving(config: Mapping[str, Any]) -> Iterator[BenchmarkedService]:
     """Run `edgeflow serve` with this configuration on free ports, and wait for its reserve worker too: only then is its
     memory complete."""
     with ServiceUnderTest(dict(config)) as service:
-        yield Serving(service.address, f"http://127.0.0.1:{service.port('http')}", service.pid, service.log)
+        yield BenchmarkedService(service.address, f"http://127.0.0.1:{service.port('http')}", service.pid, service.log)
 
 
 @contextlib.contextmanager
-def watching(service: Serving, every_s: float = 0.5) -> Iterator[dict[str, int]]:
+def watching(service: BenchmarkedService, every_s: float = 0.5) -> Iterator[dict[str, int]]:
     """Watch the memory of each process: its highest growth since the beginning, in bytes."""
     before = service.resident_bytes()
     growth = dict.fromkeys(before, 0)

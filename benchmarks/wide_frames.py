@@ -24,7 +24,7 @@ from benchmarks.serving import serving
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
+from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan
 from edgeflow_client.loadtest.summary import received_of
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
 from tests.policies.act.checkpoint import write_checkpoint
@@ -38,7 +38,7 @@ PARTS = ("overhead", "transport", "decode", "queue", "hand-over", "inference")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ServiceAndPlan:
     """A service and the plan of its robot. images: of the frames that it sends in turn."""
 
     plan: LoadPlan
@@ -71,7 +71,7 @@ def main() -> None:
     raise SystemExit(0 if met else 1)
 
 
-def _side(stack: ExitStack, folder: Path, names: Sequence[str], arguments: argparse.Namespace) -> Side:
+def _side(stack: ExitStack, folder: Path, names: Sequence[str], arguments: argparse.Namespace) -> ServiceAndPlan:
     size = TwinSize(
         cameras={f"observation.images.{name}": (HEIGHT, WIDTH) for name in names},
         state=NUMBERS,
@@ -93,9 +93,14 @@ def _side(stack: ExitStack, folder: Path, names: Sequence[str], arguments: argpa
         mode=Mode.SERIAL,
     )
     plan = LoadPlan(
-        address=service.address, session=session, pattern=Closed(), warm_up_s=0.5, count=arguments.frames, ramp_up_s=0.0
+        address=service.address,
+        session=session,
+        pattern=ClosedLoopPlan(),
+        warm_up_s=0.5,
+        count=arguments.frames,
+        ramp_up_s=0.0,
     )
-    return Side(plan, frames_for(session.cameras, arguments.images, plan.distinct, plan.seed))
+    return ServiceAndPlan(plan, frames_for(session.cameras, arguments.images, plan.distinct, plan.seed))
 
 
 def _compared(rounds: Sequence[tuple[dict[str, float], dict[str, float]]], name: str) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.commands import doctor
-from edgeflow.commands.doctor import Verdict
+from edgeflow.commands.doctor import CheckOutcome
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
@@ -29,7 +29,7 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import paces_of
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.loadtest.chat_clients import ChatPlan
+from edgeflow_client.loadtest.chat_clients import ChatLoad
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -358,7 +358,7 @@ def test_the_settings_of_a_load_test_reach_its_plan(monkeypatch):
     assert (plan.session.mode, plan.session.max_passes, plan.session.control_period_s) == (Mode.SPECULATIVE, 3, 0.05)
     assert plan.seed == 5 and plan.session.cameras == (CameraSpec("wrist", 96, 96, ImageFormat.RGB8),)
     assert limits == {"max-age-p99": 80.0, "max-misses": 0.0}
-    assert chat == ChatPlan("http://robot.local:8000", 1, 8)
+    assert chat == ChatLoad("http://robot.local:8000", 1, 8)
 
 
 def test_doctor_speaks_json():
@@ -373,9 +373,13 @@ def test_doctor_names_the_extras():
 @pytest.mark.parametrize(
     ("module", "verdict", "found"),
     [
-        ("", Verdict.OK, "installed"),
-        ("import no_such_part", Verdict.OPTIONAL, "needs no_such_part; other operators serve"),
-        ("raise OSError('libcuda.so.1 is not there')", Verdict.OPTIONAL, "does not import: libcuda.so.1 is not there"),
+        ("", CheckOutcome.OK, "installed"),
+        ("import no_such_part", CheckOutcome.OPTIONAL, "needs no_such_part; other operators serve"),
+        (
+            "raise OSError('libcuda.so.1 is not there')",
+            CheckOutcome.OPTIONAL,
+            "does not import: libcuda.so.1 is not there",
+        ),
     ],
 )
 def test_doctor_says_why_flashinfer_cannot_be_used(tmp_path, monkeypatch, module, verdict, found):
@@ -385,4 +389,4 @@ def test_doctor_says_why_flashinfer_cannot_be_used(tmp_path, monkeypatch, module
     (finding,) = doctor._flashinfer()
     sys.modules.pop("flashinfer", None)
     assert finding.verdict is verdict and found in finding.found
-    assert ("constraints/cuda.txt" in finding.advice) is (verdict is Verdict.OPTIONAL)
+    assert ("constraints/cuda.txt" in finding.advice) is (verdict is CheckOutcome.OPTIONAL)

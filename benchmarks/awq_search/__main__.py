@@ -22,7 +22,7 @@ from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.quantize.fidelity import Fidelity, measure
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from tests.oracles import ORACLES
 
@@ -39,7 +39,7 @@ FIGURES = ("linear_error", "kl_per_token")
 
 
 @torch.inference_mode()
-def searched(decoder: Decoder, ids: torch.Tensor, settings: SearchSettings) -> list[BlockChoice]:
+def searched(decoder: DecoderTensors, ids: torch.Tensor, settings: SearchSettings) -> list[BlockChoice]:
     """The choices of every block."""
     hidden, rotation, found = list(torch.split(decoder.embed(ids), ROWS)), decoder.rotation(LENGTH), []
     for block in decoder.blocks():

@@ -18,7 +18,7 @@ from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.quantize.files.state import SearchState
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
-from edgeflow.lab.quantize.policies.frames import Frames, chosen, write_frames
+from edgeflow.lab.quantize.policies.frames import CalibrationFrames, chosen, write_frames
 from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.lab.quantize.policy_fidelity import measure_tokens
@@ -41,7 +41,9 @@ SEARCHES = {
 }
 
 
-def searched(opened: PolicySource, frames: Frames, settings: SearchSettings, loss: Loss) -> list[BlockChoice]:
+def searched(
+    opened: PolicySource, frames: CalibrationFrames, settings: SearchSettings, loss: Loss
+) -> list[BlockChoice]:
     """The choices of every block."""
     hidden, counted = calibration_rows(opened, frames.shown, loss)
     with tempfile.TemporaryDirectory() as folder:

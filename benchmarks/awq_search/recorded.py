@@ -14,8 +14,8 @@ from torch import Tensor
 from edgeflow.lab.quantize.files.source import grouping
 from edgeflow.lab.quantize.search.block_search import ScaleGroup, Search, SearchSettings, run_batches, scale_groups
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
-from edgeflow.lab.quantize.search.scales import RATIOS, ScaleForm, Statistics, middle, normalised, powers_of
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
+from edgeflow.lab.quantize.search.scales import RATIOS, ChannelStatistics, ScaleForm, middle, normalised, powers_of
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.published import read_published
@@ -31,11 +31,11 @@ def model_folder(oracles: Path, model: str) -> Path:
     return {"chat": EMBEDDED_CHAT_MODEL, "stories": oracles / "stories260K-hf"}[model]
 
 
-def float_decoder(folder: Path) -> Decoder:
+def float_decoder(folder: Path) -> DecoderTensors:
     """The decoder of a chat checkpoint in float32, padded for groups of 64."""
     config = read_published(folder).text
     weights = Weights(folder, torch.float32, torch.device("cpu"))
-    return Decoder.of(weights, config, stem="model.", inner=grouping(config, GROUP).inner)
+    return DecoderTensors.of(weights, config, stem="model.", inner=grouping(config, GROUP).inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Recorded:
 def comparison(recorded: Recorded, index: int) -> Comparison:
     """A block's search beside the recorded one."""
     prefix, search = recorded.decoder.block_prefix(index), recorded.search(index)
-    own, kept = search.choice(), _Kept(recorded, prefix)
+    own, kept = search.choice(), _BlockRecordings(recorded, prefix)
     groups = scale_groups(search.block)
     scaled = BlockChoice(tuple(replace(each, scales=kept("scales", each.previous)) for each in own.groups))
     equal = total = 0
@@ -111,7 +111,7 @@ def comparison(recorded: Recorded, index: int) -> Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _BlockRecordings:
     """The recordings of one block."""
 
     recorded: Recorded
@@ -126,8 +126,8 @@ class _Kept:
     def losses(self, previous: str) -> Tensor:
         return self.recorded.tensors[f"{self.prefix}{previous}.losses"]
 
-    def statistics(self, group: ScaleGroup) -> Statistics:
-        return Statistics(self("x_mean", group.previous), self("w_mean", group.previous))
+    def statistics(self, group: ScaleGroup) -> ChannelStatistics:
+        return ChannelStatistics(self("x_mean", group.previous), self("w_mean", group.previous))
 
 
 def _off(found: Tensor, wanted: Tensor) -> float:
@@ -136,11 +136,11 @@ def _off(found: Tensor, wanted: Tensor) -> float:
     return error.masked_fill((found == 0) & (wanted == 0), 0).max().item()
 
 
-def _statistics_off(found: Statistics, wanted: Statistics) -> float:
+def _statistics_off(found: ChannelStatistics, wanted: ChannelStatistics) -> float:
     return max(_off(found.inputs, wanted.inputs), _off(found.weights, wanted.weights))
 
 
-def _losses_off(search: Search, group: ScaleGroup, kept: _Kept) -> float:
+def _losses_off(search: Search, group: ScaleGroup, kept: _BlockRecordings) -> float:
     """The largest error of a group's 20 losses. Those that are not near are tried with the divisor's neighbours."""
     statistics, wanted = kept.statistics(group), kept.losses(group.previous)
     live, off = statistics.inputs > 0, torch.full_like(wanted, torch.inf)
@@ -157,7 +157,7 @@ def _losses_off(search: Search, group: ScaleGroup, kept: _Kept) -> float:
     return off.max().item()
 
 
-def _scales_off(chosen: GroupChoice, kept: _Kept) -> float:
+def _scales_off(chosen: GroupChoice, kept: _BlockRecordings) -> float:
     """AutoAWQ's scales differ by a power of two in groups with channels that are always zero; those are left out."""
     wanted = kept("scales", chosen.previous)
     live = kept("x_mean", chosen.previous) > 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.robots import RawRobot, at_work, client, picture, told_to_stop
-from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.rules import BoundedFigure, percentile
 from edgeflow_client.actions import Directive
 from edgeflow_client.errors import EdgeflowError
 from edgeflow_client.rpc import control_pb2 as pb
@@ -20,7 +20,7 @@ LEAST_SHARE = 0.98  # of the undisturbed rate
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeBlock:
     """A block of time, in nanoseconds of the monotonic clock. kind: QUIET, or what happened in it."""
 
     start_ns: int
@@ -32,14 +32,14 @@ class Span:
 class Spans:
     """The blocks of a scenario."""
 
-    all: list[Span] = field(default_factory=list)
+    all: list[TimeBlock] = field(default_factory=list)
 
     @contextmanager
     def during(self, kind: str) -> Iterator[None]:
         """Record the block that passes in this context."""
         start_ns = time.monotonic_ns()
         yield
-        self.all.append(Span(start_ns, time.monotonic_ns(), kind))
+        self.all.append(TimeBlock(start_ns, time.monotonic_ns(), kind))
 
     def wait(self, kind: str, seconds: float, each_turn: Callable[[], object] = lambda: None) -> None:
         """Let a block pass, calling `each_turn` several times per second."""
@@ -51,7 +51,7 @@ class Spans:
 
 
 @dataclass(slots=True)
-class Track:
+class RobotHistory:
     """The history of a robot. actions: (received, age) in nanoseconds. holds: (time, reason) of HOLDs, once each."""
 
     actions: list[tuple[int, int]] = field(default_factory=list)
@@ -71,51 +71,53 @@ class Bars:
         return max(self.rise_ms, undisturbed_ms * self.rise_percent / 100)
 
 
-def within(at_ns: int, spans: Iterable[Span], kind: str) -> bool:
+def within(at_ns: int, spans: Iterable[TimeBlock], kind: str) -> bool:
     """True if this moment is in a block of this kind."""
     return any(span.start_ns <= at_ns < span.end_ns for span in spans if span.kind == kind)
 
 
-def ages_ms(tracks: Sequence[Track], spans: Sequence[Span], kind: str) -> list[float]:
+def ages_ms(tracks: Sequence[RobotHistory], spans: Sequence[TimeBlock], kind: str) -> list[float]:
     """The ages of all actions received in blocks of this kind, in milliseconds."""
     return [age / 1e6 for track in tracks for at, age in track.actions if within(at, spans, kind)]
 
 
-def rate_hz(tracks: Sequence[Track], spans: Sequence[Span], kind: str) -> float:
+def rate_hz(tracks: Sequence[RobotHistory], spans: Sequence[TimeBlock], kind: str) -> float:
     """Actions per second of the slowest robot in blocks of this kind; NaN without such a block."""
     length_s = sum(span.end_ns - span.start_ns for span in spans if span.kind == kind) / 1e9
     return min(len(ages_ms([track], spans, kind)) / length_s for track in tracks) if length_s else float("nan")
 
 
-def holds(tracks: Sequence[Track], spans: Sequence[Span], kind: str) -> list[str]:
+def holds(tracks: Sequence[RobotHistory], spans: Sequence[TimeBlock], kind: str) -> list[str]:
     """The reasons of all HOLDs that began in blocks of this kind."""
     return [reason for track in tracks for at, reason in track.holds if within(at, spans, kind)]
 
 
-def verdict(who: str, tracks: Sequence[Track], spans: Sequence[Span], kind: str, bars: Bars) -> list[Row]:
+def verdict(
+    who: str, tracks: Sequence[RobotHistory], spans: Sequence[TimeBlock], kind: str, bars: Bars
+) -> list[BoundedFigure]:
     """The rows that compare robots in blocks of this kind with the quiet ones."""
     quiet, disturbed = (rate_hz(tracks, spans, each) for each in (QUIET, kind))
     before, beside = (percentile(ages_ms(tracks, spans, each), 99) for each in (QUIET, kind))
     lost = 100 * (1 - disturbed / quiet) if quiet else float("nan")
     return [
-        Row(f"{who}: rate lost beside {kind}", lost, "%", 100 * (1 - bars.least_share)),
-        Row(f"{who}: age p99 beside {kind}", beside, "ms"),
-        Row(f"{who}: rise of the age's p99 beside {kind}", beside - before, "ms", bars.most_ms(before)),
+        BoundedFigure(f"{who}: rate lost beside {kind}", lost, "%", 100 * (1 - bars.least_share)),
+        BoundedFigure(f"{who}: age p99 beside {kind}", beside, "ms"),
+        BoundedFigure(f"{who}: rise of the age's p99 beside {kind}", beside - before, "ms", bars.most_ms(before)),
     ]
 
 
-def undisturbed(who: str, tracks: Sequence[Track], spans: Sequence[Span]) -> list[Row]:
+def undisturbed(who: str, tracks: Sequence[RobotHistory], spans: Sequence[TimeBlock]) -> list[BoundedFigure]:
     """The rows of the quiet blocks."""
     return [
-        Row(f"{who}: rate, quiet", rate_hz(tracks, spans, QUIET), "/s"),
-        Row(f"{who}: age p99, quiet", percentile(ages_ms(tracks, spans, QUIET), 99), "ms"),
+        BoundedFigure(f"{who}: rate, quiet", rate_hz(tracks, spans, QUIET), "/s"),
+        BoundedFigure(f"{who}: age p99, quiet", percentile(ages_ms(tracks, spans, QUIET), 99), "ms"),
     ]
 
 
 class Observer:
     """The SDK's callback that keeps a Track."""
 
-    def __init__(self, track: Track) -> None:
+    def __init__(self, track: RobotHistory) -> None:
         self._track = track
         self._acting = False
 
@@ -132,12 +134,12 @@ def bystanders(link: Connection, address: str, count: int, rate_hz: float, mode:
     """Work of a process: plain robots, which report that all act, and their Tracks at the end."""
     robots = [RawRobot(address, rate_hz, mode=mode) for _ in range(count)]
     at_work(link, robots)
-    link.send([Track(robot.ages, robot.holds) for robot in robots])
+    link.send([RobotHistory(robot.ages, robot.holds) for robot in robots])
 
 
 def sdk_track(link: Connection, address: str, rate_hz: float) -> None:
     """Work of a process: a robot with the SDK, which reports that it acts, and its Track at the end."""
-    track, image = Track(), picture()
+    track, image = RobotHistory(), picture()
     period_s = 1 / rate_hz
     with client(address, rate_hz, on_action=Observer(track)) as robot:
         due, told = time.monotonic(), False

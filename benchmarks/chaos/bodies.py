@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, sdk_track, undisturbed, verdict
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import NO_ANSWER, SHAPES, body_senders
 from benchmarks.chaos.proc import resident
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, picture, told_to_stop
-from benchmarks.chaos.rules import MIB, Row, percentile
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, picture, told_to_stop
+from benchmarks.chaos.rules import MIB, BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
@@ -59,13 +59,13 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=BLOCK_S, help="length of a block")
     made.add_argument("--addresses", type=int, default=1, help="addresses with 16 connections each")
     arguments = made.parse_args()
-    report = Report("bodies", arguments)
+    report = ScenarioReport("bodies", arguments)
     spans, sizes, answers = Spans(), list[Size](), {shape: Counter[int]() for shape in SHAPES}
     with (
         light_policy(PLACES) as config,
         ServiceUnderTest(config) as service,
-        RobotProcess(sdk_track, service.address, GRPC_HZ) as robot,
-        RobotProcess(act_track, service.port("http"), ACT_HZ) as caller,
+        KillableProcess(sdk_track, service.address, GRPC_HZ) as robot,
+        KillableProcess(act_track, service.port("http"), ACT_HZ) as caller,
     ):
         robot.hear(), caller.hear()
 
@@ -80,7 +80,7 @@ def main() -> int:
                 seconds = min(arguments.seconds, WARM_UP_S) if warm_up else arguments.seconds
                 for sent in SHAPES if warm_up else (shape,):
                     addresses = sources(turn, arguments.addresses)
-                    with RobotProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
+                    with KillableProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
                         strangers.hear()
                         wait(WARM_UP if warm_up else sent, seconds)
                         counted = strangers.finish()
@@ -109,22 +109,28 @@ def _sizes(service: ServiceUnderTest, kind: str) -> Iterable[Size]:
 
 
 def _rows(
-    robot: Sequence[Track],
-    caller: Sequence[Track],
+    robot: Sequence[RobotHistory],
+    caller: Sequence[RobotHistory],
     spans: Spans,
     sizes: Sequence[Size],
     answers: Mapping[str, Counter[int]],
-) -> list[Row]:
+) -> list[BoundedFigure]:
     rows = [*undisturbed("gRPC robot", robot, spans.all), *undisturbed("/v1/act robot", caller, spans.all)]
     for shape, statuses in answers.items():
-        rows.append(Row(f"bodies answered, {shape}", statuses.total() - statuses[NO_ANSWER]))
+        rows.append(BoundedFigure(f"bodies answered, {shape}", statuses.total() - statuses[NO_ANSWER]))
         rows += verdict("gRPC robot", robot, spans.all, shape, GRPC_BARS)
         rows += verdict("/v1/act robot", caller, spans.all, shape, ACT_BARS)
-    rows.append(Row("control: growth, second half of the attacks", control_growth(sizes) / MIB, "MiB", CONTROL_BAR_MIB))
+    rows.append(
+        BoundedFigure(
+            "control: growth, second half of the attacks", control_growth(sizes) / MIB, "MiB", CONTROL_BAR_MIB
+        )
+    )
     for name in ("gateway", "chat"):
-        rows.append(Row(f"{name}: most above the quiet size", child_growth(sizes, name) / MIB, "MiB", CHILD_BAR_MIB))
+        rows.append(
+            BoundedFigure(f"{name}: most above the quiet size", child_growth(sizes, name) / MIB, "MiB", CHILD_BAR_MIB)
+        )
         pids = {size.pid for size in sizes if size.process == name}
-        rows.append(Row(f"{name}: restarts", len(pids) - 1, "", 0))
+        rows.append(BoundedFigure(f"{name}: restarts", len(pids) - 1, "", 0))
     return rows
 
 
@@ -157,7 +163,7 @@ def act_track(link: Connection, port: int, rate_hz: float) -> None:
     The age of an action is the time from its request to its answer.
     """
     body = json.dumps({"image": base64.b64encode(picture(FRAME)).decode(), "instruction": INSTRUCTION}).encode()
-    track, told, due = Track(), False, time.monotonic()
+    track, told, due = RobotHistory(), False, time.monotonic()
     caller = _Caller(port)
     while not told_to_stop(link, max(due - time.monotonic(), 0)):
         due = max(due + 1 / rate_hz, time.monotonic())

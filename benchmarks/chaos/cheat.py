@@ -24,10 +24,10 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, bystanders, undisturbed, verdict
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import SMALL, Channel, RobotProcess, opening, picture, run_until_told
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, bystanders, undisturbed, verdict
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import SMALL, Channel, KillableProcess, opening, picture, run_until_told
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat
@@ -54,19 +54,19 @@ def main() -> int:
     made = parser(__doc__, 4)
     made.add_argument("--seconds", type=float, default=BLOCK_S, help="length of a block")
     arguments = made.parse_args()
-    report = Report("cheat", arguments)
+    report = ScenarioReport("cheat", arguments)
     spans = Spans()
     heard: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     with (
         light_policy(PLACES, profile=PROFILE) as config,
         ServiceUnderTest(config) as service,
-        RobotProcess(bystanders, service.address, 1, HONEST_HZ, pb.MODE_SERIAL) as robot,
+        KillableProcess(bystanders, service.address, 1, HONEST_HZ, pb.MODE_SERIAL) as robot,
     ):
         robot.hear()
         with progress() as bar:
             for kind in bar.track(list(KINDS) * arguments.trials, description="blocks of cheats"):
                 spans.wait(QUIET, arguments.seconds)
-                with RobotProcess(KINDS[kind], service.address, arguments.seed) as cheat:
+                with KillableProcess(KINDS[kind], service.address, arguments.seed) as cheat:
                     cheat.hear()
                     time.sleep(min(SETTLE_S, arguments.seconds))
                     spans.wait(kind, arguments.seconds)
@@ -82,19 +82,21 @@ def main() -> int:
     )
 
 
-def _rows(tracks: Sequence[Track], spans: Spans, heard: dict[str, Counter[str]]) -> list[Row]:
+def _rows(tracks: Sequence[RobotHistory], spans: Spans, heard: dict[str, Counter[str]]) -> list[BoundedFigure]:
     rows = undisturbed("honest robot", tracks, spans.all)
     for kind, counted in heard.items():
         rows += judged(tracks, spans, kind)
         length_s = sum(span.end_ns - span.start_ns for span in spans.all if span.kind == kind) / 1e9
-        rows.append(Row(f"actions per second to {kind}", counted["actions"] / length_s if length_s else 0.0, "/s"))
+        rows.append(
+            BoundedFigure(f"actions per second to {kind}", counted["actions"] / length_s if length_s else 0.0, "/s")
+        )
     return rows
 
 
-def judged(tracks: Sequence[Track], spans: Spans, kind: str) -> list[Row]:
+def judged(tracks: Sequence[RobotHistory], spans: Spans, kind: str) -> list[BoundedFigure]:
     """The honest robot's rows; beside another honest one they have no bars."""
     rows = verdict("honest robot", tracks, spans.all, kind, BARS)
-    return [Row(row.what, row.value, row.unit) for row in rows] if kind == HONEST else rows
+    return [BoundedFigure(row.what, row.value, row.unit) for row in rows] if kind == HONEST else rows
 
 
 class Cheat:

@@ -27,12 +27,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, sdk_track, undisturbed, verdict, within
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, sdk_track, undisturbed, verdict, within
 from benchmarks.chaos.bodies_attack import NICE
 from benchmarks.chaos.proc import alive, data_size, state, wait_for
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, http_status, picture, run_until_told
-from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, http_status, picture, run_until_told
+from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
 
@@ -76,17 +76,17 @@ def main() -> int:
     made = parser(__doc__, 3)
     made.add_argument("--seconds", type=float, default=KILLS_S, help="time during which children are killed")
     arguments = made.parse_args()
-    report = Report("children", arguments)
+    report = ScenarioReport("children", arguments)
     spans, outcomes = Spans(), Counter[str]()
     answers: Answers = {kind: {asked: [] for asked in ASKED} for kind in (QUIET, KILLED, STOPPED, STARVED)}
     with light_policy(ROBOTS + 1) as config, ServiceUnderTest(config) as service:
-        robots = [RobotProcess(sdk_track, service.address, HZ) for _ in range(ROBOTS)]
+        robots = [KillableProcess(sdk_track, service.address, HZ) for _ in range(ROBOTS)]
         try:
             for robot in robots:
                 robot.hear()
             began = time.time()
             with progress() as bar:
-                _faults(_Trial(service, spans, answers, outcomes), arguments, bar.track)
+                _faults(_FaultTrial(service, spans, answers, outcomes), arguments, bar.track)
             left = [event["state"] for event in service.events("state", began)]
             tracks = [robot.finish() for robot in robots]
             lost = Counter(f"{event['child']}: {event['ended']}" for event in service.events("child_lost", began))
@@ -94,8 +94,10 @@ def main() -> int:
             for robot in robots:
                 robot.close()
     rows = _rows(tracks, spans, answers)
-    rows.append(Row("times without memory at which a body was refused, or the child ended", outcomes["starved"]))
-    rows.append(Row("times that the service was not ready", len(left), "", 0))
+    rows.append(
+        BoundedFigure("times without memory at which a body was refused, or the child ended", outcomes["starved"])
+    )
+    rows.append(BoundedFigure("times that the service was not ready", len(left), "", 0))
     return report.finish(
         rows,
         spans=[asdict(each) for each in spans.all],
@@ -107,7 +109,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _FaultTrial:
     """The common parts of all faults."""
 
     service: ServiceUnderTest
@@ -120,7 +122,7 @@ class _Trial:
         return self.service.port("http")
 
 
-def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., Iterable[str]]) -> None:
+def _faults(trial: _FaultTrial, arguments: argparse.Namespace, shown: Callable[..., Iterable[str]]) -> None:
     generator = random.Random(arguments.seed)
     for asked in ASKED:  # the first answers of all are slower
         again_s(trial.port, asked, time.monotonic())
@@ -135,7 +137,7 @@ def _faults(trial: _Trial, arguments: argparse.Namespace, shown: Callable[..., I
                 fault(trial, role)
 
 
-def _ask_quietly(trial: _Trial, seconds: float) -> None:
+def _ask_quietly(trial: _FaultTrial, seconds: float) -> None:
     """A quiet block in which both are asked as often as they are killed in others."""
     with trial.spans.during(QUIET):
         for _ in range(max(round(seconds / EVERY_S), 1)):
@@ -145,7 +147,7 @@ def _ask_quietly(trial: _Trial, seconds: float) -> None:
             time.sleep(max(due - time.monotonic(), 0))
 
 
-def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
+def _kill(trial: _FaultTrial, seconds: float, generator: random.Random) -> None:
     """Kill both children every EVERY_S, at a random time of it."""
     with trial.spans.during(KILLED):
         due = time.monotonic()
@@ -163,7 +165,7 @@ def _kill(trial: _Trial, seconds: float, generator: random.Random) -> None:
         time.sleep(max(due - time.monotonic(), 0))
 
 
-def _ask(trial: _Trial, kind: str, asked: str, since_s: float) -> None:
+def _ask(trial: _FaultTrial, kind: str, asked: str, since_s: float) -> None:
     trial.answers[kind][asked].append(again_s(trial.port, asked, since_s))
 
 
@@ -180,7 +182,7 @@ def _end(pid: int) -> None:
     wait_for(lambda: not alive(pid), PATIENCE_S, 0.001)
 
 
-def _stop(trial: _Trial, role: str) -> None:
+def _stop(trial: _FaultTrial, role: str) -> None:
     """Stop a child: nobody but control can end it now."""
     trial.spans.wait(QUIET, EVERY_S)
     with trial.spans.during(STOPPED):
@@ -190,10 +192,10 @@ def _stop(trial: _Trial, role: str) -> None:
         _ask(trial, STOPPED, role, at_s)
 
 
-def _starve(trial: _Trial, role: str) -> None:
+def _starve(trial: _FaultTrial, role: str) -> None:
     """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
-    with RobotProcess(large_senders, trial.port, path, body) as senders:
+    with KillableProcess(large_senders, trial.port, path, body) as senders:
         senders.hear()
         trial.spans.wait(QUIET, EVERY_S)
         with trial.spans.during(STARVED):
@@ -201,7 +203,7 @@ def _starve(trial: _Trial, role: str) -> None:
     trial.outcomes.update(f"{role}: {status}" for status in statuses.elements())
 
 
-def _without_memory(trial: _Trial, role: str, senders: RobotProcess) -> Counter[int]:
+def _without_memory(trial: _FaultTrial, role: str, senders: KillableProcess) -> Counter[int]:
     """Lower the limit and let the senders begin; returns the statuses of their answers."""
     pid = _pid(trial.service, role)
     limits = resource.prlimit(pid, resource.RLIMIT_DATA)
@@ -248,7 +250,7 @@ def large_chat() -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "hi " * (4 << 20 >> 2)}], "max_tokens": 1}).encode()
 
 
-def _rows(tracks: Sequence[Track], spans: Spans, answers: Answers) -> list[Row]:
+def _rows(tracks: Sequence[RobotHistory], spans: Spans, answers: Answers) -> list[BoundedFigure]:
     rows = undisturbed("gRPC robots", tracks, spans.all)
     rows += [row for asked in ASKED for row in plain_rows(asked, QUIET, answers[QUIET][asked])]
     for kind, by_role in answers.items():
@@ -257,30 +259,32 @@ def _rows(tracks: Sequence[Track], spans: Spans, answers: Answers) -> list[Row]:
             rows += [row for role in ROLES for row in answer_rows(kind, role, by_role[role])]
             rows += plain_rows(COMPLETION, kind, by_role[COMPLETION])
     between = sum(not _named(at_ns, spans) for track in tracks for at_ns, _ in track.holds)
-    rows.append(Row("HOLDs between the blocks", between, "", 0))
-    rows.append(Row("HOLDs in quiet blocks", len(holds(tracks, spans.all, QUIET))))
+    rows.append(BoundedFigure("HOLDs between the blocks", between, "", 0))
+    rows.append(BoundedFigure("HOLDs in quiet blocks", len(holds(tracks, spans.all, QUIET))))
     return rows
 
 
-def robots_rows(tracks: Sequence[Track], spans: Spans, kind: str) -> list[Row]:
+def robots_rows(tracks: Sequence[RobotHistory], spans: Spans, kind: str) -> list[BoundedFigure]:
     """The robots beside faults of this kind."""
-    held = Row(f"gRPC robots: HOLDs beside {kind}", len(holds(tracks, spans.all, kind)), "", 0)
+    held = BoundedFigure(f"gRPC robots: HOLDs beside {kind}", len(holds(tracks, spans.all, kind)), "", 0)
     return [held, *verdict("gRPC robots", tracks, spans.all, kind, AGE_BARS)]
 
 
-def answer_rows(kind: str, role: str, seconds: Sequence[float]) -> list[Row]:
+def answer_rows(kind: str, role: str, seconds: Sequence[float]) -> list[BoundedFigure]:
     """How soon a child answered again; one that never did misses the bar."""
     return [
-        Row(f"{role}: {kind}", len(seconds)),
-        Row(f"{role}: answering again after {kind}, p50", percentile(seconds, 50), "s"),
-        Row(f"{role}: answering again after {kind}, max", percentile(seconds, 100), "s", BARS_S[kind]),
+        BoundedFigure(f"{role}: {kind}", len(seconds)),
+        BoundedFigure(f"{role}: answering again after {kind}, p50", percentile(seconds, 50), "s"),
+        BoundedFigure(f"{role}: answering again after {kind}, max", percentile(seconds, 100), "s", BARS_S[kind]),
     ]
 
 
-def plain_rows(asked: str, kind: str, seconds: Sequence[float]) -> list[Row]:
+def plain_rows(asked: str, kind: str, seconds: Sequence[float]) -> list[BoundedFigure]:
     """How soon there is an answer, without a bar: completions wait for what robots leave of the worker."""
     shares = {"p50": 50, "max": 100} if seconds else {}
-    return [Row(f"{asked}: answered, {kind}, {name}", percentile(seconds, at), "s") for name, at in shares.items()]
+    return [
+        BoundedFigure(f"{asked}: answered, {kind}, {name}", percentile(seconds, at), "s") for name, at in shares.items()
+    ]
 
 
 def _named(at_ns: int, spans: Spans) -> bool:

@@ -22,18 +22,18 @@ import grpc
 
 from benchmarks.chaos.beside import Spans, ages_ms, bystanders
 from benchmarks.chaos.proc import held, threads, wait_for
-from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import (
     LARGE,
     OVERCOMMIT,
     SMALL,
     Channel,
+    KillableProcess,
     RawRobot,
-    RobotProcess,
     opening,
     told_to_stop,
 )
-from benchmarks.chaos.rules import Row, percentile, rise_percent, spread
+from benchmarks.chaos.rules import BoundedFigure, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow_client.rpc import control_pb2 as pb
 
@@ -48,7 +48,7 @@ CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 
 @dataclass(slots=True)
-class Measured:
+class ClientKillTimes:
     """Raw measurements. blocks: of robots that were killed, and of those that left."""
 
     freed_ms: list[float] = field(default_factory=list)
@@ -58,17 +58,17 @@ class Measured:
 def main() -> int:
     """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 100).parse_args()
-    report = Report("client-kill", arguments)
+    report = ScenarioReport("client-kill", arguments)
     generator = random.Random(arguments.seed)
     with (
         ServiceUnderTest(CONFIG) as service,
-        RobotProcess(bystanders, service.address, OTHERS, OTHERS_HZ) as others,
+        KillableProcess(bystanders, service.address, OTHERS, OTHERS_HZ) as others,
     ):
         others.hear()
-        _blocks(service, generator, WARM_UP, Measured(), "warm-up")
+        _blocks(service, generator, WARM_UP, ClientKillTimes(), "warm-up")
         before = _settled(service)
         names = {"before": threads(service.pid)}
-        measured = Measured()
+        measured = ClientKillTimes()
         _blocks(service, generator, arguments.trials, measured, "robots killed or leaving")
         leaked = _leaks(service, before)
         names["after"] = threads(service.pid)
@@ -78,14 +78,14 @@ def main() -> int:
         last = service.metrics()
     killed, polite = (ages_ms(tracks, measured.blocks.all, kind) for kind in (KILLED, LEFT))
     rows = [
-        Row("robots killed", len(measured.freed_ms)),
+        BoundedFigure("robots killed", len(measured.freed_ms)),
         *spread("kill to slot taken by another", measured.freed_ms, "ms", p99=250, max=1000),
-        Row("age of the others' actions, p99, robots leave", percentile(polite, 99), "ms"),
-        Row("age of the others' actions, p99, robots killed", percentile(killed, 99), "ms"),
-        Row("rise of the others' p99", rise_percent(killed, polite, 99), "%", 10),
+        BoundedFigure("age of the others' actions, p99, robots leave", percentile(polite, 99), "ms"),
+        BoundedFigure("age of the others' actions, p99, robots killed", percentile(killed, 99), "ms"),
+        BoundedFigure("rise of the others' p99", rise_percent(killed, polite, 99), "%", 10),
         *leaked,
-        Row("sessions opened and not closed", last["edgeflow_sessions_opened_total"] - _closed(last), "", 0),
-        Row("sessions that the service counts as open", last["edgeflow_sessions"], "", 0),
+        BoundedFigure("sessions opened and not closed", last["edgeflow_sessions_opened_total"] - _closed(last), "", 0),
+        BoundedFigure("sessions that the service counts as open", last["edgeflow_sessions"], "", 0),
     ]
     blocks = [(each.start_ns, each.end_ns, each.kind == KILLED) for each in measured.blocks.all]
     return report.finish(
@@ -97,7 +97,7 @@ def _closed(metrics: dict[str, float]) -> float:
     return metrics.get("edgeflow_sessions_closed_total", 0.0)
 
 
-def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, into: Measured, what: str) -> None:
+def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, into: ClientKillTimes, what: str) -> None:
     starts = range(0, robots, BLOCK)
     turns = [kill for at in starts for kill in (True, False) for _ in range(min(BLOCK, robots - at))]
     with progress() as bar:
@@ -110,7 +110,7 @@ def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, in
 
 def _one(address: str, generator: random.Random, kill: bool) -> float:
     """Start a robot, let it act, and end it; return the seconds until another has its slot."""
-    with RobotProcess(_victim, address) as victim:
+    with KillableProcess(_victim, address) as victim:
         victim.hear()
         victim.link.send("write")
         victim.hear()
@@ -176,10 +176,10 @@ def _holds(service: ServiceUnderTest) -> dict[str, float]:
     }
 
 
-def _leaks(service: ServiceUnderTest, before: dict[str, float]) -> list[Row]:
+def _leaks(service: ServiceUnderTest, before: dict[str, float]) -> list[BoundedFigure]:
     wait_for(lambda: all(_settled(service)[key] <= value for key, value in before.items()), SETTLE_S, 0.2)
     after = _settled(service)
-    return [Row(f"{key} after minus before", after[key] - value, "", 0) for key, value in before.items()]
+    return [BoundedFigure(f"{key} after minus before", after[key] - value, "", 0) for key, value in before.items()]
 
 
 def _victim(link: Connection, address: str) -> None:

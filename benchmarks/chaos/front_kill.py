@@ -14,9 +14,9 @@ import signal
 import time
 
 from benchmarks.chaos.proc import alive, children, wait_for
-from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RawRobot
-from benchmarks.chaos.rules import Row, spread
+from benchmarks.chaos.rules import BoundedFigure, spread
 from benchmarks.chaos.service import ServiceUnderTest
 
 BAR_S, GIVE_UP_S, HZ = 2.0, 20.0, 10.0
@@ -26,15 +26,15 @@ CONFIG = {"max_sessions": 1, **OVERCOMMIT}
 def main() -> int:
     """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 20).parse_args()
-    report = Report("front-kill", arguments)
+    report = ScenarioReport("front-kill", arguments)
     generator = random.Random(arguments.seed)
     with progress() as bar:
         turns = bar.track(range(arguments.trials), description="fronts killed")
         gone_s = [_one(generator, starting=index % 2 == 1) for index in turns]
     found = [each for each in gone_s if each is not None]
     rows = [
-        Row("fronts killed", len(gone_s)),
-        Row(f"workers still there after {GIVE_UP_S:g} s", len(gone_s) - len(found), "", 0),
+        BoundedFigure("fronts killed", len(gone_s)),
+        BoundedFigure(f"workers still there after {GIVE_UP_S:g} s", len(gone_s) - len(found), "", 0),
         *spread("front killed to worker gone", found, "s", max=BAR_S),
     ]
     return report.finish(rows, gone_s=gone_s)

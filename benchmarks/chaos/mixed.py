@@ -21,9 +21,9 @@ from benchmarks.chaos.beside import QUIET, Bars, Spans, holds, sdk_track, undist
 from benchmarks.chaos.bodies_attack import body_senders
 from benchmarks.chaos.mixed_guests import cheats, talkers
 from benchmarks.chaos.proc import held, wait_for
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
-from benchmarks.chaos.rules import Row, growth
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess
+from benchmarks.chaos.rules import BoundedFigure, growth
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.chaos.soak import Sample, answered, process_rows, sample
 from benchmarks.command import options
@@ -39,7 +39,7 @@ BARS = Bars(least_share=0.98, rise_percent=20)
 CONFIG = {"max_sessions": POLITE + CHEATS, **OVERCOMMIT}
 
 
-class Watch:
+class ResourceWatch:
     """Memory and descriptors of all processes of a service, over the frames answered."""
 
     def __init__(self, service: ServiceUnderTest) -> None:
@@ -59,14 +59,14 @@ class Watch:
                 self._pids[name], self.series[name] = pid, []
             self.series[name].append(sample(pid, elapsed_s, frames))
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BoundedFigure]:
         """Growth of each process; NaN, which meets no target, where there are too few samples."""
-        found: list[Row] = []
+        found: list[BoundedFigure] = []
         for name, each in self.series.items():
             try:
                 grown = growth([one.frames for one in each], [one.resident for one in each])
             except ValueError:
-                found.append(Row(f"{name}: growth", float("nan"), "", 0))
+                found.append(BoundedFigure(f"{name}: growth", float("nan"), "", 0))
             else:
                 found += process_rows(name, grown, each, judged=True)
         return [replace(row, bar=None) if "descriptors" in row.what else row for row in found]  # guests come and go
@@ -77,10 +77,10 @@ def main() -> int:
     parser = options(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     arguments = parser.parse_args()
-    report, spans = Report("mixed", arguments), Spans()
+    report, spans = ScenarioReport("mixed", arguments), Spans()
     quiet_s = min(QUIET_SHARE * 60 * arguments.minutes, LONGEST_QUIET_S)
     with ServiceUnderTest(CONFIG) as service, ExitStack() as stack:
-        robots = [stack.enter_context(RobotProcess(sdk_track, service.address, HZ)) for _ in range(POLITE)]
+        robots = [stack.enter_context(KillableProcess(sdk_track, service.address, HZ)) for _ in range(POLITE)]
         for robot in robots:
             robot.hear(PATIENCE_S)
         spans.wait(QUIET, quiet_s)
@@ -93,10 +93,10 @@ def main() -> int:
     rows = [
         *undisturbed("polite robots", tracks, spans.all),
         *verdict("polite robots", tracks, spans.all, MIXED, BARS),
-        Row("HOLDs of polite robots, quiet", len(holds(tracks, spans.all, QUIET))),
-        Row(f"HOLDs of polite robots beside {MIXED}", len(polite), "", 0),
-        Row("processes replaced", watch.replaced, "", 0),
-        Row("descriptors more, once the guests are gone", left, "", 0),
+        BoundedFigure("HOLDs of polite robots, quiet", len(holds(tracks, spans.all, QUIET))),
+        BoundedFigure(f"HOLDs of polite robots beside {MIXED}", len(polite), "", 0),
+        BoundedFigure("processes replaced", watch.replaced, "", 0),
+        BoundedFigure("descriptors more, once the guests are gone", left, "", 0),
         *watch.rows(),
     ]
     samples = {name: [asdict(each) for each in series] for name, series in watch.series.items()}
@@ -115,21 +115,21 @@ def descriptors(service: ServiceUnderTest) -> dict[str, int]:
     return {name: held(pid).descriptors for name, pid in processes(service).items()}
 
 
-def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> tuple[dict[str, object], Watch]:
+def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> tuple[dict[str, object], ResourceWatch]:
     """Let the guests in, watch for this time, and send them away; returns what they did."""
     grpc_port, http_port = service.port("grpc"), service.port("http")
     with ExitStack() as stack:
         guests = {
-            "cheats": RobotProcess(cheats, service.address, CHEATS),
-            "talkers": RobotProcess(talkers, http_port, TALKERS),
-            "slow sockets closed per second": RobotProcess(slow_sockets, grpc_port, http_port, SOCKETS),
-            "keys": RobotProcess(body_senders, http_port, "1.4 MB of keys", STRANGERS, CONNECTIONS),
-            "parts": RobotProcess(body_senders, http_port, "empty parts", STRANGERS, CONNECTIONS),
+            "cheats": KillableProcess(cheats, service.address, CHEATS),
+            "talkers": KillableProcess(talkers, http_port, TALKERS),
+            "slow sockets closed per second": KillableProcess(slow_sockets, grpc_port, http_port, SOCKETS),
+            "keys": KillableProcess(body_senders, http_port, "1.4 MB of keys", STRANGERS, CONNECTIONS),
+            "parts": KillableProcess(body_senders, http_port, "empty parts", STRANGERS, CONNECTIONS),
         }
         for guest in guests.values():
             stack.enter_context(guest)
             guest.hear()
-        watch = Watch(service)
+        watch = ResourceWatch(service)
         every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
         with progress() as bar, spans.during(MIXED):
             task = bar.add_task(MIXED, total=seconds)

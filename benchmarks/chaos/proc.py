@@ -16,17 +16,17 @@ POOL = "event_engine"  # threads of gRPC's own pool, which grows and shrinks by 
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ProcessResources:
     """Resources of a process that it could leak."""
 
     descriptors: int
     threads: int
 
 
-def held(pid: int) -> Held:
+def held(pid: int) -> ProcessResources:
     """Count open descriptors, and threads other than those of POOL."""
     names = threads(pid)
-    return Held(len(list(Path(f"/proc/{pid}/fd").iterdir())), names.total() - names[POOL])
+    return ProcessResources(len(list(Path(f"/proc/{pid}/fd").iterdir())), names.total() - names[POOL])
 
 
 def threads(pid: int) -> Counter[str]:

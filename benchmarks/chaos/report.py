@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.console import progress_bar
 from edgeflow_client.loadtest.terminal import table_console
@@ -31,7 +31,7 @@ def progress() -> Progress:
     return progress_bar(Console(stderr=True))
 
 
-class Report:
+class ScenarioReport:
     """The report of a scenario; create it first, so that it records the machine's load before the run."""
 
     def __init__(self, scenario: str, arguments: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ class Report:
         options = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
         self._head: dict[str, object] = {"scenario": scenario, **machine_facts(), "options": options}
 
-    def finish(self, rows: Sequence[Row], **samples: object) -> int:
+    def finish(self, rows: Sequence[BoundedFigure], **samples: object) -> int:
         """Print the table and write the file; return 1 when a target is missed."""
         table = Table("figure", "value", "target", "", title=f"{self._scenario}, load {os.getloadavg()[0]:.1f}")
         for row in rows:

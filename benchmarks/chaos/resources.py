@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.chaos.report import Report, parser
+from benchmarks.chaos.report import ScenarioReport, parser
 from benchmarks.chaos.resource_faults.descriptors import descriptors
 from benchmarks.chaos.resource_faults.outputs import blocked_pipe, closed_pipe, full_disk
-from benchmarks.chaos.resource_faults.patient import Patient, Setting, compared
+from benchmarks.chaos.resource_faults.patient import FaultOptions, Patient, compared
 from benchmarks.chaos.resource_faults.processes import processes
 from benchmarks.chaos.resource_faults.suspended import suspended
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import Surroundings
 
 QUIET_S = 10.0
@@ -44,7 +44,7 @@ time.time = lambda: jumping_ns() / 1e9
 """
 
 
-def clock(setting: Setting) -> list[Row]:
+def clock(setting: FaultOptions) -> list[BoundedFigure]:
     """The robot acts as if nothing happened, and a killed worker is replaced as quickly.
 
     The machine's clock is not set: other programs need it. `time.time` jumps in each Python process instead, by a
@@ -61,13 +61,13 @@ def clock(setting: Setting) -> list[Row]:
             rows = compared(setting, "clock", ill, well)
             days = len({round(each["time"] / DAY_S) for each in ill.service.events("state")})
     return [
-        Row("days that the log saw", days),
-        Row(f"HOLDs in {QUIET_S:g} s of jumps", noticed, "", usual),
+        BoundedFigure("days that the log saw", days),
+        BoundedFigure(f"HOLDs in {QUIET_S:g} s of jumps", noticed, "", usual),
         *rows,
     ]
 
 
-CASES: dict[str, Callable[[Setting], list[Row]]] = {
+CASES: dict[str, Callable[[FaultOptions], list[BoundedFigure]]] = {
     "full-disk": full_disk,
     "closed-pipe": closed_pipe,
     "blocked-pipe": blocked_pipe,
@@ -88,7 +88,7 @@ def main() -> int:
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in CASES]:
         made.error(f"--only: no case {unknown[0]!r}; there are {', '.join(CASES)}")
-    report = Report("resources", arguments)
-    setting = Setting(trials=arguments.trials, blocked_s=arguments.blocked_s, limit=arguments.limit)
+    report = ScenarioReport("resources", arguments)
+    setting = FaultOptions(trials=arguments.trials, blocked_s=arguments.blocked_s, limit=arguments.limit)
     rows = [replace(row, what=f"{name}: {row.what}") for name in names for row in CASES[name](setting)]
     return report.finish(rows, **setting.samples)

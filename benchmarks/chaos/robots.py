@@ -185,7 +185,7 @@ def client(address: str, rate_hz: float, **options: object) -> RobotClient:
     )
 
 
-class RobotProcess:
+class KillableProcess:
     """Runs `work(connection, *arguments)` in a process; leaving the context kills it."""
 
     def __init__(self, work: Callable[..., None], *arguments: object) -> None:
@@ -195,7 +195,7 @@ class RobotProcess:
         self.process.start()
         theirs.close()
 
-    def __enter__(self) -> RobotProcess:
+    def __enter__(self) -> KillableProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -96,7 +96,7 @@ def account(accepted: Iterable[int], told: Mapping[int, int]) -> Account:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BoundedFigure:
     """A figure and its upper bound `bar`; None: reported without a bound."""
 
     what: str
@@ -110,7 +110,10 @@ class Row:
         return self.bar is None or self.value <= self.bar
 
 
-def spread(what: str, values: Sequence[float], unit: str, **bars: float) -> list[Row]:
+def spread(what: str, values: Sequence[float], unit: str, **bars: float) -> list[BoundedFigure]:
     """Rows for p50, p99 and max of a quantity; bars: upper bounds by these names."""
     shares = {"p50": 50, "p99": 99, "max": 100}
-    return [Row(f"{what}, {name}", percentile(values, share), unit, bars.get(name)) for name, share in shares.items()]
+    return [
+        BoundedFigure(f"{what}, {name}", percentile(values, share), unit, bars.get(name))
+        for name, share in shares.items()
+    ]

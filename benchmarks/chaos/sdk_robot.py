@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
-from benchmarks.chaos.robots import RobotProcess, client, picture, told_to_stop
+from benchmarks.chaos.robots import KillableProcess, client, picture, told_to_stop
 from edgeflow_client.actions import Directive
 from edgeflow_client.errors import EdgeflowError
 from edgeflow_client.robot import RobotClient
@@ -32,7 +32,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class RobotTotals:
     """Totals of a robot. overdue: times that `latest` returned an action past its validity. sessions: all it had."""
 
     sessions: tuple[int, ...]
@@ -41,7 +41,7 @@ class Summary:
     overdue: int
 
 
-class Watch:
+class DirectiveWatch:
     """Callback for the SDK's directives that reports changes of the command."""
 
     def __init__(self, link: Connection) -> None:
@@ -71,7 +71,7 @@ def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.
     """Push frames at a rate, call `latest` every poll_s, and `reset` when it is needed, until the benchmark sends a
     message.
     """
-    watch, image = Watch(link), picture()
+    watch, image = DirectiveWatch(link), picture()
     sessions: list[int] = []
     asked = overdue = 0
     with client(address, rate_hz, on_action=watch) as robot:
@@ -89,7 +89,7 @@ def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.
                 _reset(robot)
             if robot.opened.session not in sessions:
                 sessions.append(robot.opened.session)
-        watch.send(Summary(tuple(sessions), robot.statistics().reconnects, asked, overdue))
+        watch.send(RobotTotals(tuple(sessions), robot.statistics().reconnects, asked, overdue))
 
 
 def _reset(robot: RobotClient) -> None:
@@ -108,7 +108,7 @@ class Fleet:
     """A fleet of robots: entering the context waits until all act; leaving it ends the processes."""
 
     def __init__(self, address: str, robots: int, rate_hz: float, poll_s: float) -> None:
-        self._robots = [RobotProcess(sdk_robot, address, rate_hz, poll_s) for _ in range(robots)]
+        self._robots = [KillableProcess(sdk_robot, address, rate_hz, poll_s) for _ in range(robots)]
         self._said: list[list[Change]] = [[] for _ in self._robots]
 
     def __enter__(self) -> Fleet:
@@ -143,7 +143,7 @@ class Fleet:
             found += [change.reason for change in said[acted:] if change.command != "act"]
         return found
 
-    def finish(self) -> list[Summary]:
+    def finish(self) -> list[RobotTotals]:
         """End all robots."""
         for robot in self._robots:
             robot.link.send("stop")
@@ -164,7 +164,7 @@ def first(said: Sequence[Change], command: str, since_ns: int) -> Change | None:
     return next((change for change in said[max(before, default=0) :] if change.command == command), None)
 
 
-def _summary(robot: RobotProcess) -> Summary:
-    while not isinstance(said := robot.hear(), Summary):
+def _summary(robot: KillableProcess) -> RobotTotals:
+    while not isinstance(said := robot.hear(), RobotTotals):
         pass
     return said

@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.fake_server import Proxy, fake_server
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
-from benchmarks.chaos.rules import Row, spread
-from benchmarks.chaos.sdk_robot import Fleet, Summary
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess
+from benchmarks.chaos.rules import BoundedFigure, spread
+from benchmarks.chaos.sdk_robot import Fleet, RobotTotals
 from benchmarks.chaos.service import ServiceUnderTest
 
 HZ, POLL_S, VALID_MS = 20.0, 0.004, 100
@@ -33,14 +33,14 @@ KINDS = ("stopped", "killed", "network stalled", "stalled 5 s")
 
 
 @dataclass(slots=True)
-class Measured:
+class ServerStopTimes:
     """Raw measurements. late_ms: from the end of the last action's validity to HOLD, by server and kind; negative =
     before it.
     """
 
     late_ms: dict[str, list[float]] = field(default_factory=dict)
     hold_ms: dict[str, list[float]] = field(default_factory=dict)
-    summaries: list[Summary] = field(default_factory=list)
+    summaries: list[RobotTotals] = field(default_factory=list)
 
 
 def main() -> int:
@@ -49,9 +49,9 @@ def main() -> int:
     made.add_argument("--robots", type=int, default=5, help="that live through each fault")
     made.add_argument("--real", type=int, default=40, help="trials against the real service, of all")
     arguments = made.parse_args()
-    report = Report("server-stop", arguments)
+    report = ScenarioReport("server-stop", arguments)
     generator = random.Random(arguments.seed)
-    measured = Measured()
+    measured = ServerStopTimes()
     with progress() as bar:
         faults = -(-(arguments.trials - arguments.real) // arguments.robots)
         turns = bar.track([KINDS[index % len(KINDS)] for index in range(faults)], description="server without model")
@@ -63,17 +63,17 @@ def main() -> int:
             _real(bar.track(planned, description="real service"), generator, measured)
     late_ms = [value for values in measured.late_ms.values() for value in values]
     rows = [
-        Row("trials", len(late_ms)),
-        *[Row(f"{name}: HOLD after validity, max of {len(values)}", max(values), "ms", BAR_MS)
+        BoundedFigure("trials", len(late_ms)),
+        *[BoundedFigure(f"{name}: HOLD after validity, max of {len(values)}", max(values), "ms", BAR_MS)
           for name, values in measured.late_ms.items()],
         *spread("HOLD after the end of validity", late_ms, "ms", max=BAR_MS),
-        Row("times that `latest` was asked", sum(summary.asked for summary in measured.summaries)),
-        Row("actions given out past their validity", sum(each.overdue for each in measured.summaries), "", 0),
+        BoundedFigure("times that `latest` was asked", sum(summary.asked for summary in measured.summaries)),
+        BoundedFigure("actions given out past their validity", sum(each.overdue for each in measured.summaries), "", 0),
     ]  # fmt: skip
     return report.finish(rows, late_ms=measured.late_ms, fault_to_hold_ms=measured.hold_ms)
 
 
-class _Server:
+class _FaultedServer:
     """The server that faults are injected into. restart: only for one that may be killed and must come back."""
 
     def __init__(self, proxy: Proxy, pid: int, restart: Callable[[], int] | None = None) -> None:
@@ -99,31 +99,33 @@ class _Server:
         return True
 
 
-def _without_model(kinds: Iterable[str], robots: int, generator: random.Random, into: Measured) -> None:
+def _without_model(kinds: Iterable[str], robots: int, generator: random.Random, into: ServerStopTimes) -> None:
     with ExitStack() as stack, Proxy() as proxy:
 
         def start() -> int:
-            process = stack.enter_context(RobotProcess(fake_server, VALID_MS))
+            process = stack.enter_context(KillableProcess(fake_server, VALID_MS))
             proxy.target = int(process.hear())  # type: ignore[call-overload]
             return int(process.process.pid or 0)
 
-        server = _Server(proxy, start(), start)
+        server = _FaultedServer(proxy, start(), start)
         with Fleet(proxy.address, robots, HZ, POLL_S) as fleet:
             for kind in kinds:
                 _one(server, fleet, kind, generator, into, "no model")
             into.summaries += fleet.finish()
 
 
-def _real(kinds: Iterable[str], generator: random.Random, into: Measured) -> None:
+def _real(kinds: Iterable[str], generator: random.Random, into: ServerStopTimes) -> None:
     with ServiceUnderTest({"max_sessions": 2 * REAL_ROBOTS, **OVERCOMMIT}) as service, Proxy() as proxy:
         proxy.target = int(service.address.rsplit(":", 1)[1])
         with Fleet(proxy.address, REAL_ROBOTS, REAL_HZ, POLL_S) as fleet:
             for kind in kinds:
-                _one(_Server(proxy, service.pid), fleet, kind, generator, into, "real service")
+                _one(_FaultedServer(proxy, service.pid), fleet, kind, generator, into, "real service")
             into.summaries += fleet.finish()
 
 
-def _one(server: _Server, fleet: Fleet, kind: str, generator: random.Random, into: Measured, name: str) -> None:
+def _one(
+    server: _FaultedServer, fleet: Fleet, kind: str, generator: random.Random, into: ServerStopTimes, name: str
+) -> None:
     time.sleep(generator.uniform(0.2, 0.6))
     fleet.wait("act", time.monotonic_ns())
     at_ns = time.monotonic_ns()

@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.chaos.proc import alive, wait_for
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess
-from benchmarks.chaos.rules import Account, Row, account, spread
-from benchmarks.chaos.sdk_robot import Change, Summary, sdk_robot
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot
+from benchmarks.chaos.rules import Account, BoundedFigure, account, spread
+from benchmarks.chaos.sdk_robot import Change, RobotTotals, sdk_robot
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow_client.rpc import control_pb2 as pb
 
@@ -33,7 +33,7 @@ CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class ReceivedMessages:
     """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
     number by frame.
     """
@@ -46,7 +46,7 @@ class Received:
     code: str
 
     @classmethod
-    def of(cls, robot: RawRobot) -> Received:
+    def of(cls, robot: RawRobot) -> ReceivedMessages:
         """The record of a robot whose stream has ended."""
         drain, held = "drain" in robot.notices, robot.last_command == pb.COMMAND_HOLD
         told, code = dict(robot.told), robot.code
@@ -73,25 +73,25 @@ class Trial:
 def main() -> int:
     """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 50).parse_args()
-    report = Report("sigterm", arguments)
+    report = ScenarioReport("sigterm", arguments)
     generator = random.Random(arguments.seed)
     with progress() as bar:
         turns = bar.track(range(arguments.trials), description="services stopped")
         trials = [_one(generator) for _ in turns]
     accounts = [each for trial in trials for each in trial.accounts]
     rows = [
-        Row("services stopped", len(trials)),
-        Row("frames sent", sum(trial.sent for trial in trials)),
-        Row("frames accepted", sum(each.accepted for each in accounts)),
-        Row("accepted frames without a disposition", sum(len(each.untold) for each in accounts), "", 0),
-        Row("frames with more than one", sum(len(each.repeated) for each in accounts), "", 0),
-        Row("dispositions of frames not accepted", sum(len(each.strange) for each in accounts), "", 0),
-        Row("robots without notice of the drain", sum(trial.without_drain for trial in trials), "", 0),
-        Row("robots whose last command is not HOLD", sum(trial.without_hold for trial in trials), "", 0),
-        Row("SDK robots that did not hold in time", sum(not trial.sdk_held for trial in trials), "", 0),
-        Row("exit codes other than 0", sum(trial.exit_code != 0 for trial in trials), "", 0),
+        BoundedFigure("services stopped", len(trials)),
+        BoundedFigure("frames sent", sum(trial.sent for trial in trials)),
+        BoundedFigure("frames accepted", sum(each.accepted for each in accounts)),
+        BoundedFigure("accepted frames without a disposition", sum(len(each.untold) for each in accounts), "", 0),
+        BoundedFigure("frames with more than one", sum(len(each.repeated) for each in accounts), "", 0),
+        BoundedFigure("dispositions of frames not accepted", sum(len(each.strange) for each in accounts), "", 0),
+        BoundedFigure("robots without notice of the drain", sum(trial.without_drain for trial in trials), "", 0),
+        BoundedFigure("robots whose last command is not HOLD", sum(trial.without_hold for trial in trials), "", 0),
+        BoundedFigure("SDK robots that did not hold in time", sum(not trial.sdk_held for trial in trials), "", 0),
+        BoundedFigure("exit codes other than 0", sum(trial.exit_code != 0 for trial in trials), "", 0),
         *spread("SIGTERM to exit", [trial.exit_s for trial in trials], "s", max=BAR_S),
-        Row("processes left behind", sum(trial.orphans for trial in trials), "", 0),
+        BoundedFigure("processes left behind", sum(trial.orphans for trial in trials), "", 0),
     ]
     return report.finish(rows, trials=[asdict(trial) for trial in trials])
 
@@ -104,8 +104,8 @@ def _one(generator: random.Random) -> Trial:
 
 
 def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
-    groups = [RobotProcess(_robots, service.address, ROBOTS // PROCESSES) for _ in range(PROCESSES)]
-    sdk = RobotProcess(sdk_robot, service.address, HZ, 0.02)
+    groups = [KillableProcess(_robots, service.address, ROBOTS // PROCESSES) for _ in range(PROCESSES)]
+    sdk = KillableProcess(sdk_robot, service.address, HZ, 0.02)
     while not (isinstance(said := sdk.hear(), Change) and said.command == "act"):
         pass
     for group in groups:
@@ -117,7 +117,7 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     code = service.wait_exit(GIVE_UP_S)
     exit_s = time.monotonic() - asked
     orphan = wait_for(lambda: not alive(worker), 0.5) is None
-    received: list[Received] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
+    received: list[ReceivedMessages] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
     held = _sdk_held(sdk)
     for robot in (*groups, sdk):
         robot.close()
@@ -135,11 +135,11 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     )
 
 
-def _sdk_held(sdk: RobotProcess) -> bool:
+def _sdk_held(sdk: KillableProcess) -> bool:
     """True when its last change is HOLD, at most 20 ms after the last action's validity, and nothing was overdue."""
     sdk.link.send("stop")
     last: Change | None = None
-    while not isinstance(said := sdk.hear(), Summary):
+    while not isinstance(said := sdk.hear(), RobotTotals):
         last = said if isinstance(said, Change) else last
     return last is not None and last.command == "hold" and last.late_ns <= 20_000_000 and said.overdue == 0
 
@@ -153,5 +153,5 @@ def _robots(link: Connection, address: str, count: int) -> None:
     link.send("acting")
     for robot in robots:
         robot.wait_ended(2 * GIVE_UP_S)
-    link.send([Received.of(robot) for robot in robots])
+    link.send([ReceivedMessages.of(robot) for robot in robots])
     link.poll(GIVE_UP_S)

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.proc import held, memory
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RawRobot, RobotProcess, at_work
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot, at_work
 from benchmarks.chaos.rules import (
     EARLY,
     GROWTH_BYTES,
@@ -28,8 +28,8 @@ from benchmarks.chaos.rules import (
     MIB,
     SLOPE_BYTES,
     SLOPE_FRAMES,
+    BoundedFigure,
     Growth,
-    Row,
     growth,
     percentile,
 )
@@ -57,12 +57,12 @@ class Sample:
 def main() -> int:
     """Run the scenario; return the exit code."""
     arguments = _arguments()
-    report = Report("soak", arguments)
+    report = ScenarioReport("soak", arguments)
     probes = ["--leak-bytes", str(arguments.leak_bytes)] if arguments.leak_bytes else []
     config = {**OVERCOMMIT, "max_sessions": arguments.robots, "mode": "pipelined"}
     with (
         ServiceUnderTest(config, probes) as service,
-        RobotProcess(_robots, service.address, arguments.robots, arguments.rate) as robots,
+        KillableProcess(_robots, service.address, arguments.robots, arguments.rate) as robots,
     ):
         robots.hear()
         series = _watch(service, arguments)
@@ -122,31 +122,33 @@ def sample(pid: int, elapsed_s: float, frames: int) -> Sample:
     return Sample(elapsed_s, frames, *sizes, holds.descriptors, holds.threads)
 
 
-def _rows(series: dict[str, list[Sample]], found: dict[str, Growth], codes: Sequence[str], leaked: float) -> list[Row]:
+def _rows(
+    series: dict[str, list[Sample]], found: dict[str, Growth], codes: Sequence[str], leaked: float
+) -> list[BoundedFigure]:
     last = series["front"][-1]
     rows = [
-        Row("frames answered", last.frames),
-        Row("frames per second", last.frames / last.seconds),
-        Row("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),
+        BoundedFigure("frames answered", last.frames),
+        BoundedFigure("frames per second", last.frames / last.seconds),
+        BoundedFigure("robots that lost their stream", sum(code != "OK" for code in codes), "", 0),
     ]
     for name, each in found.items():
         rows += process_rows(name, each, series[name], judged=not leaked)
     if leaked:
-        rows.append(Row("leak put in, in 100,000 answered frames", leaked * SLOPE_FRAMES / MIB, "MiB"))
-        rows.append(Row("leak put in and not caught", float(found["front"].bounded), "", 0))
-        rows.append(Row("worker said to grow, which has no leak", float(not found["worker"].bounded)))
+        rows.append(BoundedFigure("leak put in, in 100,000 answered frames", leaked * SLOPE_FRAMES / MIB, "MiB"))
+        rows.append(BoundedFigure("leak put in and not caught", float(found["front"].bounded), "", 0))
+        rows.append(BoundedFigure("worker said to grow, which has no leak", float(not found["worker"].bounded)))
     return rows
 
 
-def process_rows(name: str, found: Growth, samples: list[Sample], judged: bool) -> list[Row]:
+def process_rows(name: str, found: Growth, samples: list[Sample], judged: bool) -> list[BoundedFigure]:
     """The figures of one process. judged: compared with the targets."""
 
-    def row(what: str, value: float, unit: str, bar: float) -> Row:
-        return Row(f"{name}: {what}", value, unit, bar if judged else None)
+    def row(what: str, value: float, unit: str, bar: float) -> BoundedFigure:
+        return BoundedFigure(f"{name}: {what}", value, unit, bar if judged else None)
 
     return [
-        Row(f"{name}: resident, median of 40 to 50 %", found.early_bytes / MIB, "MiB"),
-        Row(f"{name}: resident, highest", samples[-1].highest / MIB, "MiB"),
+        BoundedFigure(f"{name}: resident, median of 40 to 50 %", found.early_bytes / MIB, "MiB"),
+        BoundedFigure(f"{name}: resident, highest", samples[-1].highest / MIB, "MiB"),
         row("growth", found.growth_bytes / MIB, "MiB", GROWTH_BYTES / MIB),
         row("growth", 100 * found.share, "%", 100 * GROWTH_SHARE),
         row("slope in 100,000 frames", found.slope_bytes / MIB, "MiB", SLOPE_BYTES / MIB),

@@ -28,7 +28,7 @@ STALLED = "stalled"  # said after each stall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class StalledRobotsPlan:
     """The task of a process of robots. stalls_s: the lengths of each robot's stalls; a robot without any acts for
     watch_s. limit_ms: the age limit to judge by, None = the one that each action carries. max_action_age_s: the SDK's
     setting.
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Watched:
+class StalledRobotRecord:
     """The record of a robot. late_ms: age of the oldest frame acted on when `latest` had returned its action, minus its
     limit; -inf = it acted on none. beyond: calls of `latest` that were made beyond the limit and returned the action
     all the same. lost: stalls after which it did not act again.
@@ -60,8 +60,8 @@ class Watched:
 class StalledRobot:
     """One robot and its own proxy; call `step` often."""
 
-    def __init__(self, stack: ExitStack, port: int, plan: Plan, number: int) -> None:
-        self.watched = Watched()
+    def __init__(self, stack: ExitStack, port: int, plan: StalledRobotsPlan, number: int) -> None:
+        self.watched = StalledRobotRecord()
         self.acted_ns = 0  # receipt of its newest action
         self._plan, self._left_s = plan, list(plan.stalls_s[number])
         self._stalling = bool(self._left_s)
@@ -141,7 +141,7 @@ class StalledRobot:
         return now > self._resumed_at + GIVE_UP_S
 
 
-def stalled_robots(link: Connection, port: int, plan: Plan) -> None:
+def stalled_robots(link: Connection, port: int, plan: StalledRobotsPlan) -> None:
     """Work of a process: robots live through their stalls, each of which is reported; at the end what they saw."""
     with ExitStack() as stack:
         robots = [StalledRobot(stack, port, plan, number) for number in range(len(plan.stalls_s))]
@@ -152,7 +152,7 @@ def stalled_robots(link: Connection, port: int, plan: Plan) -> None:
         link.send(_seen(robots))
 
 
-def watching_robots(link: Connection, port: int, plan: Plan) -> None:
+def watching_robots(link: Connection, port: int, plan: StalledRobotsPlan) -> None:
     """Work of a process: robots act until asked to stop. A number asks for a message once all have acted since then."""
     since_ns: int | None = None
     with ExitStack() as stack:
@@ -171,7 +171,7 @@ def watching_robots(link: Connection, port: int, plan: Plan) -> None:
         link.send(_seen(robots))
 
 
-def _seen(robots: Sequence[StalledRobot]) -> list[Watched]:
+def _seen(robots: Sequence[StalledRobot]) -> list[StalledRobotRecord]:
     for robot in robots:
         robot.watched.too_old = robot.client.statistics().too_old
         if robot.watched.stalls_s:

@@ -26,11 +26,17 @@ from multiprocessing.connection import wait
 
 from benchmarks.chaos.fake_server import Manners, fake_server
 from benchmarks.chaos.proc import alive
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import OVERCOMMIT, RobotProcess
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest
-from benchmarks.chaos.stalled_robots import STALLED, Plan, Watched, stalled_robots, watching_robots
+from benchmarks.chaos.stalled_robots import (
+    STALLED,
+    StalledRobotRecord,
+    StalledRobotsPlan,
+    stalled_robots,
+    watching_robots,
+)
 
 SHORTEST_S, LONGEST_S = 0.5, 20.0
 BAR_MS = 50.0
@@ -47,7 +53,7 @@ LATE = {
     "every action 3 s late": Manners(LIMIT_MS, AGE_MS, first_late_s=3.0, late_s=3.0),
 }
 OLDER = Manners(predicted_age_ms=AGE_MS)
-Seen = dict[str, list[Watched]]
+Seen = dict[str, list[StalledRobotRecord]]
 
 
 def main() -> int:
@@ -56,7 +62,7 @@ def main() -> int:
     made.add_argument("--robots", type=int, default=50, help="robots at once")
     made.add_argument("--real", type=int, default=40, help="trials against the real service, further ones")
     arguments = made.parse_args()
-    report = Report("stalls", arguments)
+    report = ScenarioReport("stalls", arguments)
     generator = random.Random(arguments.seed)
     each = -(-arguments.trials // arguments.robots)
     lengths = [durations(each, generator) for _ in range(arguments.robots)]
@@ -68,16 +74,20 @@ def main() -> int:
         bar.update(task, total=1, completed=1)
         task = bar.add_task("real service", total=arguments.real)
         seen |= late | _real(arguments.real, generator, lambda robots: bar.advance(task, robots))
-    rows = [Row("stalls", sum(len(robot.stalls_s) for robots in seen.values() for robot in robots))]
-    rows += [Row("stalls after which a robot did not act again", _total(seen, "lost"), "", 0)]
+    rows = [BoundedFigure("stalls", sum(len(robot.stalls_s) for robots in seen.values() for robot in robots))]
+    rows += [BoundedFigure("stalls after which a robot did not act again", _total(seen, "lost"), "", 0)]
     rows += [_oldest(name, robots) for name, robots in seen.items()]
     rows += [
-        Row("times that `latest` was asked", _total(seen, "asked")),
-        Row("actions given out beyond their limit", _total(seen, "beyond"), "", 0),
-        Row("actions that arrived too old", _total(seen, "too_old")),
-        Row("controls that saw no old action", sum(_latest_ms(each) <= BAR_MS for each in controls.values()), "", 0),
+        BoundedFigure("times that `latest` was asked", _total(seen, "asked")),
+        BoundedFigure("actions given out beyond their limit", _total(seen, "beyond"), "", 0),
+        BoundedFigure("actions that arrived too old", _total(seen, "too_old")),
+        BoundedFigure(
+            "controls that saw no old action", sum(_latest_ms(each) <= BAR_MS for each in controls.values()), "", 0
+        ),
     ]
-    rows += [Row(f"control without a limit, {name}", _latest_ms(robots), "ms") for name, robots in controls.items()]
+    rows += [
+        BoundedFigure(f"control without a limit, {name}", _latest_ms(robots), "ms") for name, robots in controls.items()
+    ]
     return report.finish(rows, robots=_samples(seen), controls=_samples(controls))
 
 
@@ -92,7 +102,10 @@ def _without_model(lengths: Sequence[Sequence[float]], seed: int, ended: Callabl
     with ExitStack() as stack:
         ports = [_serve(stack, manners) for manners in (PROMPT, OLDER)]
         groups = [lengths[first : first + PER_PROCESS] for first in range(0, len(lengths), PER_PROCESS)]
-        plans = [Plan(stalls_s=group, seed=seed + index, limit_ms=LIMIT_MS) for index, group in enumerate(groups)]
+        plans = [
+            StalledRobotsPlan(stalls_s=group, seed=seed + index, limit_ms=LIMIT_MS)
+            for index, group in enumerate(groups)
+        ]
         work = [(ports[index % len(ports)], plan) for index, plan in enumerate(plans)]
         robots = _run(stack, work, ended)
     names = ("network stalled", "network stalled, no limits sent")
@@ -106,11 +119,12 @@ def _late(seed: int, ended: Callable[[], object]) -> tuple[Seen, Seen]:
     short = [[SHORTEST_S, 2 * SHORTEST_S, 3 * SHORTEST_S]] * 5
     with ExitStack() as stack:
         ports = [_serve(stack, manners) for manners in LATE.values()]
-        judged = [Plan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S) for _ in ports]
+        judged = [StalledRobotsPlan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S) for _ in ports]
         freed = [
-            Plan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S, max_action_age_s=math.inf) for _ in ports
+            StalledRobotsPlan(stalls_s=idle, seed=seed, limit_ms=LIMIT_MS, watch_s=WATCH_S, max_action_age_s=math.inf)
+            for _ in ports
         ]
-        stalled = Plan(stalls_s=short, seed=seed, limit_ms=LIMIT_MS, max_action_age_s=math.inf)
+        stalled = StalledRobotsPlan(stalls_s=short, seed=seed, limit_ms=LIMIT_MS, max_action_age_s=math.inf)
         work = [*zip(ports * 2, judged + freed, strict=True), (_serve(stack, PROMPT), stalled)]
         robots = _run(stack, work, ended)
     names = [*LATE, "network stalled"]
@@ -126,11 +140,11 @@ def _real(count: int, generator: random.Random, ended: Callable[[int], object]) 
         port = service.port("grpc")
         network, faults = stalls - stalls // 2, stalls // 2
         lengths = [durations(network, generator) for _ in range(REAL_ROBOTS)]
-        plan = Plan(stalls_s=lengths, seed=generator.randrange(1 << 30), limit_ms=None)
+        plan = StalledRobotsPlan(stalls_s=lengths, seed=generator.randrange(1 << 30), limit_ms=None)
         seen = {"real service, network stalled": _run(stack, [(port, plan)], lambda: ended(1))[0]}
         if faults:
-            plan = Plan(stalls_s=[[]] * REAL_ROBOTS, seed=0, limit_ms=None)
-            robots = stack.enter_context(RobotProcess(watching_robots, port, plan))
+            plan = StalledRobotsPlan(stalls_s=[[]] * REAL_ROBOTS, seed=0, limit_ms=None)
+            robots = stack.enter_context(KillableProcess(watching_robots, port, plan))
             for index, seconds in enumerate(durations(faults, generator)):
                 _stop(robots, service, seconds, worker=index % 2 == 0)
                 ended(REAL_ROBOTS)
@@ -140,7 +154,7 @@ def _real(count: int, generator: random.Random, ended: Callable[[int], object]) 
     return seen
 
 
-def _stop(robots: RobotProcess, service: ServiceUnderTest, seconds: float, worker: bool) -> None:
+def _stop(robots: KillableProcess, service: ServiceUnderTest, seconds: float, worker: bool) -> None:
     """Stop the worker or the front for some seconds, while all robots act."""
     _wait_acting(robots)
     pid = service.worker() if worker else service.pid
@@ -152,22 +166,24 @@ def _stop(robots: RobotProcess, service: ServiceUnderTest, seconds: float, worke
     _wait_acting(robots)
 
 
-def _wait_acting(robots: RobotProcess) -> None:
+def _wait_acting(robots: KillableProcess) -> None:
     robots.link.send(time.monotonic_ns())
     robots.hear(PATIENCE_S)
 
 
 def _serve(stack: ExitStack, manners: Manners) -> int:
     """Start a server without a model and return its port."""
-    process = stack.enter_context(RobotProcess(fake_server, VALID_MS, manners))
+    process = stack.enter_context(KillableProcess(fake_server, VALID_MS, manners))
     return int(process.hear())  # type: ignore[call-overload]
 
 
-def _run(stack: ExitStack, work: Sequence[tuple[int, Plan]], ended: Callable[[], object]) -> list[list[Watched]]:
+def _run(
+    stack: ExitStack, work: Sequence[tuple[int, StalledRobotsPlan]], ended: Callable[[], object]
+) -> list[list[StalledRobotRecord]]:
     """Run one process of robots per entry, all at once; returns what each one saw. ended: called after each stall."""
-    processes = [stack.enter_context(RobotProcess(stalled_robots, port, plan)) for port, plan in work]
+    processes = [stack.enter_context(KillableProcess(stalled_robots, port, plan)) for port, plan in work]
     links = {process.link: index for index, process in enumerate(processes)}
-    found: dict[int, list[Watched]] = {}
+    found: dict[int, list[StalledRobotRecord]] = {}
     while len(found) < len(processes):
         open_links = [link for link, index in links.items() if index not in found]
         ready = wait(open_links, PATIENCE_S)
@@ -190,13 +206,13 @@ def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:
     }
 
 
-def _oldest(name: str, robots: Sequence[Watched]) -> Row:
+def _oldest(name: str, robots: Sequence[StalledRobotRecord]) -> BoundedFigure:
     if not any(robot.acted for robot in robots):
-        return Row(f"actions executed, {name}", 0, "", 0)
-    return Row(f"oldest frame acted on minus its limit, {name}", _latest_ms(robots), "ms", BAR_MS)
+        return BoundedFigure(f"actions executed, {name}", 0, "", 0)
+    return BoundedFigure(f"oldest frame acted on minus its limit, {name}", _latest_ms(robots), "ms", BAR_MS)
 
 
-def _latest_ms(robots: Sequence[Watched]) -> float:
+def _latest_ms(robots: Sequence[StalledRobotRecord]) -> float:
     return max(robot.late_ms for robot in robots)
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import grpc
 
 from benchmarks.chaos.attacks import rapid_resets, slow_sockets
-from benchmarks.chaos.beside import QUIET, Spans, Track, ages_ms, bystanders
+from benchmarks.chaos.beside import QUIET, RobotHistory, Spans, ages_ms, bystanders
 from benchmarks.chaos.proc import held, memory, wait_for
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import ACT, OVERCOMMIT, RobotProcess
-from benchmarks.chaos.rules import MIB, Row, percentile, rise_percent, spread
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import ACT, OVERCOMMIT, KillableProcess
+from benchmarks.chaos.rules import MIB, BoundedFigure, percentile, rise_percent, spread
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow.service.security.auth import Role, new_token
 from edgeflow_client.rpc import control_pb2 as pb
@@ -37,7 +37,7 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 
 @dataclass(slots=True)
-class Blocks:
+class AttackCost:
     """Cost of an attack. did: the attackers' reports."""
 
     spans: Spans = field(default_factory=Spans)
@@ -51,28 +51,33 @@ class Blocks:
 def main() -> int:
     """Run the scenario; return the exit code."""
     arguments = parser(__doc__, 3).parse_args()
-    report = Report("strangers", arguments)
-    with ServiceUnderTest(CONFIG) as service, RobotProcess(bystanders, service.address, ROBOTS, HZ) as robots:
+    report = ScenarioReport("strangers", arguments)
+    with ServiceUnderTest(CONFIG) as service, KillableProcess(bystanders, service.address, ROBOTS, HZ) as robots:
         robots.hear()
         grpc_port, http_port = service.port("grpc"), service.port("http")
         slow = _blocks(
-            service, arguments.trials, lambda: RobotProcess(slow_sockets, grpc_port, http_port, SOCKETS), "slow sockets"
+            service,
+            arguments.trials,
+            lambda: KillableProcess(slow_sockets, grpc_port, http_port, SOCKETS),
+            "slow sockets",
         )
-        flood = _blocks(service, arguments.trials, lambda: RobotProcess(rapid_resets, grpc_port, RESETS_HZ), "resets")
+        flood = _blocks(
+            service, arguments.trials, lambda: KillableProcess(rapid_resets, grpc_port, RESETS_HZ), "resets"
+        )
         tracks = robots.finish()
     refused = _refusals()
     grown = flood.resident[-1] - flood.resident[0]
     rows = [
-        Row("slow sockets", SOCKETS),
-        Row("slow sockets closed by the service, per second", percentile(slow.did, 50)),
+        BoundedFigure("slow sockets", SOCKETS),
+        BoundedFigure("slow sockets closed by the service, per second", percentile(slow.did, 50)),
         *_ages("slow sockets", tracks, slow, 10),
-        Row("front descriptors beside them, at most", slow.descriptors),
-        Row("front descriptors more, once they are gone", slow.left, "", 0),
-        Row("calls reset at once, per second", percentile(flood.did, 50)),
-        Row("calls among them that reached the front's code", flood.calls),
+        BoundedFigure("front descriptors beside them, at most", slow.descriptors),
+        BoundedFigure("front descriptors more, once they are gone", slow.left, "", 0),
+        BoundedFigure("calls reset at once, per second", percentile(flood.did, 50)),
+        BoundedFigure("calls among them that reached the front's code", flood.calls),
         *_ages("resets", tracks, flood, 20),
-        Row("front's growth by resets, after the first of them", grown / MIB, "MiB", 32),
-        Row("front descriptors more after the resets", flood.left, "", 0),
+        BoundedFigure("front's growth by resets, after the first of them", grown / MIB, "MiB", 32),
+        BoundedFigure("front descriptors more after the resets", flood.left, "", 0),
         *[row for name, took_ms in refused.items() for row in spread(f"{name} without a token", took_ms, "ms", p99=5)],
     ]
     slow_spans, flood_spans = (
@@ -82,9 +87,9 @@ def main() -> int:
     return report.finish(rows, slow=slow_spans, resets=flood_spans, ages=ages, refused_ms=refused)
 
 
-def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], RobotProcess], what: str) -> Blocks:
+def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], KillableProcess], what: str) -> AttackCost:
     """Alternate quiet and attacked blocks."""
-    found, counted = Blocks(), _calls(service)
+    found, counted = AttackCost(), _calls(service)
 
     def look() -> None:
         found.descriptors = max(found.descriptors, held(service.pid).descriptors)
@@ -109,12 +114,12 @@ def _calls(service: ServiceUnderTest) -> float:
     return service.metrics().get("edgeflow_rpc_total", 0.0)
 
 
-def _ages(name: str, tracks: Sequence[Track], blocks: Blocks, bar: float) -> list[Row]:
+def _ages(name: str, tracks: Sequence[RobotHistory], blocks: AttackCost, bar: float) -> list[BoundedFigure]:
     attacked, quiet = (ages_ms(tracks, blocks.spans.all, kind) for kind in (ATTACKED, QUIET))
     return [
-        Row(f"age of the robots' actions, p99, no {name}", percentile(quiet, 99), "ms"),
-        Row(f"age of the robots' actions, p99, beside {name}", percentile(attacked, 99), "ms"),
-        Row(f"rise of the p99 by {name}", rise_percent(attacked, quiet, 99), "%", bar),
+        BoundedFigure(f"age of the robots' actions, p99, no {name}", percentile(quiet, 99), "ms"),
+        BoundedFigure(f"age of the robots' actions, p99, beside {name}", percentile(attacked, 99), "ms"),
+        BoundedFigure(f"rise of the p99 by {name}", rise_percent(attacked, quiet, 99), "%", bar),
     ]
 
 

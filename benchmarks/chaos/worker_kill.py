@@ -18,9 +18,9 @@ import signal
 import time
 from dataclasses import asdict, dataclass, field
 
-from benchmarks.chaos.report import Report, parser, progress
+from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT
-from benchmarks.chaos.rules import Row, percentile, spread
+from benchmarks.chaos.rules import BoundedFigure, percentile, spread
 from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest
 
@@ -32,7 +32,7 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 
 @dataclass(slots=True)
-class Measured:
+class WorkerKillTimes:
     """Raw measurements: one entry per trial, for hold_ms one per robot and trial."""
 
     noticed_ms: list[float] = field(default_factory=list)
@@ -47,13 +47,13 @@ def main() -> int:
     made.add_argument("--again", type=int, default=10, help="workers killed with none in reserve, after the others")
     made.add_argument("--stops", type=int, default=5, help="workers stopped, after those killed")
     arguments = made.parse_args()
-    report = Report("worker-kill", arguments)
+    report = ScenarioReport("worker-kill", arguments)
     generator = random.Random(arguments.seed)
     cold_s = []
     for _ in range(COLD_STARTS):
         with ServiceUnderTest(CONFIG) as service:
             cold_s.append(service.cold_start_s())
-    killed, again, stopped = Measured(), Measured(), Measured()
+    killed, again, stopped = WorkerKillTimes(), WorkerKillTimes(), WorkerKillTimes()
     with ServiceUnderTest(CONFIG | MANY_CRASHES) as service, Fleet(service.address, ROBOTS, HZ, POLL_S) as fleet:
         plan = [killed] * arguments.trials + [again] * arguments.again + [stopped] * arguments.stops
         with progress() as bar:
@@ -65,25 +65,25 @@ def main() -> int:
     lost = sum(summary.reconnects > 0 or len(summary.sessions) != 1 for summary in summaries)
     cold = percentile(cold_s, 50)
     rows = [
-        Row("workers killed", len(killed.noticed_ms)),
+        BoundedFigure("workers killed", len(killed.noticed_ms)),
         *spread("kill to noticed", killed.noticed_ms, "ms", max=100),
         *spread("kill to HOLD at a robot", killed.hold_ms, "ms", max=200),
-        Row("start of a worker, median", cold, "s"),
-        Row("kill to worker ready, p50", percentile(killed.ready_s, 50), "s"),
+        BoundedFigure("start of a worker, median", cold, "s"),
+        BoundedFigure("kill to worker ready, p50", percentile(killed.ready_s, 50), "s"),
         *spread("kill to all robots acting", killed.acting_s, "s", p99=1.2 * cold),
-        Row("sessions lost", lost, "", 0),
+        BoundedFigure("sessions lost", lost, "", 0),
     ]
     if again.noticed_ms:
-        rows.append(Row("workers killed again, none in reserve", len(again.noticed_ms)))
+        rows.append(BoundedFigure("workers killed again, none in reserve", len(again.noticed_ms)))
         rows += spread("kill to all robots acting", again.acting_s, "s", p99=1.2 * cold)
     if stopped.noticed_ms:
-        rows.append(Row("workers stopped", len(stopped.noticed_ms)))
+        rows.append(BoundedFigure("workers stopped", len(stopped.noticed_ms)))
         rows += spread("stop to noticed", stopped.noticed_ms, "ms", max=2500)
     return report.finish(rows, cold_start_s=cold_s, killed=asdict(killed), again=asdict(again), stopped=asdict(stopped))
 
 
 def _one(
-    service: ServiceUnderTest, fleet: Fleet, generator: random.Random, number: signal.Signals, into: Measured
+    service: ServiceUnderTest, fleet: Fleet, generator: random.Random, number: signal.Signals, into: WorkerKillTimes
 ) -> None:
     time.sleep(generator.uniform(0.5, 1.5))
     fleet.wait("act", time.monotonic_ns())

@@ -28,7 +28,7 @@ HALVES = "edgeflow bfloat16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class ChatTimes:
     """A system's medians over rounds."""
 
     system: str
@@ -43,7 +43,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemRow(Times):
+class SystemRow(ChatTimes):
     """ratio: decode time of transformers' better dtype in that of this system, round by round. same: tokens that equal
     those of transformers in float32."""
 
@@ -140,7 +140,7 @@ def token_s(timed: Timed) -> float:
 
 
 def times_of(rounds: Sequence[Round], name: str) -> dict[str, Any]:
-    """The fields of `Times` for a system."""
+    """The fields of `ChatTimes` for a system."""
     first_s, each_s = median(each[name].at[0] for each in rounds), median(token_s(each[name]) for each in rounds)
     return {"system": name, "first_token_ms": first_s * 1e3, "token_ms": each_s * 1e3, "tokens_per_s": 1 / each_s}
 

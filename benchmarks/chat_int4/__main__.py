@@ -24,7 +24,7 @@ from statistics import median
 import torch
 
 from benchmarks.chat import figures
-from benchmarks.chat.figures import Bar, Round, Times
+from benchmarks.chat.figures import Bar, ChatTimes, Round
 from benchmarks.chat.systems import PEERS, SHAPE, Peer
 from benchmarks.chat_int4.checkpoints import write_all
 
@@ -64,7 +64,7 @@ BITS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int4Row(Times):
+class Int4Row(ChatTimes):
     """peak_mb: the most memory of its process."""
 
     token_mb: float

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.closed_loop.blocks import run_all, stored
-from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, Cell, cells
+from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, ClosedLoopCell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
 from benchmarks.closed_loop.targets import targets
 from benchmarks.command import keep, machine_facts, options
@@ -64,7 +64,7 @@ def _write(
     keep(beside, {**facts, "percents": PERCENTS, "conditions": figures})
 
 
-def _row(cell: Cell, runs: Path) -> dict[str, Any]:
+def _row(cell: ClosedLoopCell, runs: Path) -> dict[str, Any]:
     """The figures of a cell, as a JSON value."""
     delay = cell.condition.delay
     injected = {"delay_ms": delay.mean_ns / 1e6, "jitter_ms": delay.jitter_ns / 1e6} if delay else {}
@@ -72,7 +72,7 @@ def _row(cell: Cell, runs: Path) -> dict[str, Any]:
     return {"policy": Path(cell.policy).parent.name or cell.policy, **injected, **result.as_json()}
 
 
-def _figures(every: list[Cell], runs: Path) -> list[dict[str, Any]]:
+def _figures(every: list[ClosedLoopCell], runs: Path) -> list[dict[str, Any]]:
     """The figures of anchored cells of the embedded policy at the middle speed, with their measures."""
     return [
         {**_row(cell, runs), **measures(stored(cell, runs))}

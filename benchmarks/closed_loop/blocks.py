@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, Block, Cell, blocks
+from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, ClosedLoopCell, EpisodeBlock, blocks
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.evaluate import FRESH_SEEDS
@@ -24,7 +24,7 @@ from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError
 
 
-def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str, minutes: float) -> None:
+def run_all(cells: Sequence[ClosedLoopCell], folder: Path, pool: Executor, commit: str, minutes: float) -> None:
     """Run the blocks of all cells that have no file in the folder yet, by rank, the longest first.
 
     minutes: after which no further block begins.
@@ -57,7 +57,7 @@ def run_all(cells: Sequence[Cell], folder: Path, pool: Executor, commit: str, mi
                     each.cancel()
 
 
-def run_block(block: Block, times: PassTimes, folder: Path) -> None:
+def run_block(block: EpisodeBlock, times: PassTimes, folder: Path) -> None:
     """Run a block's episodes and store them."""
     built = load_policy(block.cell.policy)
     service = VirtualService(built.engine, built.limits, times)
@@ -66,7 +66,7 @@ def run_block(block: Block, times: PassTimes, folder: Path) -> None:
     _store(folder / block.name, json.dumps([run.as_json() for run in runs]))
 
 
-def stored(cell: Cell, folder: Path) -> list[EpisodeRun]:
+def stored(cell: ClosedLoopCell, folder: Path) -> list[EpisodeRun]:
     """The runs of a cell, in order, as far as its blocks have been run."""
     files = [folder / block.name for block in blocks(cell)]
     every = [run for file in files if file.exists() for run in json.loads(file.read_text())]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeflow.contract import Pace, Speculation
-from edgeflow.lab.demo.evaluation import THIS_MACHINE, Condition, pace_name
+from edgeflow.lab.demo.evaluation import THIS_MACHINE, TableCondition, pace_name
 from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.model_paths import EMBEDDED_MODEL
 
@@ -30,19 +30,19 @@ BLOCK = 50  # episodes that one process runs before their results are stored
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ClosedLoopCell:
     """One condition of the evaluation. policy: the embedded one, or the directory of another."""
 
-    condition: Condition
+    condition: TableCondition
     episodes: int
     policy: str = EMBEDDED_MODEL
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EpisodeBlock:
     """Consecutive episodes of a cell: `count` of them from number `first`, which are the same in every cell."""
 
-    cell: Cell
+    cell: ClosedLoopCell
     first: int
     count: int
 
@@ -82,49 +82,49 @@ class Block:
         return self.count * passes * (8.0 if slow else 2.0)
 
 
-def cells(policies: Sequence[str], most: int | None = None) -> list[Cell]:
+def cells(policies: Sequence[str], most: int | None = None) -> list[ClosedLoopCell]:
     """All cells. policies: of other training seeds. most: episodes per cell, to try it out."""
     every = [*_grid(), *_aside(), *_delayed(), *_other_policies(policies)]
-    return [Cell(cell.condition, min(cell.episodes, most or cell.episodes), cell.policy) for cell in every]
+    return [ClosedLoopCell(cell.condition, min(cell.episodes, most or cell.episodes), cell.policy) for cell in every]
 
 
-def blocks(cell: Cell) -> list[Block]:
+def blocks(cell: ClosedLoopCell) -> list[EpisodeBlock]:
     """The episodes of a cell, in order."""
     return [
-        Block(cell, BLOCK * index, min(BLOCK, cell.episodes - BLOCK * index))
+        EpisodeBlock(cell, BLOCK * index, min(BLOCK, cell.episodes - BLOCK * index))
         for index in range(math.ceil(cell.episodes / BLOCK))
     ]
 
 
 def condition(
     pace: Pace, speed: float, profile: str, *, anchored: bool = True, delay: Delay | None = None
-) -> Condition:
-    return Condition(
+) -> TableCondition:
+    return TableCondition(
         mode=pace_name(pace, STAGES), pace=pace, anchored=anchored, speed=speed, profile=profile, delay=delay
     )
 
 
-def _grid() -> Iterator[Cell]:
+def _grid() -> Iterator[ClosedLoopCell]:
     """Every mode, speed and device; most episodes where the modes are compared."""
     for profile, speed, pace in itertools.product((RTX5090, ORIN), SPEEDS, MODES):
         compared = profile == RTX5090 and speed == MOVING and pace in COMPARED
-        yield Cell(condition(pace, speed, profile), COMPARED_EPISODES if compared else GRID_EPISODES)
+        yield ClosedLoopCell(condition(pace, speed, profile), COMPARED_EPISODES if compared else GRID_EPISODES)
 
 
-def _aside() -> Iterator[Cell]:
+def _aside() -> Iterator[ClosedLoopCell]:
     """Actions resolved against the present pose, and this machine's own pass times."""
     for pace in (SERIAL, PIPELINED, EXACT):
-        yield Cell(condition(pace, MOVING, RTX5090, anchored=False), ASIDE_EPISODES)
-        yield Cell(condition(pace, MOVING, THIS_MACHINE), ASIDE_EPISODES)
+        yield ClosedLoopCell(condition(pace, MOVING, RTX5090, anchored=False), ASIDE_EPISODES)
+        yield ClosedLoopCell(condition(pace, MOVING, THIS_MACHINE), ASIDE_EPISODES)
 
 
-def _delayed() -> Iterator[Cell]:
+def _delayed() -> Iterator[ClosedLoopCell]:
     """The same tokens after a given delay, an action per frame."""
     for mean_ms, jitter_ms in DELAYS_MS:
         delay = Delay(mean_ms * 1_000_000, jitter_ms * 1_000_000)
-        yield Cell(condition(EXACT, MOVING, AT_ONCE, delay=delay), DELAYED_EPISODES)
+        yield ClosedLoopCell(condition(EXACT, MOVING, AT_ONCE, delay=delay), DELAYED_EPISODES)
 
 
-def _other_policies(policies: Sequence[str]) -> Iterator[Cell]:
+def _other_policies(policies: Sequence[str]) -> Iterator[ClosedLoopCell]:
     for policy, pace in itertools.product(policies, (SERIAL, EXACT)):
-        yield Cell(condition(pace, MOVING, RTX5090), GRID_EPISODES, policy)
+        yield ClosedLoopCell(condition(pace, MOVING, RTX5090), GRID_EPISODES, policy)

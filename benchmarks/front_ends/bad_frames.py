@@ -22,19 +22,19 @@ from multiprocessing.connection import Connection
 import numpy as np
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, undisturbed, verdict
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.command import options
 from benchmarks.front_ends import bad_bodies, bad_messages
 from benchmarks.front_ends.beside_grpc import answers_rows
 from benchmarks.front_ends.openpi_robot import (
     CAMERAS,
     PATIENCE_S,
-    Kept,
+    DistinctObservations,
     OpenpiLink,
-    Scene,
+    RobotRecord,
     be_nice,
     grpc_track,
     is_right,
@@ -59,7 +59,7 @@ PROBLEMS = 3  # shown of a kind
 
 
 @dataclass(slots=True)
-class Found:
+class BadFrameFindings:
     """One kind. problems: wrong answers, of which the first are kept. slowest_ms: of the openpi robot beside it."""
 
     kind: str
@@ -85,28 +85,28 @@ def main() -> int:
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--kind", action="append", default=[], help="only this one; may be repeated")
     arguments = made.parse_args()
-    report, spans, found = Report("bad-frames", arguments), Spans(), list[Found]()
+    report, spans, found = ScenarioReport("bad-frames", arguments), Spans(), list[BadFrameFindings]()
     config = {
         "limits": {"rejected_frames": 100_000},
         "frontends": {"openpi": {"period_ms": FASTEST_MS}, "openvla": {"cameras": {CAMERAS[0]: bad_bodies.IMAGE}}},
     }
     with (
         stub_service(4, config, pass_s=PASS_S) as service,
-        RobotProcess(openpi_track, service.port("robots"), ROBOT_HZ) as robot,
-        RobotProcess(grpc_track, service.address, GRPC_HZ) as other,
+        KillableProcess(openpi_track, service.port("robots"), ROBOT_HZ) as robot,
+        KillableProcess(grpc_track, service.address, GRPC_HZ) as other,
     ):
         robot.hear(), other.hear()
         spans.wait(QUIET, QUIET_S)
         kinds = {"openpi": list(bad_messages.KINDS), "act": list(bad_bodies.KINDS)}
         chosen = [(who, kind) for who, each in kinds.items() for kind in each if kind in (arguments.kind or each)]
-        plan = Plan(service.port("robots"), chosen, arguments.count, arguments.seed)
-        with RobotProcess(send_bad, plan) as stranger, progress() as bar:
+        plan = BadFramesPlan(service.port("robots"), chosen, arguments.count, arguments.seed)
+        with KillableProcess(send_bad, plan) as stranger, progress() as bar:
             stranger.hear()
             with spans.during(BAD):
                 for _ in bar.track(chosen, description=BAD):
                     found.append(stranger.hear(KIND_S))  # type: ignore[arg-type]
-        kept: Kept = robot.finish(FINISH_S)
-        track: Track = other.finish(FINISH_S)
+        kept: RobotRecord = robot.finish(FINISH_S)
+        track: RobotHistory = other.finish(FINISH_S)
         incidents = service.log.read_text(errors="replace").count('"incident"')
     closed = closing()
     for each in found:
@@ -114,14 +114,14 @@ def main() -> int:
         each.slowest_ms = round(max(during, default=0) / 1e6, 3)
     slowest = max(found, key=lambda each: each.slowest_ms)
     figures = [
-        Row("kinds", len(found)),
-        Row("bad frames", sum(each.sent for each in found)),
-        Row("wrong answers", sum(each.wrong for each in found), "", 0),
-        Row("incidents in the log", incidents, "", 0),
-        Row(f"refusals before a connection is closed, beyond {LIMIT}", closed - LIMIT, "", 1),
+        BoundedFigure("kinds", len(found)),
+        BoundedFigure("bad frames", sum(each.sent for each in found)),
+        BoundedFigure("wrong answers", sum(each.wrong for each in found), "", 0),
+        BoundedFigure("incidents in the log", incidents, "", 0),
+        BoundedFigure(f"refusals before a connection is closed, beyond {LIMIT}", closed - LIMIT, "", 1),
         *undisturbed("gRPC robot", [track], spans.all),
         *verdict("gRPC robot", [track], spans.all, BAD, BARS),
-        Row(f"gRPC robot: HOLDs beside {BAD}", len(holds([track], spans.all, BAD)), "", 0),
+        BoundedFigure(f"gRPC robot: HOLDs beside {BAD}", len(holds([track], spans.all, BAD)), "", 0),
         *undisturbed("openpi robot", [kept.track], spans.all),
         *verdict("openpi robot", [kept.track], spans.all, BAD, BARS),
         *answers_rows("openpi robot", [kept]),
@@ -134,7 +134,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BadFramesPlan:
     """The task of a stranger. kinds: whose, and which."""
 
     port: int
@@ -143,14 +143,18 @@ class Plan:
     seed: int
 
 
-def send_bad(link: Connection, plan: Plan) -> None:
+def send_bad(link: Connection, plan: BadFramesPlan) -> None:
     """Work of a process: bad ones of each kind, each followed by a good one; reports that it begins, then a Found each
     time.
     """
     be_nice()
     link.send("at it")
     for who, kind in plan.kinds:
-        chance, scene, found = random.Random(f"{plan.seed} {kind}"), Scene(plan.seed, SIDE), Found(f"{who}: {kind}")
+        chance, scene, found = (
+            random.Random(f"{plan.seed} {kind}"),
+            DistinctObservations(plan.seed, SIDE),
+            BadFrameFindings(f"{who}: {kind}"),
+        )
         problems = _openpi_problems if who == "openpi" else _act_problems
         for problem in problems(plan.port, kind, scene, chance, plan.count):
             found.sent += 1
@@ -159,7 +163,9 @@ def send_bad(link: Connection, plan: Plan) -> None:
         link.send(found)
 
 
-def _openpi_problems(port: int, kind: str, scene: Scene, chance: random.Random, count: int) -> Iterator[str]:
+def _openpi_problems(
+    port: int, kind: str, scene: DistinctObservations, chance: random.Random, count: int
+) -> Iterator[str]:
     bad, socket = bad_messages.KINDS[kind], OpenpiLink(port, STRANGER)
     for _ in range(count):
         scene.change()
@@ -179,7 +185,7 @@ def _openpi_problems(port: int, kind: str, scene: Scene, chance: random.Random, 
     socket.close()
 
 
-def _good_problem(socket: OpenpiLink, scene: Scene) -> str:
+def _good_problem(socket: OpenpiLink, scene: DistinctObservations) -> str:
     try:
         reply = socket.ask(scene.message())
     except (OSError, WebSocketException) as error:
@@ -216,7 +222,9 @@ class ActLink:
         return 0, b""
 
 
-def _act_problems(port: int, kind: str, scene: Scene, chance: random.Random, count: int) -> Iterator[str]:
+def _act_problems(
+    port: int, kind: str, scene: DistinctObservations, chance: random.Random, count: int
+) -> Iterator[str]:
     bad, link = bad_bodies.KINDS[kind], ActLink(port)
     for _ in range(count):
         scene.change()
@@ -225,7 +233,7 @@ def _act_problems(port: int, kind: str, scene: Scene, chance: random.Random, cou
         yield problem or act_problem(*link.ask(json.dumps(good).encode()), scene)
 
 
-def act_body(scene: Scene) -> dict[str, object]:
+def act_body(scene: DistinctObservations) -> dict[str, object]:
     """The present observation as OpenVLA-OFT's client sends it."""
     image, wrist = (array_json(scene.images[name]) for name in CAMERAS)
     named = {bad_bodies.IMAGE: image, bad_bodies.WRIST: wrist, bad_bodies.STATE: array_json(scene.state)}
@@ -244,7 +252,7 @@ def error_problem(status: int, data: bytes, named: str) -> str:
     return "" if named in error else f"does not name {named}: {error}"
 
 
-def act_problem(status: int, data: bytes, scene: Scene) -> str:
+def act_problem(status: int, data: bytes, scene: DistinctObservations) -> str:
     """Why an answer is not the chunk of the present observation; "" if it is."""
     if status != http.HTTPStatus.OK:
         return f"after it: {status} {data[:200]!r}"

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, undisturbed, verdict
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import RobotProcess
-from benchmarks.chaos.rules import Row, spread
-from benchmarks.front_ends.openpi_robot import Kept, grpc_track, openpi_track, stub_service
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import KillableProcess
+from benchmarks.chaos.rules import BoundedFigure, spread
+from benchmarks.front_ends.openpi_robot import RobotRecord, grpc_track, openpi_track, stub_service
 
 GRPC_HZ, OPENPI_HZ, CLIENTS = 20.0, 10.0, 8
 PASS_S = 0.001
@@ -29,10 +29,10 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=BLOCK_S, help="length of a block")
     made.add_argument("--clients", type=int, default=CLIENTS)
     arguments = made.parse_args()
-    report, spans, kept = Report("beside-grpc", arguments), Spans(), list[Kept]()
+    report, spans, kept = ScenarioReport("beside-grpc", arguments), Spans(), list[RobotRecord]()
     with (
         stub_service(arguments.clients + 1, {}, pass_s=PASS_S) as service,
-        RobotProcess(grpc_track, service.address, GRPC_HZ) as robot,
+        KillableProcess(grpc_track, service.address, GRPC_HZ) as robot,
     ):
         robot.hear()
         spans.wait(WARM_UP, WARM_UP_S)
@@ -40,33 +40,34 @@ def main() -> int:
             for _ in bar.track(range(arguments.trials), description=BESIDE):
                 spans.wait(QUIET, arguments.seconds)
                 kept += _beside(service.port("robots"), spans, arguments.clients, arguments.seconds)
-        track: Track = robot.finish(FINISH_S)
+        track: RobotHistory = robot.finish(FINISH_S)
     rows = [
         *undisturbed("gRPC robot", [track], spans.all),
         *verdict("gRPC robot", [track], spans.all, BESIDE, BARS),
-        Row(f"gRPC robot: HOLDs beside {BESIDE}", len(holds([track], spans.all, BESIDE)), "", 0),
+        BoundedFigure(f"gRPC robot: HOLDs beside {BESIDE}", len(holds([track], spans.all, BESIDE)), "", 0),
         *answers_rows("openpi clients", kept),
     ]
     return report.finish(rows, holds=track.holds, openpi_holds=[each.track.holds for each in kept])
 
 
-def answers_rows(who: str, kept: list[Kept]) -> list[Row]:
+def answers_rows(who: str, kept: list[RobotRecord]) -> list[BoundedFigure]:
     """How openpi clients were answered: how fast, with which share, and rightly."""
     acted = sum(len(each.track.actions) for each in kept)
     asked = sum(each.asked for each in kept)
     took_ms = [age / 1e6 for each in kept for _, age in each.track.actions]
     return [
         *spread(f"{who}: round trip", took_ms, "ms"),
-        Row(f"{who}: requests", asked),
-        Row(f"{who}: requests without an action", asked - acted, "", 0),
-        Row(f"{who}: wrong actions", sum(each.wrong for each in kept), "", 0),
+        BoundedFigure(f"{who}: requests", asked),
+        BoundedFigure(f"{who}: requests without an action", asked - acted, "", 0),
+        BoundedFigure(f"{who}: wrong actions", sum(each.wrong for each in kept), "", 0),
     ]
 
 
-def _beside(port: int, spans: Spans, count: int, seconds: float) -> list[Kept]:
+def _beside(port: int, spans: Spans, count: int, seconds: float) -> list[RobotRecord]:
     with ExitStack() as stack:
         clients = [
-            stack.enter_context(RobotProcess(openpi_track, port, OPENPI_HZ, "127.0.0.1", seed)) for seed in range(count)
+            stack.enter_context(KillableProcess(openpi_track, port, OPENPI_HZ, "127.0.0.1", seed))
+            for seed in range(count)
         ]
         for client in clients:
             client.hear()

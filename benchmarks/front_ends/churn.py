@@ -23,17 +23,25 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.proc import Held, held, resident, wait_for
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import INSTRUCTION, Channel, RobotProcess
-from benchmarks.chaos.rules import MIB, Row
+from benchmarks.chaos.proc import ProcessResources, held, resident, wait_for
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import INSTRUCTION, Channel, KillableProcess
+from benchmarks.chaos.rules import MIB, BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
 from benchmarks.front_ends import bad_bodies
 from benchmarks.front_ends.bad_frames import act_body
 from benchmarks.front_ends.beside_grpc import answers_rows
 from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket
-from benchmarks.front_ends.openpi_robot import CAMERAS, NUMBERS, Kept, Scene, be_nice, openpi_track, stub_service
+from benchmarks.front_ends.openpi_robot import (
+    CAMERAS,
+    NUMBERS,
+    DistinctObservations,
+    RobotRecord,
+    be_nice,
+    openpi_track,
+    stub_service,
+)
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz.websocket_frames import frame
 
@@ -54,13 +62,13 @@ def main() -> int:
     made.add_argument("--count", type=int, default=COUNT, help="connections and streams altogether")
     made.add_argument("--seed", type=int, default=0)
     arguments = made.parse_args()
-    report, did = Report("churn", arguments), Counter[str]()
+    report, did = ScenarioReport("churn", arguments), Counter[str]()
     config = {
         "frontends": {"openpi": {"period_ms": 20}, "openvla": {"cameras": {CAMERAS[0]: bad_bodies.IMAGE}}},
         "limits": {"streams": 64},
     }
     parts = {"warm-up": WARM_UP_SHARE, "measured": 1 - WARM_UP_SHARE}
-    sizes, open_, pids = list[dict[str, int]](), list[dict[str, Held]](), list[dict[str, int]]()
+    sizes, open_, pids = list[dict[str, int]](), list[dict[str, ProcessResources]](), list[dict[str, int]]()
 
     def look() -> None:
         found = processes(service)
@@ -70,7 +78,7 @@ def main() -> int:
 
     with (
         stub_service(SESSIONS, config) as service,
-        RobotProcess(openpi_track, service.port("robots"), 10.0) as robot,
+        KillableProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
         robot.hear()
         look()
@@ -79,27 +87,30 @@ def main() -> int:
                 each = max(round(arguments.count * share / STEPS), 1)
                 for step in bar.track(range(STEPS), description=name):
                     plan = (service.address, service.port("robots"), each, f"{arguments.seed} {name} {step}")
-                    with RobotProcess(churned, *plan) as client:
+                    with KillableProcess(churned, *plan) as client:
                         did += client.hear(STEP_S)  # type: ignore[arg-type]
                 settled = partial(_settled, service, open_[0])
                 wait_for(settled, SETTLE_S, 0.5)
                 look()
         sessions = service.metrics()["edgeflow_sessions"] - 1
-        kept: Kept = robot.finish(FINISH_S)
+        kept: RobotRecord = robot.finish(FINISH_S)
         incidents = service.log.read_text(errors="replace").count('"incident"')
-    rows = [Row("connections and streams", did.total()), Row("sessions left of them", sessions, "", 0)]
+    rows = [
+        BoundedFigure("connections and streams", did.total()),
+        BoundedFigure("sessions left of them", sessions, "", 0),
+    ]
     for name in pids[-1]:
         grown = (sizes[-1][name] - sizes[1].get(name, 0)) / MIB
         more = open_[-1][name].descriptors - open_[1][name].descriptors if name in open_[1] else float("nan")
         rows += [
-            Row(f"{name}: resident at the end", sizes[-1][name] / MIB, "MiB"),
-            Row(f"{name}: growth after the warm-up", grown, "MiB", BAR_MIB),
-            Row(f"{name}: descriptors more than after the warm-up", more, "", 0),
+            BoundedFigure(f"{name}: resident at the end", sizes[-1][name] / MIB, "MiB"),
+            BoundedFigure(f"{name}: growth after the warm-up", grown, "MiB", BAR_MIB),
+            BoundedFigure(f"{name}: descriptors more than after the warm-up", more, "", 0),
         ]
     replaced = sum(pids[0][name] != pid for name, pid in pids[-1].items())
     rows += [
-        Row("processes replaced", replaced, "", 0),
-        Row("incidents in the log", incidents, "", 0),
+        BoundedFigure("processes replaced", replaced, "", 0),
+        BoundedFigure("incidents in the log", incidents, "", 0),
         *answers_rows("a robot beside them", [kept]),
     ]
     held_samples = [{name: each.descriptors for name, each in one.items()} for one in open_]
@@ -112,7 +123,7 @@ def processes(service: ServiceUnderTest) -> dict[str, int]:
     return found | {role: pid for role in ROLES if (pid := service.child(role)) is not None}
 
 
-def _settled(service: ServiceUnderTest, before: dict[str, Held]) -> bool:
+def _settled(service: ServiceUnderTest, before: dict[str, ProcessResources]) -> bool:
     found = processes(service)
     if service.metrics()["edgeflow_sessions"] > 1:  # that of the robot beside them
         return False
@@ -153,7 +164,7 @@ class _Client:
     def __init__(self, address: str, port: int, source: str, chance: random.Random) -> None:
         self.chance = chance
         self._address, self._port, self._source = address, port, source
-        scene = Scene(chance.randrange(1 << 20), SIDE)
+        scene = DistinctObservations(chance.randrange(1 << 20), SIDE)
         self.message = frame(scene.message())
         body = json.dumps(act_body(scene)).encode()
         head = f"POST /act HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"

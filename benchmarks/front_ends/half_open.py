@@ -17,13 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.chaos.proc import wait_for
-from benchmarks.chaos.report import Report
-from benchmarks.chaos.robots import RobotProcess
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.report import ScenarioReport
+from benchmarks.chaos.robots import KillableProcess
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
 from benchmarks.front_ends.beside_grpc import answers_rows
-from benchmarks.front_ends.openpi_robot import PATIENCE_S, Kept, Scene, openpi_track, stub_service
+from benchmarks.front_ends.openpi_robot import PATIENCE_S, DistinctObservations, RobotRecord, openpi_track, stub_service
 from tests.fuzz.websocket_frames import BINARY, frame
 
 BAR_S, GIVE_UP_S = 30.0, 60.0
@@ -95,18 +95,18 @@ def _whole(data: bytes) -> bytes | None:
 def main() -> int:
     """Run the section; return the exit code."""
     arguments = options(__doc__).parse_args()
-    report = Report("half-open", arguments)
+    report = ScenarioReport("half-open", arguments)
     with (
         stub_service(SESSIONS, {}, pass_s=0.001) as service,
-        RobotProcess(openpi_track, service.port("robots"), 10.0) as robot,
+        KillableProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
         robot.hear()
         wait_for(lambda: _sessions(service) == 1, PATIENCE_S, 0.1)  # metrics come once a second
         ended_s = {name: made(service) for name, made in CASES.items()}
         left = _sessions(service) - 1
-        kept: Kept = robot.finish(GIVE_UP_S)
-    rows = [Row(f"{name}: ended after", seconds, "s", BAR_S) for name, seconds in ended_s.items()]
-    rows += [Row("sessions left of them", left, "", 0), *answers_rows("a robot beside them", [kept])]
+        kept: RobotRecord = robot.finish(GIVE_UP_S)
+    rows = [BoundedFigure(f"{name}: ended after", seconds, "s", BAR_S) for name, seconds in ended_s.items()]
+    rows += [BoundedFigure("sessions left of them", left, "", 0), *answers_rows("a robot beside them", [kept])]
     return report.finish(rows, ended_s=ended_s)
 
 
@@ -151,7 +151,7 @@ def _after_answer(service: ServiceUnderTest) -> float:
     def vanish() -> RawWebsocket:
         client = RawWebsocket(service.port("robots"))
         client.shake()
-        client.send(Scene(0, SIDE).message())
+        client.send(DistinctObservations(0, SIDE).message())
         client.hear()
         return client
 
@@ -162,7 +162,7 @@ def _in_a_message(service: ServiceUnderTest) -> float:
     def vanish() -> RawWebsocket:
         client = RawWebsocket(service.port("robots"))
         client.shake()
-        client.link.sendall(frame(Scene(0, SIDE).message())[:1000])
+        client.link.sendall(frame(DistinctObservations(0, SIDE).message())[:1000])
         return client
 
     return _ended_s(service, vanish, 0)
@@ -174,9 +174,9 @@ def _unread(service: ServiceUnderTest) -> float:
     def vanish() -> RawWebsocket:
         client = RawWebsocket(service.port("robots"), unread_bytes=4096)
         client.shake()
-        client.send(Scene(0, SIDE).message())
+        client.send(DistinctObservations(0, SIDE).message())
         client.link.settimeout(1.0)
-        message = Scene(0, 8).message()
+        message = DistinctObservations(0, 8).message()
         with suppress(OSError):
             for _ in range(UNREAD):
                 client.send(message)
@@ -186,10 +186,10 @@ def _unread(service: ServiceUnderTest) -> float:
 
 
 def _stopped(service: ServiceUnderTest) -> float:
-    robots: list[RobotProcess] = []
+    robots: list[KillableProcess] = []
 
-    def vanish() -> RobotProcess:
-        robots.append(RobotProcess(openpi_track, service.port("robots"), 10.0, STRANGER))
+    def vanish() -> KillableProcess:
+        robots.append(KillableProcess(openpi_track, service.port("robots"), 10.0, STRANGER))
         robots[0].hear()
         os.kill(robots[0].process.pid or 0, signal.SIGSTOP)
         return robots[0]

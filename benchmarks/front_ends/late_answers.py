@@ -19,13 +19,13 @@ from multiprocessing.connection import Connection
 
 from websockets.exceptions import WebSocketException
 
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import RobotProcess, told_to_stop
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import KillableProcess, told_to_stop
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.command import options
 from benchmarks.front_ends import bad_bodies
 from benchmarks.front_ends.bad_frames import ActLink, act_body, act_problem
-from benchmarks.front_ends.openpi_robot import CAMERAS, OpenpiLink, Scene, is_right, stub_service
+from benchmarks.front_ends.openpi_robot import CAMERAS, DistinctObservations, OpenpiLink, is_right, stub_service
 from edgeflow.service.frontends.control import SLACK_S
 
 TIMEOUT_MS = 300
@@ -49,7 +49,7 @@ def main() -> int:
     made = options(__doc__)
     made.add_argument("--seconds", type=float, default=180.0)
     arguments = made.parse_args()
-    report = Report("late-answers", arguments)
+    report = ScenarioReport("late-answers", arguments)
     config = {
         "timing": {"act_timeout_ms": TIMEOUT_MS, "worker_progress_ms": 10_000},
         "frontends": {"openpi": {"period_ms": 20}, "openvla": {"cameras": {CAMERAS[0]: bad_bodies.IMAGE}}},
@@ -58,7 +58,7 @@ def main() -> int:
     with stub_service(OPENPI + ACT, config, late_every=EVERY, late_s=LATE_S) as service, ExitStack() as stack:
         works = {"openpi": [openpi_answers] * OPENPI, "/act": [act_answers] * ACT}
         clients = [
-            (who, stack.enter_context(RobotProcess(work, service.port("robots"), seed)))
+            (who, stack.enter_context(KillableProcess(work, service.port("robots"), seed)))
             for who, each in works.items()
             for seed, work in enumerate(each)
         ]
@@ -75,18 +75,18 @@ def main() -> int:
         got = sum((one.got for one in each), Counter[str]())
         samples[who] = dict(got)
         rows += [
-            Row(f"{who}: requests", got.total()),
-            Row(f"{who}: actions", got["action"]),
-            Row(f"{who}: given up", got.total() - got["action"]),
-            Row(f"{who}: given up too rarely to say anything", float(got.total() == got["action"]), "", 0),
-            Row(f"{who}: actions of other requests", sum(one.wrong for one in each), "", 0),
+            BoundedFigure(f"{who}: requests", got.total()),
+            BoundedFigure(f"{who}: actions", got["action"]),
+            BoundedFigure(f"{who}: given up", got.total() - got["action"]),
+            BoundedFigure(f"{who}: given up too rarely to say anything", float(got.total() == got["action"]), "", 0),
+            BoundedFigure(f"{who}: actions of other requests", sum(one.wrong for one in each), "", 0),
         ]
     return report.finish(rows, got=samples)
 
 
 def openpi_answers(link: Connection, port: int, seed: int) -> None:
     """Work of a process: an openpi client that asks without a pause, and its record at the end."""
-    seen, scene, socket = Answered(), Scene(seed, SIDE), OpenpiLink(port)
+    seen, scene, socket = Answered(), DistinctObservations(seed, SIDE), OpenpiLink(port)
     while not told_to_stop(link):
         scene.change()
         try:
@@ -107,7 +107,7 @@ def openpi_answers(link: Connection, port: int, seed: int) -> None:
 
 def act_answers(link: Connection, port: int, seed: int) -> None:
     """Work of a process: the same with POST /act."""
-    seen, scene, client = Answered(), Scene(seed + OPENPI, SIDE), ActLink(port)
+    seen, scene, client = Answered(), DistinctObservations(seed + OPENPI, SIDE), ActLink(port)
     while not told_to_stop(link):
         scene.change()
         status, data = client.ask(json.dumps(act_body(scene)).encode())

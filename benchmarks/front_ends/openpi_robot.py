@@ -16,7 +16,7 @@ import numpy as np
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from benchmarks.chaos.beside import Observer, Track
+from benchmarks.chaos.beside import Observer, RobotHistory
 from benchmarks.chaos.robots import INSTRUCTION, OVERCOMMIT, declared_ms, told_to_stop
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
@@ -55,7 +55,7 @@ def stub_service(
             yield service
 
 
-class Scene:
+class DistinctObservations:
     """Observations of which no two are alike."""
 
     def __init__(self, seed: int, side: int = SIDE) -> None:
@@ -121,19 +121,19 @@ def rows(reply: bytes | str) -> np.ndarray | None:
     return found if isinstance(found, np.ndarray) else None
 
 
-def is_right(reply: bytes | str, scene: Scene) -> bool:
+def is_right(reply: bytes | str, scene: DistinctObservations) -> bool:
     """True if a reply is the chunk of the present observation."""
     found = rows(reply)
     return found is not None and np.array_equal(found, scene.chunk().astype(np.float32))
 
 
 @dataclass(slots=True)
-class Kept:
+class RobotRecord:
     """The record of a robot. track: its actions by when they came and how long they took; whatever else it got, or how
     it lost its connection, as a HOLD. wrong: actions that are not those of their observations.
     """
 
-    track: Track = field(default_factory=Track)
+    track: RobotHistory = field(default_factory=RobotHistory)
     asked: int = 0
     wrong: int = 0
 
@@ -145,7 +145,7 @@ class Kept:
 
 def openpi_track(link: Connection, port: int, rate_hz: float, source: str = "127.0.0.1", seed: int = 0) -> None:
     """Work of a process: a robot that asks at a rate, which reports that it acts, and its Kept at the end."""
-    kept, scene, reported = Kept(), Scene(seed), False
+    kept, scene, reported = RobotRecord(), DistinctObservations(seed), False
     socket: OpenpiLink | None = None
     due = time.monotonic()
     while not told_to_stop(link, max(due - time.monotonic(), 0)):
@@ -194,7 +194,7 @@ def grpc_track(link: Connection, address: str, rate_hz: float, side: int = SIDE)
     """Work of a process: a robot with the SDK and the same cameras, which reports that it acts, and its Track at the
     end.
     """
-    track, scene, reported = Track(), Scene(0, side), False
+    track, scene, reported = RobotHistory(), DistinctObservations(0, side), False
     robot = RobotClient(
         address,
         cameras=[CameraSpec(name, side, side, ImageFormat.RGB8) for name in CAMERAS],

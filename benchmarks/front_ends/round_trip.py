@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.chaos.proc import wait_for
-from benchmarks.chaos.report import Report, progress
-from benchmarks.chaos.robots import RobotProcess
-from benchmarks.chaos.rules import Row, percentile, spread
+from benchmarks.chaos.report import ScenarioReport, progress
+from benchmarks.chaos.robots import KillableProcess
+from benchmarks.chaos.rules import BoundedFigure, percentile, spread
 from benchmarks.command import options
-from benchmarks.front_ends.openpi_robot import OpenpiLink, Scene, rows, stub_service
+from benchmarks.front_ends.openpi_robot import DistinctObservations, OpenpiLink, rows, stub_service
 
 MORE_MS = 1.8  # than openpi's own server
 LOOP = Path(__file__).parent / "openpi_loop.py"
@@ -41,7 +41,7 @@ def main() -> int:
     arguments = made.parse_args()
     if arguments.peer and not arguments.client_python:
         made.error("--peer needs --client-python")
-    report, took_ms = Report("round-trip", arguments), {OURS: list[float]()}
+    report, took_ms = ScenarioReport("round-trip", arguments), {OURS: list[float]()}
     each = max(arguments.count // arguments.rounds, 1)
     with contextlib.ExitStack() as stack:
         ports = {OURS: stack.enter_context(stub_service(1, {}, period_ms=20, looks=False)).port("robots")}
@@ -55,14 +55,16 @@ def main() -> int:
     bar_ms = percentile(took_ms[PEER], 50) + MORE_MS if PEER in took_ms else None
     figures = [row for name, values in took_ms.items() for row in spread(f"round trip, {name}", values, "ms")]
     if bar_ms is not None:
-        figures.append(Row("round trip, p50, both servers by turns", percentile(took_ms[OURS], 50), "ms", bar_ms))
+        figures.append(
+            BoundedFigure("round trip, p50, both servers by turns", percentile(took_ms[OURS], 50), "ms", bar_ms)
+        )
     return report.finish(figures, took_ms=took_ms)
 
 
 def _round(python: Path | None, port: int, warm_up: int, count: int) -> list[float]:
     """Milliseconds of each request of one connection, of a process."""
     if python is None:
-        with RobotProcess(own_loop, port, warm_up, count) as client:
+        with KillableProcess(own_loop, port, warm_up, count) as client:
             found: list[float] = client.hear(ROUND_S)  # type: ignore[assignment]
             return found
     command = [str(python), str(LOOP), str(port), str(warm_up), str(count)]
@@ -75,7 +77,7 @@ def _round(python: Path | None, port: int, warm_up: int, count: int) -> list[flo
 
 def own_loop(link: object, port: int, warm_up: int, count: int) -> None:
     """Work of a process: the same loop with the client of the websockets library."""
-    socket, scene, took_ms = OpenpiLink(port), Scene(0), list[float]()
+    socket, scene, took_ms = OpenpiLink(port), DistinctObservations(0), list[float]()
     for _ in range(warm_up + count):
         start_s = time.perf_counter()
         reply = socket.ask(scene.message())

@@ -22,17 +22,17 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.attacks import HTTP_HEAD, SlowSocket
-from benchmarks.chaos.beside import QUIET, Bars, Spans, Track, holds, undisturbed, verdict
+from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import AT_ONCE, Sender
 from benchmarks.chaos.mixed_guests import talkers
 from benchmarks.chaos.proc import alive, wait_for
-from benchmarks.chaos.report import Report, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, RobotProcess, run_until_told
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.report import ScenarioReport, parser, progress
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, run_until_told
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.front_ends.beside_grpc import answers_rows
 from benchmarks.front_ends.half_open import HANDSHAKE, RawWebsocket
-from benchmarks.front_ends.openpi_robot import Kept, Scene, be_nice, openpi_track, stub_service
+from benchmarks.front_ends.openpi_robot import DistinctObservations, RobotRecord, be_nice, openpi_track, stub_service
 from tests.fuzz.websocket_frames import frame
 
 ROBOTS, HZ = 2, 10.0
@@ -56,12 +56,12 @@ def main() -> int:
     made.add_argument("--seconds", type=float, default=BLOCK_S, help="length of a block")
     made.add_argument("--kills", type=int, default=KILLS, help="of each process")
     arguments = made.parse_args()
-    report, spans, did = Report("under-attack", arguments), Spans(), dict[str, Counter[str]]()
+    report, spans, did = ScenarioReport("under-attack", arguments), Spans(), dict[str, Counter[str]]()
     config = {"chat": {"enabled": True}, "timing": {"crash_limit": 1000}}
     with stub_service(ROBOTS + READERS // 4, config, pass_s=PASS_S) as service, ExitStack() as stack:
         port = service.port("robots")
         robots = [
-            stack.enter_context(RobotProcess(openpi_track, port, HZ, "127.0.0.1", seed)) for seed in range(ROBOTS)
+            stack.enter_context(KillableProcess(openpi_track, port, HZ, "127.0.0.1", seed)) for seed in range(ROBOTS)
         ]
         for robot in robots:
             robot.hear()
@@ -74,19 +74,19 @@ def main() -> int:
                     for role in ROLES:
                         _kill(service, role)
         lost = Counter(str(event["child"]) for event in service.events("child_lost"))
-        kept: list[Kept] = [robot.finish(FINISH_S) for robot in robots]
-    tracks: list[Track] = [each.track for each in kept]
+        kept: list[RobotRecord] = [robot.finish(FINISH_S) for robot in robots]
+    tracks: list[RobotHistory] = [each.track for each in kept]
     killed = holds(tracks, spans.all, KILLED)
     rows = [
         *undisturbed("openpi robots", tracks, spans.all),
         *verdict("openpi robots", tracks, spans.all, ATTACK, ATTACK_BARS),
-        Row(f"openpi robots: refusals and HOLDs beside {ATTACK}", len(holds(tracks, spans.all, ATTACK))),
+        BoundedFigure(f"openpi robots: refusals and HOLDs beside {ATTACK}", len(holds(tracks, spans.all, ATTACK))),
         *answers_rows("openpi robots", kept)[:3],
-        Row("openpi robots: wrong actions", sum(each.wrong for each in kept), "", 0),
+        BoundedFigure("openpi robots: wrong actions", sum(each.wrong for each in kept), "", 0),
         *verdict("openpi robots", tracks, spans.all, KILLED, ATTACK_BARS),
-        Row("processes killed", arguments.kills * len(ROLES)),
-        Row("openpi robots: HOLDs, refusals and lost answers beside kills", len(killed), "", 0),
-        Row("robots' processes lost", lost["robots"], "", 0),
+        BoundedFigure("processes killed", arguments.kills * len(ROLES)),
+        BoundedFigure("openpi robots: HOLDs, refusals and lost answers beside kills", len(killed), "", 0),
+        BoundedFigure("robots' processes lost", lost["robots"], "", 0),
     ]
     samples = {name: dict(each) for name, each in did.items()}
     return report.finish(rows, did=samples, lost=dict(lost), holds=[each.holds for each in tracks])
@@ -97,10 +97,10 @@ def _attack(service: ServiceUnderTest, spans: Spans, seconds: float, did: dict[s
     http, robots = service.port("http"), service.port("robots")
     with ExitStack() as stack:
         attackers = {
-            "bodies by status": RobotProcess(bodies, http, STRANGERS[0]),
-            "chats by status": RobotProcess(talkers, http, TALKERS),
-            "stuck readers": RobotProcess(stuck_readers, http, robots, STRANGERS[1]),
-            "stuck uploaders": RobotProcess(stuck_uploaders, http, robots, UPLOADERS),
+            "bodies by status": KillableProcess(bodies, http, STRANGERS[0]),
+            "chats by status": KillableProcess(talkers, http, TALKERS),
+            "stuck readers": KillableProcess(stuck_readers, http, robots, STRANGERS[1]),
+            "stuck uploaders": KillableProcess(stuck_uploaders, http, robots, UPLOADERS),
         }
         for attacker in attackers.values():
             stack.enter_context(attacker)
@@ -130,7 +130,7 @@ def stuck_readers(link: Connection, http_port: int, robots_port: int, source: st
     """Work of a process: clients that ask and ask, and read nothing; reports how often they were cut off."""
     be_nice()
     over, ended = threading.Event(), Counter[str]()
-    message = Scene(0).message()
+    message = DistinctObservations(0).message()
 
     def over_http(port: int, request: bytes) -> None:
         while not over.is_set():

@@ -18,20 +18,20 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.serving import Serving, serving
+from benchmarks.serving import BenchmarkedService, serving
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
-from tests.fuzz.exchange import Connect, Report, clean_run, run_kind
+from tests.fuzz.exchange import Connect, KindReport, clean_run, run_kind
 from tests.fuzz.kinds import KINDS, PERIOD_MS
-from tests.service.harness import Robot
+from tests.service.harness import WireRobot
 
 ANSWERED_MS = 2 * PERIOD_MS  # the next good frame
 REPLY_MS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BadFrameRow:
     """One kind of bad frame. wrong: number of wrong answers; examples: some of them."""
 
     kind: str
@@ -48,10 +48,10 @@ def connector(channel: grpc.aio.Channel) -> Connect:
     stream = channel.stream_stream(
         f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
     )
-    return lambda: Robot(stream)
+    return lambda: WireRobot(stream)
 
 
-async def run(service: Serving, names: list[str], count: int, seed: int) -> list[Row]:
+async def run(service: BenchmarkedService, names: list[str], count: int, seed: int) -> list[BadFrameRow]:
     """Run all kinds, one after another."""
     async with grpc.aio.insecure_channel(service.address) as channel:
         connect = connector(channel)
@@ -66,14 +66,14 @@ async def run(service: Serving, names: list[str], count: int, seed: int) -> list
     return rows
 
 
-def _row(name: str, report: Report) -> Row:
+def _row(name: str, report: KindReport) -> BadFrameRow:
     reply_ms, action_ms = np.array(report.reply_ns) / 1e6, np.array(report.acted_ns) / 1e6
     figures = (np.percentile(reply_ms, 50), np.percentile(reply_ms, 99), np.percentile(action_ms, 99))
     rounded = [round(float(figure), 3) for figure in figures]
-    return Row(name, report.sent, len(report.problems), *rounded, tuple(report.problems[:3]))
+    return BadFrameRow(name, report.sent, len(report.problems), *rounded, tuple(report.problems[:3]))
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[BadFrameRow]) -> None:
     """Print the table."""
     table = Table("kind", "sent", "wrong", "reply p50 ms", "reply p99 ms", "next action p99 ms")
     for row in rows:

@@ -36,7 +36,7 @@ DONE = re.compile(r"Done (\d+) runs")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FuzzFigures:
     """Figures of a run. load_average: of the machine before it. edges: edges of our code that were covered.
 
     kept: inputs with new coverage.
@@ -75,7 +75,7 @@ def main() -> int:
     return 1 if figures.findings else 0
 
 
-def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
+def explore(target: str, seconds: int, seed: int, keep: bool) -> FuzzFigures:
     """Run the fuzzer in a separate process, show its output, and read its figures."""
     load = round(os.getloadavg()[0], 2)
     before = {path.name for path in (CORPUS / target).iterdir()}
@@ -95,7 +95,7 @@ def explore(target: str, seconds: int, seed: int, keep: bool) -> Figures:
     runs = int((DONE.findall(log) or [found[0] for found in STATUS.findall(log)])[-1])
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     counts = (load, took, runs, runs // took, int(edges), int(features), len(fresh))
-    return Figures(target, now, platform.python_version(), *counts, tuple(findings))
+    return FuzzFigures(target, now, platform.python_version(), *counts, tuple(findings))
 
 
 def _run(target: str, options: list[str]) -> str:

@@ -21,13 +21,13 @@ from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.serving import Serving, serving
+from benchmarks.serving import BenchmarkedService, serving
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import pictures, wire
-from tests.fuzz.exchange import BAD_A_STREAM, Connect, Conversation
+from tests.fuzz.exchange import BAD_A_STREAM, Connect, FuzzedStream
 from tests.fuzz.kinds import HEIGHT, PERIOD_MS, WIDTH, good_frame, message
-from tests.service.harness import Robot
+from tests.service.harness import WireRobot
 
 LIMIT_BYTES = 4 << 20
 WARM_UP = 100
@@ -38,7 +38,7 @@ Attack = Callable[[Connect, Random, int], Awaitable[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AttackRow:
     """One attack. wrong: number of wrong answers. growth_mib: of the front, after warm-up."""
 
     attack: str
@@ -56,7 +56,7 @@ async def bombs(connect: Connect, rng: Random, count: int) -> int:
     """Send small images that declare large sizes or need much memory."""
     wrong = 0
     for begin in range(0, count, BAD_A_STREAM):
-        conversation = Conversation(connect())
+        conversation = FuzzedStream(connect())
         await conversation.open()
         for seq in range(1, min(BAD_A_STREAM, count - begin) + 1):
             images = [pb.Image(data=pictures.bomb(pictures.picture(WIDTH, HEIGHT), rng)) for _ in range(2)]
@@ -90,7 +90,7 @@ async def sizes(connect: Connect, _: Random, count: int) -> int:
     return wrong
 
 
-async def _size_is_handled(robot: Robot, width: int, height: int) -> bool:
+async def _size_is_handled(robot: WireRobot, width: int, height: int) -> bool:
     camera = pb.Camera(name="camera", width=width, height=height, format=pb.IMAGE_FORMAT_JPEG)
     opened = pb.Open(cameras=[camera], instruction="grasp the red handle", control_period_ms=PERIOD_MS)
     await robot.send(pb.ClientMessage(open=opened))
@@ -106,7 +106,7 @@ async def _size_is_handled(robot: Robot, width: int, height: int) -> bool:
     return action.command == pb.COMMAND_ACT
 
 
-async def run(service: Serving, count: int, seed: int) -> list[Row]:
+async def run(service: BenchmarkedService, count: int, seed: int) -> list[AttackRow]:
     """Run all attacks, one after another."""
     plan: list[tuple[str, Attack, int, int, float]] = [
         ("bombs", bombs, WARM_UP, count, 8.0),
@@ -120,7 +120,7 @@ async def run(service: Serving, count: int, seed: int) -> list[Row]:
             before = service.resident_bytes()["front"]
             wrong = await attack(connector(channel), Random(seed + 1), number)
             growth_mib = (service.resident_bytes()["front"] - before) / (1 << 20)
-            rows.append(Row(name, number, wrong, round(growth_mib, 2), bar_mib))
+            rows.append(AttackRow(name, number, wrong, round(growth_mib, 2), bar_mib))
     return rows
 
 

@@ -51,7 +51,7 @@ CHAOS = (*PYTHON, "benchmarks.chaos")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NightlyStep:
     """A command, followed by what depends on the run.
 
     count: an option and its number at scale 1, at least 1 at any other. result: it can write its figures with --json.
@@ -74,66 +74,66 @@ class Step:
         return words
 
 
-def _chaos(scenario: str, *options: str, count: tuple[str, float] | None = ("--trials", 5)) -> Step:
-    return Step(f"chaos-{scenario}", (*CHAOS, scenario, *options), count)
+def _chaos(scenario: str, *options: str, count: tuple[str, float] | None = ("--trials", 5)) -> NightlyStep:
+    return NightlyStep(f"chaos-{scenario}", (*CHAOS, scenario, *options), count)
 
 
-def _front_ends(section: str, count: tuple[str, float] | None) -> Step:
-    return Step(f"front-ends-{section}", (*PYTHON, "benchmarks.front_ends", section), count)
+def _front_ends(section: str, count: tuple[str, float] | None) -> NightlyStep:
+    return NightlyStep(f"front-ends-{section}", (*PYTHON, "benchmarks.front_ends", section), count)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NightlyPart:
     """Steps that belong together. minutes: about how long they take at scale 1 on two cores."""
 
     name: str
     minutes: int
-    steps: tuple[Step, ...]
+    steps: tuple[NightlyStep, ...]
 
 
 PARTS = (
-    Part("tests", 25, (Step("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
-    Part(
+    NightlyPart("tests", 25, (NightlyStep("suite-in-one-process", (*PYTEST, "-n0"), result=False),)),
+    NightlyPart(
         "cases",
         15,
         (
-            Step("clients", ("scripts/clients",), result=False),
-            Step("cases", (*PYTEST, "-m", "night"), result=False),
+            NightlyStep("clients", ("scripts/clients",), result=False),
+            NightlyStep("cases", (*PYTEST, "-m", "night"), result=False),
         ),
     ),
-    Part("kernels", 10, (Step("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
+    NightlyPart("kernels", 10, (NightlyStep("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     *(
-        Part(suite, 40, (Step(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
+        NightlyPart(suite, 40, (NightlyStep(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
         for suite in ("bookworm", "trixie", "forky")
     ),
-    Part(
+    NightlyPart(
         "processors",
         30,
         tuple(
-            Step(f"vectors-{name}", ("env", f"ATEN_CPU_CAPABILITY={name}", *PYTEST, *NUMBERS), result=False)
+            NightlyStep(f"vectors-{name}", ("env", f"ATEN_CPU_CAPABILITY={name}", *PYTEST, *NUMBERS), result=False)
             for name in ("avx2", "default")
         ),
     ),
-    Part("frames", 15, (Step("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
-    Part("limits", 20, (Step("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),
-    Part(
+    NightlyPart("frames", 15, (NightlyStep("bad-frames", (*PYTHON, "benchmarks.fuzz.bad_frames"), ("--count", 1000)),)),
+    NightlyPart("limits", 20, (NightlyStep("limits", (*PYTHON, "benchmarks.fuzz.limits"), ("--count", 1000)),)),
+    NightlyPart(
         "properties",
         40,
         (
-            Step(
+            NightlyStep(
                 "properties",
                 (*PYTEST, "--timeout=3000", "--hypothesis-profile=nightly", *PROPERTIES),
                 result=False,
             ),
         ),
     ),
-    Part("stress", 50, (Step("stress", (*PYTHON, "benchmarks.fuzz.stress"), ("--minutes", 50.0)),)),
-    Part(
+    NightlyPart("stress", 50, (NightlyStep("stress", (*PYTHON, "benchmarks.fuzz.stress"), ("--minutes", 50.0)),)),
+    NightlyPart(
         "fuzz",
         10 * len(TARGETS),
-        tuple(Step(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 8.0)) for target in TARGETS),
+        tuple(NightlyStep(f"fuzz-{target}", ("scripts/fuzz", target), ("--minutes", 8.0)) for target in TARGETS),
     ),
-    Part(
+    NightlyPart(
         "strangers",
         50,
         (
@@ -143,7 +143,7 @@ PARTS = (
             _chaos("cheat", count=("--trials", 4)),
         ),
     ),
-    Part(
+    NightlyPart(
         "front-ends",
         50,
         (
@@ -154,14 +154,14 @@ PARTS = (
             _front_ends("churn", count=("--count", 20_000)),
         ),
     ),
-    Part("processes", 20, (_chaos("sigterm"), _chaos("front-kill"), _chaos("worker-kill"))),
-    Part("resources", 40, (_chaos("resources", count=("--trials", 3)),)),
-    Part("soak", 55, (_chaos("mixed", count=("--minutes", 30.0)), _chaos("soak", count=("--frames", 100_000)))),
+    NightlyPart("processes", 20, (_chaos("sigterm"), _chaos("front-kill"), _chaos("worker-kill"))),
+    NightlyPart("resources", 40, (_chaos("resources", count=("--trials", 3)),)),
+    NightlyPart("soak", 55, (_chaos("mixed", count=("--minutes", 30.0)), _chaos("soak", count=("--frames", 100_000)))),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class NightlyResult:
     """One step. log: the file with its output."""
 
     step: str
@@ -170,16 +170,16 @@ class Result:
     log: str
 
 
-def run(step: Step, scale: float, out: Path) -> Result:
+def run(step: NightlyStep, scale: float, out: Path) -> NightlyResult:
     """Run a step to its end, whatever its exit code."""
     log = out / f"{step.name}.log"
     start = time.monotonic()
     with log.open("wb") as stream:
         done = subprocess.run(step.words(scale, out), cwd=ROOT, stdout=stream, stderr=stream, check=False)
-    return Result(step.name, done.returncode, round(time.monotonic() - start), str(log))
+    return NightlyResult(step.name, done.returncode, round(time.monotonic() - start), str(log))
 
 
-def run_part(part: Part, scale: float, out: Path, console: Console) -> list[Result]:
+def run_part(part: NightlyPart, scale: float, out: Path, console: Console) -> list[NightlyResult]:
     """Run the steps of a part and write its file."""
     results = []
     for step in part.steps:

@@ -22,12 +22,12 @@ from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.fuzz.bad_frames import connector
-from benchmarks.serving import Serving, serving
+from benchmarks.serving import BenchmarkedService, serving
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import pictures
-from tests.fuzz.exchange import PICTURES, Answers, Connect, Conversation, Refused, clean_run
+from tests.fuzz.exchange import PICTURES, Answers, Connect, FuzzedStream, NoRoom, clean_run
 from tests.fuzz.kinds import HEIGHT, KINDS, OPEN, WIDTH, good_frame
 
 PERIOD_MS = 100  # declared; frames sent sooner wait
@@ -46,13 +46,13 @@ class World:
     clean: Answers
     rng: Random
 
-    async def session(self) -> Conversation:
+    async def session(self) -> FuzzedStream:
         """An opened stream."""
-        conversation = Conversation(self.connect())
+        conversation = FuzzedStream(self.connect())
         await conversation.open(PERIOD_MS)
         return conversation
 
-    async def right(self, conversation: Conversation, frames: int = 1) -> None:
+    async def right(self, conversation: FuzzedStream, frames: int = 1) -> None:
         """Send good frames, which must get the answers of a clean run."""
         for _ in range(frames):
             picture = self.rng.randrange(PICTURES)
@@ -151,7 +151,7 @@ async def bad_open(world: World) -> None:
 
 async def too_early(world: World) -> None:
     """Send frames before the session is opened."""
-    conversation = Conversation(world.connect())
+    conversation = FuzzedStream(world.connect())
     for _ in range(3):
         await conversation.robot.send(pb.ClientMessage(frame=conversation.next(0)))
     assert (await conversation.robot.status(3)).reason == "NOT_OPEN"
@@ -183,7 +183,7 @@ async def single(world: World) -> None:
         answer = await call(request.SerializeToString(), timeout=PATIENCE_S)
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise Refused from None
+            raise NoRoom from None
         raise
     assert tuple(answer.action.token_ids) == world.clean[2][0]
     request.frame.images[0].data = b"no image"
@@ -240,7 +240,7 @@ async def robot(world: World, until: float, tally: Tally) -> None:
         try:
             await asyncio.wait_for(scenario(world), PATIENCE_S)
             tally.runs[scenario.__name__] += 1
-        except Refused:
+        except NoRoom:
             tally.refused += 1
             first.append(scenario)
             await asyncio.sleep(RETRY_S)
@@ -248,7 +248,7 @@ async def robot(world: World, until: float, tally: Tally) -> None:
             tally.failures.append(f"{scenario.__name__}: {type(error).__name__} {error}"[:500])
 
 
-async def run(service: Serving, minutes: float, seed: int) -> Tally:
+async def run(service: BenchmarkedService, minutes: float, seed: int) -> Tally:
     """Run all robots side by side."""
     tally = Tally()
     async with grpc.aio.insecure_channel(service.address) as channel:

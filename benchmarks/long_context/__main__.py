@@ -22,17 +22,25 @@ from rich.progress import track
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.long_context.cells import (
     Band,
-    Cell,
-    Layout,
+    PromptLayout,
+    QuestionCell,
     Where,
     cells_of,
     draw_questions,
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.report import Gain, Row, Score, cost_table, evidence_table, exact_table, gain
+from benchmarks.long_context.report import (
+    Score,
+    ScoreGain,
+    SystemScores,
+    cost_table,
+    evidence_table,
+    exact_table,
+    gain,
+)
 from benchmarks.long_context.snapkv import SnapKV
-from benchmarks.long_context.systems import ANSWER, Served, position_bytes
+from benchmarks.long_context.systems import ANSWER, ServedModel, position_bytes
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL
@@ -50,17 +58,17 @@ DEFAULT_BANDS = ((1000, 2030), (2500, 4000))
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ComparedSystems:
     """The model and the systems that are compared, with the questions that they are asked."""
 
     model: ChatModel
     rules: GateRules
-    systems: dict[str, Served | SnapKV]
-    layout: Layout
-    cells: list[Cell]
+    systems: dict[str, ServedModel | SnapKV]
+    layout: PromptLayout
+    cells: list[QuestionCell]
 
     @classmethod
-    def read(cls, base: Path, gate: Path, bands: Sequence[Band]) -> Subject:
+    def read(cls, base: Path, gate: Path, bands: Sequence[Band]) -> ComparedSystems:
         """From the directories of a base and its gate; StartError for a gate of another base, and for bands that hold
         no questions."""
         known_by = base_fingerprint(base)
@@ -80,10 +88,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     try:
         bands = [Band(*each) for each in arguments.band or DEFAULT_BANDS]
-        subject = Subject.read(arguments.base, arguments.gate, bands)
+        subject = ComparedSystems.read(arguments.base, arguments.gate, bands)
     except StartError as error:
         parser.error(str(error))
-    rows = [Row(name, system.slot_bytes, {}) for name, system in subject.systems.items()]
+    rows = [SystemScores(name, system.slot_bytes, {}) for name, system in subject.systems.items()]
     for cell in subject.cells:
         _ask(subject, rows, cell, arguments)
     gains = list(_gains(rows, subject.cells))
@@ -121,24 +129,26 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _systems(model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]) -> dict[str, Served | SnapKV]:
+def _systems(
+    model: ChatModel, base: PlainBase, gate: MemoryGate, bands: Sequence[Band]
+) -> dict[str, ServedModel | SnapKV]:
     rules, longest = gate.rules, max(band.longest for band in bands) + ANSWER
-    trained = Served(model, longest, gate=gate)
+    trained = ServedModel(model, longest, gate=gate)
     places = trained.slot_bytes // position_bytes(model)
-    window = Served(model, places, sink=rules.sink)
+    window = ServedModel(model, places, sink=rules.sink)
     return {
-        FULL: Served(model, min(longest, model.config.max_position_embeddings)),
+        FULL: ServedModel(model, min(longest, model.config.max_position_embeddings)),
         WINDOW: window,
         SNAPKV: SnapKV(model, base, places, rules.sink, rules.window, window.slot_bytes),
         TRAINED: trained,
-        UNTRAINED: Served(model, longest, gate=initial_gate(model.config, rules, 0)),
-        NO_SINK: Served(model, longest, gate=replace(gate, rules=replace(rules, sink=0))),
-        NO_WINDOW: Served(model, longest, gate=replace(gate, rules=replace(rules, window=1))),
+        UNTRAINED: ServedModel(model, longest, gate=initial_gate(model.config, rules, 0)),
+        NO_SINK: ServedModel(model, longest, gate=replace(gate, rules=replace(rules, sink=0))),
+        NO_WINDOW: ServedModel(model, longest, gate=replace(gate, rules=replace(rules, window=1))),
     }
 
 
-def _layout(model: ChatModel, rules: GateRules, slot_bytes: int) -> Layout:
-    return Layout(
+def _layout(model: ChatModel, rules: GateRules, slot_bytes: int) -> PromptLayout:
+    return PromptLayout(
         sink=rules.sink,
         out_of_reach=slot_bytes // position_bytes(model) - rules.sink,
         window=rules.window,
@@ -147,7 +157,9 @@ def _layout(model: ChatModel, rules: GateRules, slot_bytes: int) -> Layout:
     )
 
 
-def _ask(subject: Subject, rows: Sequence[Row], cell: Cell, arguments: argparse.Namespace) -> None:
+def _ask(
+    subject: ComparedSystems, rows: Sequence[SystemScores], cell: QuestionCell, arguments: argparse.Namespace
+) -> None:
     """Ask all systems the questions of a cell; those that read all at once only up to the trained length."""
     model, systems = subject.model, subject.systems
     within = cell.band.longest <= model.config.max_position_embeddings
@@ -161,14 +173,16 @@ def _ask(subject: Subject, rows: Sequence[Row], cell: Cell, arguments: argparse.
             row.scores[cell].add(question, systems[row.name].answer(question.ids))
 
 
-def _gains(rows: Sequence[Row], cells: Sequence[Cell]) -> Iterator[tuple[Cell, Gain]]:
+def _gains(rows: Sequence[SystemScores], cells: Sequence[QuestionCell]) -> Iterator[tuple[QuestionCell, ScoreGain]]:
     by_name = {row.name: row.scores for row in rows}
     for cell in cells:
         if cell.decides:
             yield cell, gain(by_name[TRAINED][cell], by_name[WINDOW][cell])
 
 
-def _show(rows: Sequence[Row], cells: Sequence[Cell], gains: Sequence[tuple[Cell, Gain]]) -> None:
+def _show(
+    rows: Sequence[SystemScores], cells: Sequence[QuestionCell], gains: Sequence[tuple[QuestionCell, ScoreGain]]
+) -> None:
     """Print the tables of each band, and what the trained gate gains."""
     console = table_console()
     for cell, found in gains:
@@ -178,7 +192,10 @@ def _show(rows: Sequence[Row], cells: Sequence[Cell], gains: Sequence[tuple[Cell
 
 
 def _keep(
-    arguments: argparse.Namespace, subject: Subject, rows: Sequence[Row], gains: Sequence[tuple[Cell, Gain]]
+    arguments: argparse.Namespace,
+    subject: ComparedSystems,
+    rows: Sequence[SystemScores],
+    gains: Sequence[tuple[QuestionCell, ScoreGain]],
 ) -> None:
     """Write the files that were asked for."""
     asked = {"seed": arguments.seed, "threads": arguments.threads, "rules": subject.rules.to_json()}

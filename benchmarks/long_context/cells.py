@@ -10,7 +10,7 @@ from typing import Final
 
 from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.lab.demo.chat.logs.held_out import draw_question
-from edgeflow.lab.demo.chat.logs.questions import KINDS, Asked
+from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery
 from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 
@@ -49,7 +49,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class QuestionCell:
     """Questions that are counted together. summary: those that depend on many lines; otherwise look-ups of one line."""
 
     band: Band
@@ -87,7 +87,7 @@ def evidence(lines: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PromptLayout:
     """The parts of a prompt, in tokens.
 
     sink: kept at the beginning. out_of_reach: at the end, kept by some row of the comparison; between them and the sink
@@ -160,7 +160,9 @@ def question_tokens(model: ChatModel) -> tuple[int, int]:
     return min(lengths) - before, max(lengths) - before
 
 
-def draw_questions(model: ChatModel, cell: Cell, layout: Layout, count: int, seed: str) -> Iterator[Question]:
+def draw_questions(
+    model: ChatModel, cell: QuestionCell, layout: PromptLayout, count: int, seed: str
+) -> Iterator[Question]:
     """The questions of a cell; the same seed gives the same ones."""
     rng = random.Random(f"long context {seed} {cell.band.name} {cell.name}")
     for index in range(count):
@@ -170,10 +172,10 @@ def draw_questions(model: ChatModel, cell: Cell, layout: Layout, count: int, see
         yield Question(_ids(model, log, asked), asked.kind, asked.answer, len(asked.lines))
 
 
-def _ids(model: ChatModel, log: RobotLog, asked: Asked) -> tuple[int, ...]:
+def _ids(model: ChatModel, log: RobotLog, asked: LogQuery) -> tuple[int, ...]:
     return model.chat_prompt(model.render([{"role": "user", "content": f"{log.text()}\n{asked.text}"}])).ids
 
 
-def cells_of(bands: Sequence[Band]) -> list[Cell]:
+def cells_of(bands: Sequence[Band]) -> list[QuestionCell]:
     """All cells of some bands."""
-    return [Cell(band, where, summary) for band in bands for where in Where for summary in (True, False)]
+    return [QuestionCell(band, where, summary) for band in bands for where in Where for summary in (True, False)]

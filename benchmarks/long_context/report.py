@@ -10,7 +10,7 @@ from statistics import median
 from rich.box import SIMPLE
 from rich.table import Table
 
-from benchmarks.long_context.cells import EVIDENCE, Band, Cell, Question, Where, evidence, family
+from benchmarks.long_context.cells import EVIDENCE, Band, Question, QuestionCell, Where, evidence, family
 from benchmarks.long_context.systems import Reply
 from edgeflow.lab.demo.recording import Estimate, wilson
 
@@ -65,12 +65,12 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SystemScores:
     """One system. scores: of the cells that it was asked."""
 
     name: str
     slot_bytes: int
-    scores: dict[Cell, Score]
+    scores: dict[QuestionCell, Score]
 
     def of_band(self, band: Band) -> list[Score]:
         """Its scores with prompts of one length."""
@@ -85,7 +85,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class ScoreGain:
     """How much better one score is than another; apart: their intervals do not meet."""
 
     points: float
@@ -96,16 +96,16 @@ class Gain:
         return self.points >= LEAST_GAIN and self.apart
 
 
-def gain(better: Score, worse: Score) -> Gain:
+def gain(better: Score, worse: Score) -> ScoreGain:
     one, other = better.exact(), worse.exact()
-    return Gain(one.value - other.value, one.low > other.high)
+    return ScoreGain(one.value - other.value, one.low > other.high)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """Questions that are shown together. of: their family, "" for all of the cell."""
 
-    cell: Cell
+    cell: QuestionCell
     of: str = ""
 
     @property
@@ -114,12 +114,12 @@ class Column:
         return kind if self.cell.where is Where.COMPRESSED else f"kept {kind}"
 
 
-def columns_of(cells: Sequence[Cell]) -> list[Column]:
+def columns_of(cells: Sequence[QuestionCell]) -> list[Column]:
     """Columns of the cells of a band; what decides is also given by family."""
     return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.decides else ("",))]
 
 
-def exact_table(rows: Sequence[Row], band: Band, cells: Sequence[Cell]) -> Table:
+def exact_table(rows: Sequence[SystemScores], band: Band, cells: Sequence[QuestionCell]) -> Table:
     """Exact answers in percent with their intervals, by kind of question and place of the evidence."""
     columns = columns_of([cell for cell in cells if cell.band == band])
     found = _table(f"exact answers, {band.name}", *(each.title for each in columns))
@@ -129,7 +129,7 @@ def exact_table(rows: Sequence[Row], band: Band, cells: Sequence[Cell]) -> Table
     return found
 
 
-def evidence_table(rows: Sequence[Row], cell: Cell) -> Table:
+def evidence_table(rows: Sequence[SystemScores], cell: QuestionCell) -> Table:
     """Exact of asked, by the number of lines on which an answer rests: none where it is no."""
     found = _table(f"{cell.name}, by lines of evidence, {cell.band.name}", "kind", *EVIDENCE)
     for row in rows:
@@ -141,7 +141,7 @@ def evidence_table(rows: Sequence[Row], cell: Cell) -> Table:
     return found
 
 
-def cost_table(rows: Sequence[Row], band: Band) -> Table:
+def cost_table(rows: Sequence[SystemScores], band: Band) -> Table:
     """Bytes of a slot, and medians of times."""
     found = _table(f"cost, {band.name}", "KB a slot", "first token, ms", "ms per token")
     for row in rows:

@@ -24,14 +24,14 @@ POOL = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptKV:
     """Keys and values [KH, n, D] of one layer."""
 
     keys: Tensor
     values: Tensor
 
-    def and_one(self, k: Tensor, v: Tensor) -> Kept:
-        return Kept(torch.cat((self.keys, k), 1), torch.cat((self.values, v), 1))
+    def and_one(self, k: Tensor, v: Tensor) -> KeptKV:
+        return KeptKV(torch.cat((self.keys, k), 1), torch.cat((self.values, v), 1))
 
 
 class SnapKV:
@@ -54,7 +54,7 @@ class SnapKV:
             last, kept = self._step(token, len(ids) + len(tokens) - 1, kept)
         return Reply(self._model.tokenizer.decode(tokens), torch.nan, torch.nan)
 
-    def _read(self, ids: Tensor) -> tuple[Tensor, list[Kept]]:
+    def _read(self, ids: Tensor) -> tuple[Tensor, list[KeptKV]]:
         """The last hidden row, and what each layer keeps."""
         base, kept = self._base, []
         x, turns = base.embed(ids), base.turns(torch.arange(len(ids)))
@@ -65,10 +65,10 @@ class SnapKV:
             x = base.finish(layer, x, F.scaled_dot_product_attention(q, keys, values, is_causal=True))
             chosen = select(q, k, places=self._places, sink=self._sink, window=self._window)
             index = chosen[..., None].expand(-1, -1, k.shape[-1])
-            kept.append(Kept(k.gather(1, index), v.gather(1, index)))
+            kept.append(KeptKV(k.gather(1, index), v.gather(1, index)))
         return base.final(x[-1]), kept
 
-    def _step(self, token: int, position: int, kept: list[Kept]) -> tuple[Tensor, list[Kept]]:
+    def _step(self, token: int, position: int, kept: list[KeptKV]) -> tuple[Tensor, list[KeptKV]]:
         """The hidden row of a token of the answer, and what is kept with it."""
         base, after = self._base, []
         x, turns = base.embed(torch.tensor([token])), base.turns(torch.tensor([position]))

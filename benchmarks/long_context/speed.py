@@ -38,7 +38,7 @@ FULL, FOLDED = "full attention", "folded"
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunkTime:
     """A timed pass of a prompt. keys: that its rows see, on average. gated: they read the memory."""
 
     rows: int
@@ -48,7 +48,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PromptTimes:
     """A prompt. token_ms: the median of the tokens behind the first. floor_s: of the first, where it was derived."""
 
     system: str
@@ -60,7 +60,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RowCosts:
     """Seconds of a row's products, and of a row and a key that it sees. gate: products of a gate, of a row's own."""
 
     row_s: float
@@ -68,14 +68,14 @@ class Rates:
     gate: float
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], gate: float) -> Rates:
+    def of(cls, chunks: Sequence[PromptChunkTime], gate: float) -> RowCosts:
         """A least-squares line through the times per row of chunks by the keys that they see."""
         keys = torch.tensor([[1.0, each.keys] for each in chunks], dtype=torch.float64)
         times = torch.tensor([[each.seconds / each.rows] for each in chunks], dtype=torch.float64)
         row_s, key_s = torch.linalg.lstsq(keys, times).solution[:, 0].tolist()
         return cls(row_s, key_s, gate)
 
-    def floor_s(self, chunks: Sequence[Chunk]) -> float:
+    def floor_s(self, chunks: Sequence[PromptChunkTime]) -> float:
         """The least time of these chunks."""
         return sum(each.rows * (self.row_s * (1 + self.gate * each.gated) + self.key_s * each.keys) for each in chunks)
 
@@ -88,7 +88,7 @@ def main() -> None:
     model = random_chat(config, CPU, getattr(torch, arguments.dtype))
     rules = GateRules(sink=arguments.sink, window=arguments.window, segment=arguments.segment)
     gate = initial_gate(config, rules, 0)
-    found: list[Measured] = []
+    found: list[PromptTimes] = []
     for length in track(arguments.lengths, "prompts"):
         found += _both(model, _in(gate, model), length, arguments.chunk)
     _show(found)
@@ -122,19 +122,19 @@ def _in(gate: MemoryGate, model: ChatModel) -> MemoryGate:
     return MemoryGate(rules=gate.rules, layers=layers, mlp_hidden=gate.mlp_hidden)
 
 
-def _both(model: ChatModel, gate: MemoryGate, length: int, chunk: int) -> Iterator[Measured]:
+def _both(model: ChatModel, gate: MemoryGate, length: int, chunk: int) -> Iterator[PromptTimes]:
     """One prompt, with full attention and folded."""
     positions = length + TOKENS
     full = ChatEngine(model, model.decoder.kv_slots(1, positions, DENSE))
     chunks, measured = _measure(FULL, full, length, chunk)
-    rates = Rates.of(chunks, _gate_share(model, gate))
+    rates = RowCosts.of(chunks, _gate_share(model, gate))
     yield measured
     del full
     size = SlotSize(positions=gate.rules.threshold, memory_bytes=0, length=positions)
     kv = model.decoder.kv_slots(1, size.positions, memory_format(gate, positions))
     folded, measured = _measure(FOLDED, ChatEngine(model, kv, folding=folding_of(gate.rules)), length, chunk)
     floor_s = rates.floor_s(folded)
-    yield Measured(**{**asdict(measured), "floor_s": floor_s})
+    yield PromptTimes(**{**asdict(measured), "floor_s": floor_s})
 
 
 def _gate_share(model: ChatModel, gate: MemoryGate) -> float:
@@ -146,9 +146,9 @@ def _gate_share(model: ChatModel, gate: MemoryGate) -> float:
     return read / layer
 
 
-def _measure(system: str, engine: ChatEngine, length: int, chunk: int) -> tuple[list[Chunk], Measured]:
+def _measure(system: str, engine: ChatEngine, length: int, chunk: int) -> tuple[list[PromptChunkTime], PromptTimes]:
     request = random_request(engine, length, SamplingParams(max_tokens=TOKENS))
-    chunks: list[Chunk] = []
+    chunks: list[PromptChunkTime] = []
     while not request.tokens:
         chunks.append(_timed(engine, request, chunk))
     tokens: list[float] = []
@@ -157,20 +157,20 @@ def _measure(system: str, engine: ChatEngine, length: int, chunk: int) -> tuple[
     first = sum(each.seconds for each in chunks)
     slot_mib = engine.kv.nbytes / engine.kv.slots / 2**20
     token_ms = 1e3 * median(tokens)
-    return chunks, Measured(system=system, length=length, first_token_s=first, token_ms=token_ms, slot_mib=slot_mib)
+    return chunks, PromptTimes(system=system, length=length, first_token_s=first, token_ms=token_ms, slot_mib=slot_mib)
 
 
-def _timed(engine: ChatEngine, request: Generation, chunk: int) -> Chunk:
+def _timed(engine: ChatEngine, request: Generation, chunk: int) -> PromptChunkTime:
     before = request.plan.place
     started = perf_counter()
     run_pass(engine, [request], chunk)
     seconds = perf_counter() - started
     rows, folded = request.plan.place - before, request.plan.route.folded
     keys = before - engine.placement.compressed(folded) + (rows + 1) / 2
-    return Chunk(rows, keys, folded > 0, seconds)
+    return PromptChunkTime(rows, keys, folded > 0, seconds)
 
 
-def _show(found: Sequence[Measured]) -> None:
+def _show(found: Sequence[PromptTimes]) -> None:
     table = Table("prompt", "", "first token, s", "/ full", "/ floor", "per token, ms", "slot, MiB", "/ full")
     for full, folded in zip(found[::2], found[1::2], strict=True):
         for each in (full, folded):

@@ -28,7 +28,7 @@ class Reply:
     token_s: float
 
 
-class Served:
+class ServedModel:
     """A model in one slot of the engine that serves it.
 
     gate: fold what leaves the slot into a memory. places: of the slot; longer prompts lose their middle when there is

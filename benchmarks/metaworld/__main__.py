@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.command import keep, machine_facts
 from benchmarks.metaworld import ages
-from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, WITHIN_A_STEP, Motion
+from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, WITHIN_A_STEP, OldActions
 from edgeflow_client.aging import LOOK_AHEAD_S
 
 TASKS = (
@@ -39,7 +39,7 @@ def main() -> None:
     _measure(arguments, modes, motions)
 
 
-def _measure(arguments: argparse.Namespace, modes: list[ages.AgedMode], motions: tuple[Motion, ...]) -> None:
+def _measure(arguments: argparse.Namespace, modes: list[ages.AgedMode], motions: tuple[OldActions, ...]) -> None:
     from benchmarks.metaworld.report import as_json, as_text
     from benchmarks.metaworld.table import measure
 

@@ -19,7 +19,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Motion:
+class OldActions:
     """A way to execute old actions.
 
     anchored: against the pose of the frame, else against the present pose. most_steps: the displacement that the schema
@@ -32,13 +32,13 @@ class Motion:
     most_steps: float = 1.0
 
 
-PRESENT = Motion("present pose", False, OFF)
-ANCHORED = Motion("anchored", True, OFF)
-DEFAULT = Motion("default: look-ahead", True, Aging(), 1.0 + LOOK_AHEAD_S * CONTROL_RATE_HZ)
-WITHIN_A_STEP = Motion("look-ahead, one step's limits", True, Aging())
+PRESENT = OldActions("present pose", False, OFF)
+ANCHORED = OldActions("anchored", True, OFF)
+DEFAULT = OldActions("default: look-ahead", True, Aging(), 1.0 + LOOK_AHEAD_S * CONTROL_RATE_HZ)
+WITHIN_A_STEP = OldActions("look-ahead, one step's limits", True, Aging())
 
 
-def command(motion: Motion, outputs: Vector, frame_m: Vector, present_m: Vector, age_steps: int) -> Vector:
+def command(motion: OldActions, outputs: Vector, frame_m: Vector, present_m: Vector, age_steps: int) -> Vector:
     """The simulator's input `[4]` for the expert's outputs `[4]` that answer a frame `age_steps` old.
 
     frame_m, present_m: commanded hand positions `[3]` at that frame and now.
@@ -50,7 +50,7 @@ def command(motion: Motion, outputs: Vector, frame_m: Vector, present_m: Vector,
     return np.append(shift, target.values["gripper"])
 
 
-def _action(motion: Motion, outputs: Vector, frame_m: Vector, age_steps: int) -> Action:
+def _action(motion: OldActions, outputs: Vector, frame_m: Vector, age_steps: int) -> Action:
     outputs = np.clip(outputs, -1.0, 1.0)  # as the simulator does
     return Action(
         seq=1,

@@ -16,7 +16,7 @@ FRESH = AgedMode("no delay", 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TaskCell:
     """The episodes of one task under one condition: steps until success, None without."""
 
     task: str
@@ -34,12 +34,12 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConditionRow:
     """All tasks under one condition."""
 
     mode: AgedMode
     motion: str
-    cells: tuple[Cell, ...]
+    cells: tuple[TaskCell, ...]
 
     @property
     def successes(self) -> int:
@@ -51,7 +51,7 @@ class Row:
         return wilson(self.successes, sum(len(cell.steps) for cell in self.cells))
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def as_text(rows: Sequence[ConditionRow]) -> str:
     """The table: successes per task, then of all with the 95 % interval."""
     tasks = [cell.task for cell in rows[0].cells]
     head = ["mode", "age", "motion", *tasks, "all", "95 %"]
@@ -60,7 +60,7 @@ def as_text(rows: Sequence[Row]) -> str:
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def as_json(rows: Sequence[ConditionRow]) -> list[dict[str, Any]]:
     return [
         {
             "mode": row.mode.name,
@@ -76,16 +76,16 @@ def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _head(row: Row) -> list[str]:
+def _head(row: ConditionRow) -> list[str]:
     return [row.mode.name, f"{row.mode.age_ms:.0f} ms = {row.mode.steps}", row.motion]
 
 
-def _total(row: Row) -> list[str]:
+def _total(row: ConditionRow) -> list[str]:
     episodes = sum(len(cell.steps) for cell in row.cells)
     return [f"{row.successes} of {episodes}", f"{100 * row.share.low:.1f} to {100 * row.share.high:.1f} %"]
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
+def _cell_json(cell: TaskCell) -> dict[str, Any]:
     share = wilson(cell.successes, len(cell.steps))
     return {
         "task": cell.task,

@@ -16,41 +16,41 @@ import numpy as np
 from metaworld.policies import ENV_POLICY_MAP
 
 from benchmarks.metaworld.ages import AgedMode
-from benchmarks.metaworld.arm import PRESENT, Motion, command
-from benchmarks.metaworld.report import FRESH, Cell, Row
+from benchmarks.metaworld.arm import PRESENT, OldActions, command
+from benchmarks.metaworld.report import FRESH, ConditionRow, TaskCell
 
-Condition = tuple[AgedMode, Motion]
+Condition = tuple[AgedMode, OldActions]
 
 
 def measure(
     modes: Sequence[AgedMode],
-    motions: Sequence[Motion],
+    motions: Sequence[OldActions],
     tasks: Sequence[str],
     *,
     episodes: int,
     seed: int,
     workers: int,
-) -> list[Row]:
+) -> list[ConditionRow]:
     """A row without delay, then one per mode and motion. workers: processes, each with a task at a time."""
     conditions = [(FRESH, PRESENT), *((mode, motion) for mode in modes for motion in motions)]
     work = partial(_cells, conditions, episodes, seed)
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         columns = list(pool.map(work, tasks))
     return [
-        Row(mode, motion.name, tuple(column[number] for column in columns))
+        ConditionRow(mode, motion.name, tuple(column[number] for column in columns))
         for number, (mode, motion) in enumerate(conditions)
     ]
 
 
-def _cells(conditions: Sequence[Condition], episodes: int, seed: int, task: str) -> list[Cell]:
+def _cells(conditions: Sequence[Condition], episodes: int, seed: int, task: str) -> list[TaskCell]:
     """The task under every condition. Modes of the same age in steps share their episodes."""
     warnings.filterwarnings("ignore", message="Constant")  # outputs beyond 1, which are clipped
     begun, simulator = time.monotonic(), TaskEpisodes(task, seed)
-    cells: dict[tuple[int, str], Cell] = {}
+    cells: dict[tuple[int, str], TaskCell] = {}
     for mode, motion in conditions:
         key = (mode.steps, motion.name)
         if key not in cells:
-            cells[key] = Cell(task, tuple(simulator.run(goal, motion, mode.steps) for goal in range(episodes)))
+            cells[key] = TaskCell(task, tuple(simulator.run(goal, motion, mode.steps) for goal in range(episodes)))
     simulator.close()
     print(f"{task}: {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
     return [cells[mode.steps, motion.name] for mode, motion in conditions]
@@ -66,7 +66,7 @@ class TaskEpisodes:
         self._expert = ENV_POLICY_MAP[f"{task}-v3"]()
         self._goals = suite.train_tasks
 
-    def run(self, goal: int, motion: Motion, age_steps: int) -> int | None:
+    def run(self, goal: int, motion: OldActions, age_steps: int) -> int | None:
         """The steps until success, None without. The arm stood still before the episode, so no state is missing."""
         self._env.set_task(self._goals[goal])
         state, _ = self._env.reset()

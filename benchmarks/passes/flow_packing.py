@@ -68,7 +68,7 @@ FIRST, *_, PACKED = SYSTEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PackingRow:
     """One system: chunks per second over rounds, and the ratio to the first system's, round by round."""
 
     system: str
@@ -143,11 +143,11 @@ def _round(engine: FlowEngine, frames: list[FlowFrame]) -> dict[str, tuple[float
     return {name: _run(engine, frames, name) for name in SYSTEMS}
 
 
-def _row(name: str, rounds: list[dict[str, tuple[float, int, NDArray[np.float64]]]]) -> Row:
+def _row(name: str, rounds: list[dict[str, tuple[float, int, NDArray[np.float64]]]]) -> PackingRow:
     seconds = np.array([each[name][0] for each in rounds])
     ratios = np.array([each[FIRST][0] for each in rounds]) / seconds
     chunks = ROBOTS * len(rounds[0][name][2])
-    return Row(
+    return PackingRow(
         system=name,
         chunks_s=float(np.median(chunks / seconds)),
         ratio_median=float(np.median(ratios)),
@@ -210,7 +210,11 @@ def _watched(spent: dict[str, float], part: str, function: Callable[..., Any]) -
 
 
 def _print(
-    rows: list[Row], parts: dict[str, dict[str, float]], arguments: argparse.Namespace, prefix: int, sizes: FlowSizes
+    rows: list[PackingRow],
+    parts: dict[str, dict[str, float]],
+    arguments: argparse.Namespace,
+    prefix: int,
+    sizes: FlowSizes,
 ) -> None:
     title = (
         f"{arguments.model}: {ROBOTS} robots, {arguments.threads} threads, prefix of {prefix} rows, "

@@ -21,7 +21,7 @@ from edgeflow.lab.demo.evaluate import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.worker.build import build_engine
 
 SPEED_M_S = 0.05
@@ -57,7 +57,7 @@ def _measured(name: str, kept: bool, episodes: int) -> dict[str, float]:
         "passes": mean(action.passes for action in acted),
         "age_ms": mean(action.arrived_ns - action.captured_ns for action in acted) / 1e6,
         "actions_per_s": len(acted) / sum(run.seconds for run in runs),
-        "successes": sum(run.outcome is Outcome.SUCCESS for run in runs),
+        "successes": sum(run.outcome is EpisodeOutcome.SUCCESS for run in runs),
     }
 
 

@@ -50,7 +50,7 @@ System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PipelineRow:
     """One system: fps over rounds; ratio to our serial, round by round; full: share of passes with all K stages."""
 
     system: str
@@ -64,7 +64,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class SpeedGain:
     """How much faster one system is than another, round by round. clear: in every round it was the faster one."""
 
     system: str
@@ -182,7 +182,7 @@ def _measure(systems: dict[str, System], frames: list[PreparedFrame], rounds: in
     return results
 
 
-def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Row]:
+def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[PipelineRow]:
     reference = rounds[0]["serial"][2]
     rows = []
     for name in systems:
@@ -190,18 +190,20 @@ def _rows(systems: dict[str, System], rounds: list[dict[str, tuple]]) -> list[Ro
         ratios = fps / np.array([outcome["serial"][0] for outcome in rounds])
         equal = all(outcome[name][2] == reference for outcome in rounds)
         ratio = [float(value) for value in (np.median(ratios), ratios.min(), ratios.max())]
-        rows.append(Row(name, float(fps.mean()), float(fps.std()), *ratio, full=rounds[0][name][1], tokens_equal=equal))
+        rows.append(
+            PipelineRow(name, float(fps.mean()), float(fps.std()), *ratio, full=rounds[0][name][1], tokens_equal=equal)
+        )
     return rows
 
 
-def gains_of(rounds: list[dict[str, tuple]]) -> list[Gain]:
+def gains_of(rounds: list[dict[str, tuple]]) -> list[SpeedGain]:
     """The ablation: each way to pipeline over the naive pipe, and one shift over the other."""
     naive, copy, rotate = "naive pipe", "pipelined, copy", "pipelined, rotate"
     gains = []
     for system, over in ((copy, naive), (rotate, naive), (rotate, copy)):
         ratios = np.array([outcome[system][0] / outcome[over][0] for outcome in rounds])
         found = [float(value) for value in (np.median(ratios), ratios.min(), ratios.max())]
-        gains.append(Gain(system, over, *found, clear=bool(ratios.min() > 1)))
+        gains.append(SpeedGain(system, over, *found, clear=bool(ratios.min() > 1)))
     return gains
 
 
@@ -210,7 +212,7 @@ def bound_of(times: PassTimes) -> float:
     return (times.prefill_ns + (times.stages - 1) * times.decode_ns) / times.packed_ns
 
 
-def _print(rows: list[Row], arguments: argparse.Namespace, prefill: int, bound: float) -> None:
+def _print(rows: list[PipelineRow], arguments: argparse.Namespace, prefill: int, bound: float) -> None:
     title = f"{arguments.model}: {arguments.threads} threads, prefill of {prefill} rows, {arguments.frames} frames"
     columns = ("system", "FPS", "±", "ratio to serial", "min .. max", "bound", "full pipeline", "tokens")
     table = Table(*columns, title=title)

@@ -23,7 +23,7 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.demo.evaluate import FRESH_SEEDS, apply_action
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.build import build_engine
 from edgeflow_client.types import Mode
@@ -64,7 +64,7 @@ def _frames(engine: PolicyEngine, sim: RobotSim) -> list[PreparedFrame]:
     """The frames of the camera while the expert acts."""
     ids, expert = engine.policy.prompt_ids(sim.instruction), Expert(sim)
     frames: list[PreparedFrame] = []
-    while sim.outcome is Outcome.RUNNING:
+    while sim.outcome is EpisodeOutcome.RUNNING:
         image = sim.capture()
         frames.append(PreparedFrame(engine.policy.preprocess(image), ids))
         apply_action(sim, sim.pose(), np.asarray(expert(image, sim.instruction)))

@@ -39,7 +39,7 @@ MODES = (Mode.SERIAL, Mode.PIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class SweepCell:
     """One K and prefill length: medians over rounds; ratio taken round by round; passes in milliseconds."""
 
     action_tokens: int
@@ -139,12 +139,12 @@ def _profile(policy: OpenVLAPolicy, prompt: int) -> dict[str, float]:
     return {event.key: event.self_cpu_time_total / total for event in largest}
 
 
-def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> Cell:
+def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> SweepCell:
     engine, frames = _bench(policy, prompt, 2 * policy.K + arguments.frames)
     rounds = [{mode: _run(engine, frames, mode) for mode in MODES} for _ in range(arguments.rounds + 1)][1:]
     serial = [each[Mode.SERIAL] for each in rounds]
     pipelined = [each[Mode.PIPELINED] for each in rounds]
-    return Cell(
+    return SweepCell(
         action_tokens=policy.K,
         prefill_rows=policy.image_tokens + prompt,
         serial_fps=median(run.fps for run in serial),
@@ -158,7 +158,7 @@ def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _SweepRun:
     """One run. fps: in steady state, frames over the time of full pipelines only."""
 
     fps: float
@@ -168,7 +168,7 @@ class _Run:
     packed_ms: float
 
 
-def _run(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode) -> _Run:
+def _run(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode) -> _SweepRun:
     stages = engine.policy.K
     run = OfflineRun(engine, Scheduler(limits_for(stages)), [mode])
     waiting = list(enumerate(frames, start=1))
@@ -190,16 +190,16 @@ def _run(engine: PolicyEngine, frames: list[PreparedFrame], mode: Mode) -> _Run:
     ordered = [tokens[seq] for seq in sorted(tokens)]
     if mode is Mode.SERIAL:
         fps = 1e3 * len(frames) / sum(elapsed for _, elapsed in passes)
-        return _Run(fps, ordered, median(prefills), median(decodes), 0.0)
+        return _SweepRun(fps, ordered, median(prefills), median(decodes), 0.0)
     full = [elapsed for segments, elapsed in passes if segments == stages]
-    return _Run(1e3 * len(full) / sum(full), ordered, 0.0, 0.0, median(full))
+    return _SweepRun(1e3 * len(full) / sum(full), ordered, 0.0, 0.0, median(full))
 
 
-def _advance(progress: Progress, task: object, cell: Cell) -> None:
+def _advance(progress: Progress, task: object, cell: SweepCell) -> None:
     progress.update(task, advance=1, description=f"K {cell.action_tokens}, {cell.prefill_rows} rows")  # type: ignore[arg-type]
 
 
-def _print(cells: list[Cell], arguments: argparse.Namespace) -> None:
+def _print(cells: list[SweepCell], arguments: argparse.Namespace) -> None:
     title = f"{arguments.model}: {arguments.threads} threads, median of {arguments.rounds} rounds, full pipelines"
     table = Table("K", "prefill rows", "serial FPS", "pipelined FPS", "ratio", "bound", "prefill / decode / packed ms",
                   "tokens", title=title)  # fmt: skip

@@ -32,7 +32,7 @@ from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 IMAGE_TOKENS = SimpleNamespace(fake_image_token_id=0, global_image_token_id=0)
 
 
-class Clock:
+class PartTimes:
     """Milliseconds by part, summed over calls; `steps` also one by one."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def main(folder: Path, inputs: Path, dtype: str, threads: int) -> None:
     policy = load_policy(folder)
     model = policy.model
     model.vlm_with_expert.to(getattr(torch, dtype))
-    clock = Clock()
+    clock = PartTimes()
     policy.prepare_images = clock.timed("images", policy.prepare_images)
     model.vlm_with_expert.embed_image = clock.timed("vision", model.vlm_with_expert.embed_image)
     model.embed_prefix = clock.timed("embed", model.embed_prefix)
@@ -107,7 +107,7 @@ def _batch(tensors: Mapping[str, Tensor], cameras: int) -> dict[str, Tensor]:
     }
 
 
-def _parts(clock: Clock, chunk_ms: float) -> dict[str, object]:
+def _parts(clock: PartTimes, chunk_ms: float) -> dict[str, object]:
     """Parts that add up to the chunk. embed: the prefix's embeddings but for images. prefix: the rest, so its pass."""
     images, vision, steps = (clock.parts[name] for name in ("images", "vision", "steps"))
     embed = clock.parts["embed"] - vision

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, Row, as_json, tables
+from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, tables
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.lab.export.graphs.stages import StageProgram
-from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, Work
+from edgeflow.lab.export.graphs.stages import StageGraph
+from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, PassFloor
 from edgeflow.lab.gpu.subjects.flow_floors import language_work, step_work, vision_work
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, PUBLISHED, TINY, FlowShape
 from edgeflow_client.loadtest.terminal import table_console
@@ -55,11 +55,11 @@ MODELS: Mapping[str, Model] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """The figures of a run. differences: of the two sides, by what was compared."""
 
     arguments: argparse.Namespace
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ShapeRow] = field(default_factory=list)
     differences: dict[str, float] = field(default_factory=dict)
 
     def add(self, stage: str, shape: FlowShape, calls: Mapping[str, Callable[[], object]], *, repeats: int = 1) -> None:
@@ -67,7 +67,7 @@ class Run:
         times = in_turn(calls, self.arguments.rounds, repeats)
         for system, ms in times.items():
             work = work_of(shape, SYSTEMS[system].itemsize, shape.sizes.steps)[stage]
-            row = Row(stage=stage, prefix=shape.prefix, suffix=shape.sizes.rows, system=system, ms=ms, work=work)
+            row = ShapeRow(stage=stage, prefix=shape.prefix, suffix=shape.sizes.rows, system=system, ms=ms, work=work)
             self.rows.append(row)
             print(f"{stage} {row.prefix}/{row.suffix}, {system}: median {ms['median']:.1f} ms", flush=True)
 
@@ -77,7 +77,7 @@ def measure(description: str | None) -> int:
     arguments = _arguments(description)
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
-    model, run = MODELS[arguments.model], Run(arguments)
+    model, run = MODELS[arguments.model], MeasuredRun(arguments)
     found: dict[str, Any] = {}
     with watched(found):
         rates = [_rates()]
@@ -94,7 +94,7 @@ def measure(description: str | None) -> int:
     return int(any(not difference <= CLOSE for difference in run.differences.values()))
 
 
-def _keep(run: Run, found: Mapping[str, Any], rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> None:
+def _keep(run: MeasuredRun, found: Mapping[str, Any], rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> None:
     """Write what has been measured so far."""
     ceilings = _ceilings(rates)
     figures = {"rows": [as_json(row, ceilings) for row in run.rows], "differences": run.differences}
@@ -106,7 +106,7 @@ def _ceilings(rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> dict[str, Ceil
     return {system: best([each[dtype] for each in rates]) for system, dtype in SYSTEMS.items()}
 
 
-def _measured(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) -> Iterator[int]:
+def _measured(run: MeasuredRun, model: Model, suffix: int, prefixes: tuple[int, ...]) -> Iterator[int]:
     """Measure all prefixes with steps of so many rows; each prefix that is done.
 
     Prefills and towers are measured with the first suffix alone.
@@ -126,9 +126,9 @@ def _measured(run: Run, model: Model, suffix: int, prefixes: tuple[int, ...]) ->
 
 
 def _cell(
-    run: Run,
+    run: MeasuredRun,
     shape: FlowShape,
-    stages: tuple[StageProgram, ...],
+    stages: tuple[StageGraph, ...],
     folder: Path,
     networks: Mapping[str, FlowNetwork],
     *,
@@ -201,12 +201,12 @@ def shaped(shape: FlowShape, prefix: int, suffix: int) -> FlowShape:
     return replace(shape, config=replace(shape.config, flow=flow), text=text)
 
 
-def work_of(shape: FlowShape, number_bytes: int, frames: int = 1) -> dict[str, Work]:
+def work_of(shape: FlowShape, number_bytes: int, frames: int = 1) -> dict[str, PassFloor]:
     """FLOPs and bytes of each stage, and of a tick of so many frames: a prefill, and a step of each."""
     prefill = language_work(shape)
     works = {"towers": vision_work(shape), "prefill": prefill, "step": step_work(shape)}
     works["tick"] = prefill + step_work(shape, frames)
-    return {name: Work(work.flops, work.bytes * number_bytes / NUMBER_BYTES) for name, work in works.items()}
+    return {name: PassFloor(work.flops, work.bytes * number_bytes / NUMBER_BYTES) for name, work in works.items()}
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

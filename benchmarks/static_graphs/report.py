@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from edgeflow.lab.gpu.subjects.floors import Ceilings, Work
+from edgeflow.lab.gpu.subjects.floors import Ceilings, PassFloor
 
 JOURNEY = "Journey 6M, INT16 (EdgeFM's paper)"
 JOURNEY_PREFILL: Mapping[int, float] = {512: 74.26, 1024: 248.27, 2048: 899.39}
@@ -31,7 +31,7 @@ STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ShapeRow:
     """A system in one shape. ms: figures of its times. work: of the call."""
 
     stage: str
@@ -39,19 +39,19 @@ class Row:
     suffix: int
     system: str
     ms: Mapping[str, float]
-    work: Work
+    work: PassFloor
 
 
 Rates = Mapping[str, Ceilings]
 """The rates of this machine, by system."""
 
 
-def floor_ms(row: Row, rates: Rates) -> float:
+def floor_ms(row: ShapeRow, rates: Rates) -> float:
     """The least time of a call here."""
     return rates[row.system].floor_s(row.work) * 1e3
 
 
-def as_json(row: Row, rates: Rates) -> dict[str, Any]:
+def as_json(row: ShapeRow, rates: Rates) -> dict[str, Any]:
     """All figures; FLOPs and bytes as whole numbers."""
     floor, place = floor_ms(row, rates), {"stage": row.stage, "prefix": row.prefix, "suffix": row.suffix}
     work = {"flops": int(row.work.flops), "bytes": int(row.work.bytes)}
@@ -60,7 +60,7 @@ def as_json(row: Row, rates: Rates) -> dict[str, Any]:
     return {**place, "system": row.system, **times, **work, **published}
 
 
-def tables(rows: Sequence[Row], rates: Rates) -> Iterator[Table]:
+def tables(rows: Sequence[ShapeRow], rates: Rates) -> Iterator[Table]:
     """A table for each stage, with the paper's figures where it has them."""
     for stage, title in STAGES.items():
         chosen = [row for row in rows if row.stage == stage]
@@ -87,7 +87,7 @@ def journey(stage: str, place: tuple[int, int]) -> tuple[float, ...]:
     return JOURNEY_STEP.get(place, ()) if stage == "step" else ()
 
 
-def _cells(row: Row, rates: Rates) -> list[str]:
+def _cells(row: ShapeRow, rates: Rates) -> list[str]:
     times = [f"{row.ms[name]:.1f}" for name in FIGURES]
     work = [f"{row.work.flops / 1e9:.1f}", f"{row.work.bytes / 1e9:.2f}"]
     place = _place(row.stage, (row.prefix, row.suffix))

@@ -25,7 +25,7 @@ from edgeflow.engine.policy import Placement
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph, kv_names
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
 
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 class OnnxSide:
     """The graphs of a shape whose prefix has so many rows. batches: frames of a step, a graph each."""
 
-    def __init__(self, programs: Sequence[StageProgram], folder: Path, threads: int) -> None:
+    def __init__(self, programs: Sequence[StageGraph], folder: Path, threads: int) -> None:
         self._sessions = {(each.stage, each.batch): _session(folder / _file(each), threads) for each in programs}
         self._feeds = {(each.stage, each.batch): _feed(each) for each in programs}
 
@@ -68,14 +68,14 @@ class OnnxSide:
 
 def export_graphs(
     shapes: Mapping[int, FlowShape], batches: Mapping[int, tuple[int, ...]], folder: Path, *, towers: bool
-) -> dict[int, tuple[StageProgram, ...]]:
+) -> dict[int, tuple[StageGraph, ...]]:
     """Write the graphs of shapes that differ in their prefixes alone, by their rows; the stages of each.
 
     towers: write those of the first.
     """
     first = next(iter(shapes.values()))
     network = first.network(Placement(dtype=torch.float32, device=CPU, table=static_table()))
-    written: dict[int, tuple[StageProgram, ...]] = {}
+    written: dict[int, tuple[StageGraph, ...]] = {}
     with SharedWeights(folder) as weights:
         for prefix, shape in shapes.items():
             program = _program(shape, network, batches[prefix])
@@ -112,13 +112,13 @@ def _session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _feed(stage: StageProgram) -> Feed:
+def _feed(stage: StageGraph) -> Feed:
     """The example inputs, all rows at the first flow time."""
     inputs = stage.inputs
     return {name: (value * 0 if name == "times" else value).numpy() for name, value in inputs.items()}
 
 
-def _file(stage: StageProgram) -> str:
+def _file(stage: StageGraph) -> str:
     return f"{stage.stage.value}-{stage.past or stage.rows}-{stage.rows}-{stage.batch}.onnx"
 
 

@@ -24,14 +24,14 @@ from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blending
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, check_address
-from edgeflow_client.connection.link import Link, Outgoing
+from edgeflow_client.connection.link import Link, OutgoingMessages
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics
 from edgeflow_client.observation import Images, State, encode_images, encode_state
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.types import CameraSpec, Mode, StateSpec
 from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
 
@@ -57,7 +57,7 @@ class RobotClient:
     (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robot.md); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
+    (docs/robots); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
     is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
     (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
     farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
@@ -114,7 +114,7 @@ class RobotClient:
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
         patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
-        self._session = Session(
+        self._session = ClientSession(
             self._settings,
             instruction,
             self._clock,
@@ -232,7 +232,7 @@ class RobotClient:
 
     # Called by the link's thread.
 
-    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+    def stream_opened(self, message: pb.Opened, outgoing: OutgoingMessages) -> None:
         with self._changed:
             self._session.stream_opened(message, outgoing)
             self._changed.notify_all()

@@ -10,7 +10,7 @@ from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
-from edgeflow_client.connection.link import Outgoing
+from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
@@ -39,7 +39,7 @@ MAX_VALID_MS = 500  # whatever the service says, an action is not executed longe
 _log = logging.getLogger("edgeflow_client")
 
 
-class Session:
+class ClientSession:
     """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
 
     Every frame carries its instruction, so that a refused frame cannot lose a new one.
@@ -67,7 +67,7 @@ class Session:
         self._max_distance_m = max_distance_m
         self._blender = Blender(blending)
         self._watchdog = Watchdog(clock, resume_within_ns)
-        self._outgoing: Outgoing | None = None
+        self._outgoing: OutgoingMessages | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
         self._published = self._watchdog.directive()
         self._arrived: pb.Arrived | None = None  # the newest chunk of the stream
@@ -141,7 +141,7 @@ class Session:
 
     # What the stream does.
 
-    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None:
+    def stream_opened(self, message: pb.Opened, outgoing: OutgoingMessages) -> None:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
         opened = opened_of(message)
         self._aging.check(opened.schema)

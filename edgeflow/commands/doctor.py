@@ -46,7 +46,7 @@ VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missi
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
 
-class Verdict(str, Enum):
+class CheckOutcome(str, Enum):
     """The outcome of a check: ok, missing but optional, or missing and needed to serve."""
 
     OK = "ok"
@@ -55,49 +55,49 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckLine:
     """One line of the report; `advice` says how to mend it."""
 
     subject: str
-    verdict: Verdict
+    verdict: CheckOutcome
     found: str
     advice: str = ""
 
 
-def examine() -> list[Finding]:
+def examine() -> list[CheckLine]:
     """Run every check, in the order in which a new user meets trouble."""
-    checks: list[Callable[[], list[Finding]]] = [
+    checks: list[Callable[[], list[CheckLine]]] = [
         _python, _machine, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
         _rendering, _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
 
-def _python() -> list[Finding]:
+def _python() -> list[CheckLine]:
     version = platform.python_version()
     if (3, 10) <= sys.version_info[:2] <= (3, 14):
-        return [Finding("Python", Verdict.OK, f"{version} at {sys.executable}")]
-    return [Finding("Python", Verdict.MISSING, version, "use Python 3.10 to 3.14")]
+        return [CheckLine("Python", CheckOutcome.OK, f"{version} at {sys.executable}")]
+    return [CheckLine("Python", CheckOutcome.MISSING, version, "use Python 3.10 to 3.14")]
 
 
-def _machine() -> list[Finding]:
+def _machine() -> list[CheckLine]:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory_bytes / 2**30:.1f} GiB"
-    return [Finding("machine", Verdict.OK, found)]
+    return [CheckLine("machine", CheckOutcome.OK, found)]
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[CheckLine]:
     findings = []
     for extra, names in EXTRAS.items():
         versions = {name: _version(name) for name in names}
         missing = [name for name, version in versions.items() if version is None]
         found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        verdict = Verdict.OK
+        verdict = CheckOutcome.OK
         if missing:
             found = f"missing: {', '.join(missing)}"
-            verdict = Verdict.OPTIONAL if extra in OPTIONAL_EXTRAS else Verdict.MISSING
+            verdict = CheckOutcome.OPTIONAL if extra in OPTIONAL_EXTRAS else CheckOutcome.MISSING
         advice = CUDA_ADVICE if extra == "cuda" else how_to_install(extra)
-        findings.append(Finding(f"extra [{extra}]" if extra else "server", verdict, found, advice if missing else ""))
+        findings.append(CheckLine(f"extra [{extra}]" if extra else "server", verdict, found, advice if missing else ""))
     return findings
 
 
@@ -108,7 +108,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _plugins() -> list[Finding]:
+def _plugins() -> list[CheckLine]:
     """The families of policies that other distributions bring; those of a usable one are served."""
     findings = []
     for plugin in plugins().values():
@@ -117,29 +117,32 @@ def _plugins() -> list[Finding]:
             plugin.load()
         except ConfigError as error:
             found = f"{origins}: {error.__cause__!r}" if error.__cause__ else error.text
-            findings.append(Finding(subject, Verdict.OPTIONAL, found, "fix or remove the distribution"))
+            findings.append(CheckLine(subject, CheckOutcome.OPTIONAL, found, "fix or remove the distribution"))
         else:
-            findings.append(Finding(subject, Verdict.OK, origins))
+            findings.append(CheckLine(subject, CheckOutcome.OK, origins))
     return findings
 
 
-def _torch() -> list[Finding]:
+def _torch() -> list[CheckLine]:
     try:
         import torch
     except ImportError as error:
-        return [Finding("torch", Verdict.MISSING, str(error), "make setup")]
+        return [CheckLine("torch", CheckOutcome.MISSING, str(error), "make setup")]
     found = f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     if not torch.cuda.is_available():
         advice = "install NVIDIA's driver and a CUDA build of torch to use a GPU"
-        return [Finding("torch", Verdict.OK, found), Finding("CUDA", Verdict.OPTIONAL, "no CUDA device", advice)]
+        return [
+            CheckLine("torch", CheckOutcome.OK, found),
+            CheckLine("CUDA", CheckOutcome.OPTIONAL, "no CUDA device", advice),
+        ]
     devices = []
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         devices.append(f"{torch.cuda.get_device_name(index)} (sm_{major}{minor})")
-    return [Finding("torch", Verdict.OK, found), Finding("CUDA", Verdict.OK, ", ".join(devices))]
+    return [CheckLine("torch", CheckOutcome.OK, found), CheckLine("CUDA", CheckOutcome.OK, ", ".join(devices))]
 
 
-def _ptxas() -> list[Finding]:
+def _ptxas() -> list[CheckLine]:
     """Triton's assembler: the one that TRITON_PTXAS_PATH names, or the bundled one. A driver must not be older."""
     named = os.environ.get("TRITON_PTXAS_PATH", "")
     triton = importlib.util.find_spec("triton")
@@ -148,16 +151,20 @@ def _ptxas() -> list[Finding]:
     path = Path(named) if named else Path(triton.origin).parent / "backends/nvidia/bin/ptxas"
     match = re.search(r"release (\d+)\.(\d+)", _output_of(path, "--version"))
     if match is None:
-        return [Finding("ptxas", Verdict.OPTIONAL, f"{path} does not run", f"export TRITON_PTXAS_PATH={CUDA_PTXAS}")]
+        return [
+            CheckLine("ptxas", CheckOutcome.OPTIONAL, f"{path} does not run", f"export TRITON_PTXAS_PATH={CUDA_PTXAS}")
+        ]
     version = int(match[1]), int(match[2])
     found = f"{version[0]}.{version[1]} at {path}"
     driver = _driver_version()
     if driver is not None and driver < version:
         found += f", newer than the driver's CUDA {driver[0]}.{driver[1]}"
         return [
-            Finding("ptxas", Verdict.OPTIONAL, found, f"export TRITON_PTXAS_PATH={CUDA_PTXAS}   (the system's own)")
+            CheckLine(
+                "ptxas", CheckOutcome.OPTIONAL, found, f"export TRITON_PTXAS_PATH={CUDA_PTXAS}   (the system's own)"
+            )
         ]
-    return [Finding("ptxas", Verdict.OK, found)]
+    return [CheckLine("ptxas", CheckOutcome.OK, found)]
 
 
 def _driver_version() -> tuple[int, int] | None:
@@ -172,20 +179,24 @@ def _driver_version() -> tuple[int, int] | None:
     return number.value // 1000, number.value % 1000 // 10
 
 
-def _libcuda() -> list[Finding]:
+def _libcuda() -> list[CheckLine]:
     """The driver's library, where Triton looks for it: TRITON_LIBCUDA_PATH, else ldconfig's or the loader's folders."""
     named = os.environ.get("TRITON_LIBCUDA_PATH", "")
     loader = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
     folders = [Path(named)] if named else [*_ldconfig_folders(), *loader]
     there = [folder for folder in folders if (folder / "libcuda.so.1").exists()]
     if there:
-        return [Finding("libcuda", Verdict.OK, str(there[0] / "libcuda.so.1"))]
+        return [CheckLine("libcuda", CheckOutcome.OK, str(there[0] / "libcuda.so.1"))]
     elsewhere = [folder for folder in L4T_FOLDERS if (folder / "libcuda.so.1").exists()]
     if elsewhere:
         advice = f"export TRITON_LIBCUDA_PATH={elsewhere[0]}"
-        return [Finding("libcuda", Verdict.OPTIONAL, f"in {elsewhere[0]}, where Triton does not look", advice)]
+        return [CheckLine("libcuda", CheckOutcome.OPTIONAL, f"in {elsewhere[0]}, where Triton does not look", advice)]
     found = f"not in {named}" if named else "not found"
-    return [Finding("libcuda", Verdict.OPTIONAL, found, "install NVIDIA's driver; in a container use NVIDIA's runtime")]
+    return [
+        CheckLine(
+            "libcuda", CheckOutcome.OPTIONAL, found, "install NVIDIA's driver; in a container use NVIDIA's runtime"
+        )
+    ]
 
 
 def _ldconfig_folders() -> list[Path]:
@@ -201,7 +212,7 @@ def _output_of(*command: str | Path) -> str:
         return ""
 
 
-def _kernel() -> list[Finding]:
+def _kernel() -> list[CheckLine]:
     """A Triton kernel, compiled and run in a separate process where there is a GPU."""
     try:
         import torch
@@ -216,7 +227,7 @@ def _kernel() -> list[Finding]:
     return [_run_apart("Triton kernel", code, KERNEL_TIMEOUT_S, "compiled and run", "see ptxas and libcuda above")]
 
 
-def _flashinfer() -> list[Finding]:
+def _flashinfer() -> list[CheckLine]:
     """FlashInfer, further candidates for operators on a GPU; without it the others serve."""
     try:
         import flashinfer  # noqa: F401
@@ -225,29 +236,29 @@ def _flashinfer() -> list[Finding]:
     except Exception as error:  # whatever goes wrong inside it
         found = f"does not import: {error}".splitlines()[0]
     else:
-        return [Finding("FlashInfer", Verdict.OK, _version("flashinfer-python") or "installed")]
-    return [Finding("FlashInfer", Verdict.OPTIONAL, f"{found}; other operators serve", FLASHINFER_ADVICE)]
+        return [CheckLine("FlashInfer", CheckOutcome.OK, _version("flashinfer-python") or "installed")]
+    return [CheckLine("FlashInfer", CheckOutcome.OPTIONAL, f"{found}; other operators serve", FLASHINFER_ADVICE)]
 
 
-def _onnxruntime() -> list[Finding]:
+def _onnxruntime() -> list[CheckLine]:
     """The execution providers that may serve exported graphs (artifact.providers)."""
     try:
         import onnxruntime
     except ImportError:
         advice = f"{how_to_install('onnx')}   (exports models as graphs, and serves them)"
-        return [Finding(ONNXRUNTIME, Verdict.OPTIONAL, "not installed", advice)]
+        return [CheckLine(ONNXRUNTIME, CheckOutcome.OPTIONAL, "not installed", advice)]
     providers = ", ".join(onnxruntime.get_available_providers())
-    return [Finding(ONNXRUNTIME, Verdict.OK, f"{onnxruntime.__version__}, providers: {providers}")]
+    return [CheckLine(ONNXRUNTIME, CheckOutcome.OK, f"{onnxruntime.__version__}, providers: {providers}")]
 
 
-def _products() -> list[Finding]:
+def _products() -> list[CheckLine]:
     """The products in C++ for quantised weights on a CPU; without them slower ones serve."""
     code = "import sys; from edgeflow.kernels.native.linear import missing; sys.exit(missing() or 0)"
     finding = _run_apart("products in C++", code, PRODUCTS_TIMEOUT_S, "built", PRODUCTS_ADVICE)
-    return [replace(finding, verdict=Verdict.OPTIONAL) if finding.verdict is Verdict.MISSING else finding]
+    return [replace(finding, verdict=CheckOutcome.OPTIONAL) if finding.verdict is CheckOutcome.MISSING else finding]
 
 
-def _rendering() -> list[Finding]:
+def _rendering() -> list[CheckLine]:
     """A frame of the simulated robot, in a separate process, which a bad driver may crash; none without the lab."""
     if importlib.util.find_spec("edgeflow.lab") is None:
         return []
@@ -255,25 +266,25 @@ def _rendering() -> list[Finding]:
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
 
 
-def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) -> Finding:
+def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) -> CheckLine:
     """Run code in a separate process; the last line of its errors describes a failure."""
     try:
         result = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding(subject, Verdict.MISSING, f"nothing in {limit_s} s", advice)
+        return CheckLine(subject, CheckOutcome.MISSING, f"nothing in {limit_s} s", advice)
     if result.returncode == 0:
-        return Finding(subject, Verdict.OK, done)
+        return CheckLine(subject, CheckOutcome.OK, done)
     last = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else f"exit code {result.returncode}"
-    return Finding(subject, Verdict.MISSING, last, advice)
+    return CheckLine(subject, CheckOutcome.MISSING, last, advice)
 
 
-def _embedded_policy() -> list[Finding]:
+def _embedded_policy() -> list[CheckLine]:
     path = Path(__file__).parents[1] / "embedded" / "policy" / "model.safetensors"
     if path.is_file():
-        return [Finding("embedded policy", Verdict.OK, f"{path.stat().st_size / 2**20:.1f} MiB")]
-    return [Finding("embedded policy", Verdict.MISSING, str(path), "edgeflow train-demo, or reinstall edgeflow")]
+        return [CheckLine("embedded policy", CheckOutcome.OK, f"{path.stat().st_size / 2**20:.1f} MiB")]
+    return [CheckLine("embedded policy", CheckOutcome.MISSING, str(path), "edgeflow train-demo, or reinstall edgeflow")]
 
 
 def doctor(as_json: Json = False) -> None:
@@ -290,4 +301,4 @@ def doctor(as_json: Json = False) -> None:
             subject, found, advice = map(escape, (finding.subject, finding.found, finding.advice))
             table.add_row(subject, VERDICT_STYLE[finding.verdict.value], found, advice)
         table_console().print(table)
-    raise typer.Exit(1 if any(each.verdict is Verdict.MISSING for each in findings) else 0)
+    raise typer.Exit(1 if any(each.verdict is CheckOutcome.MISSING for each in findings) else 0)

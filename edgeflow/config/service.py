@@ -55,8 +55,10 @@ class ServiceConfig(Section):
     )
     policy: PolicyConfig = PolicyConfig()
     trajectory: TrajectoryConfig = TrajectoryConfig()
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: CUDA if available, else the CPU")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="dtype of the policy; auto: bfloat16 on CUDA, float32 on a CPU"
+    )
     weights: Literal["float", "fp8"] = Field(
         "float",
         description="fp8: weights and activations of the language model in FP8 (CUDA from sm_89; emulated on a CPU)",

@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.graphs import CudaRecord, Graphs, Record, Recording
+from edgeflow.engine.graphs import CudaRecord, GraphRecording, Graphs, Record
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
@@ -258,7 +258,7 @@ class Executor:
         places = spans if all(segment.certain for segment in planned.segments) else None
         return self._over(self._upload(staged), shape, places)()
 
-    def _find(self, shape: PassShape) -> Recording[PassOutputs] | None:
+    def _find(self, shape: PassShape) -> GraphRecording[PassOutputs] | None:
         return self.graphs.find(shape, lambda: self._harmless(shape)) if self.graphs is not None else None
 
     def _over(

@@ -1,9 +1,9 @@
 """Programs recorded once per shape and replayed: a pass becomes one launch (docs/architecture.md).
 
 A recording consists of addresses and of every number chosen by the host; whatever differs between replays lies in
-memory. It does not own the memory that existed before the capture, so each `Recording` keeps its program, and with it
-all tensors that the program refers to. Recordings share one memory pool for intermediate results, so they are replayed
-one after the other, on one stream.
+memory. It does not own the memory that existed before the capture, so each `GraphRecording` keeps its program, and
+with it all tensors that the program refers to. Recordings share one memory pool for intermediate results, so they are
+replayed one after the other, on one stream.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CudaRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording(Generic[Outputs]):
+class GraphRecording(Generic[Outputs]):
     """The recording of one shape."""
 
     inputs: Tensor
@@ -94,7 +94,7 @@ class Graphs(Generic[Outputs]):
         self._record = record
         self._most = most
         self.sealed = False
-        self._by_shape: dict[Hashable, Recording[Outputs]] = {}
+        self._by_shape: dict[Hashable, GraphRecording[Outputs]] = {}
 
     def __len__(self) -> int:
         return len(self._by_shape)
@@ -109,14 +109,14 @@ class Graphs(Generic[Outputs]):
 
     def find(
         self, shape: Hashable, make: Callable[[], tuple[Tensor, Callable[[], Outputs]]]
-    ) -> Recording[Outputs] | None:
+    ) -> GraphRecording[Outputs] | None:
         """The recording of a shape; None where the pass must run eagerly.
 
         make: returns a buffer of inputs that is safe to run the program with, and the program over that buffer.
         """
         if shape not in self._by_shape and not self.sealed and len(self._by_shape) < self._most:
             inputs, program = make()
-            self._by_shape[shape] = Recording(inputs, program, *self._record(program))
+            self._by_shape[shape] = GraphRecording(inputs, program, *self._record(program))
         recording = self._by_shape.get(shape)
         self.eager_passes += recording is None
         return recording

@@ -33,7 +33,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     tile: rows of a span that are computed together, over the keys up to the last of them: what they all must not see is
     not computed. 0 = all rows.
     """
-    blocks: list[_Block | SeenRows | _Batch] = []
+    blocks: list[_RowBlock | SeenRows | _Batch] = []
     first_row = 0
     singles: list[tuple[int, Span]] = []
     seen: list[tuple[int, Span]] = []
@@ -45,7 +45,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
         elif span.length == 1:
             singles.append((first_row, span))
         else:
-            blocks += [_Block.of(first_row + at, part, kv.data.device) for at, part in _tiles(span, tile)]
+            blocks += [_RowBlock.of(first_row + at, part, kv.data.device) for at, part in _tiles(span, tile)]
         first_row += span.length
     batches = [_Batch.of(run, kv.data) for run in _runs_of_near_slots(singles)]
     _clear_beyond(layout.spans, batches, kv)
@@ -61,7 +61,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _RowBlock:
     """A span of several rows."""
 
     rows: range
@@ -71,7 +71,7 @@ class _Block:
     """None where it starts its slot, so that the kernel's own causal mask does."""
 
     @classmethod
-    def of(cls, first_row: int, span: Span, device: torch.device) -> _Block:
+    def of(cls, first_row: int, span: Span, device: torch.device) -> _RowBlock:
         rows = range(first_row, first_row + span.length)
         return cls(rows, span.slot, span.start + span.length, causal_mask(span, device))
 

@@ -35,7 +35,7 @@ NO_END = (
 
 
 @dataclass(frozen=True, slots=True)
-class Vision:
+class ChatVision:
     """The vision part of a model: tower, preprocessor, and the token id that marks an image's place."""
 
     tower: Qwen2_5VisionTower
@@ -58,7 +58,7 @@ class ChatModel:
         tokenizer: TextTokenizer | None,
         template: ChatTemplate | None,
         generation: GenerationConfig,
-        vision: Vision | None,
+        vision: ChatVision | None,
         device: torch.device,
         remarks: tuple[str, ...] = (),
     ) -> None:
@@ -130,7 +130,7 @@ class ChatModel:
         """Embed token ids: [n, E]"""
         return self.decoder.embed(torch.tensor(ids, dtype=torch.long, device=self.device))
 
-    def _with_images(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]], vision: Vision) -> Prompt:
+    def _with_images(self, ids: Sequence[int], images: Sequence[NDArray[np.uint8]], vision: ChatVision) -> Prompt:
         """A prompt in which each image place is replaced by the rows of its image."""
         wanted = ids.count(vision.image_token)
         if wanted != len(images):
@@ -205,13 +205,13 @@ def load_chat_model(
 
 def _load_vision(
     config: VisionConfig, rules: ImageRules, weights: Weights, text: LlamaConfig, table: OperatorTable | None
-) -> Vision:
+) -> ChatVision:
     if config.out_hidden_size != text.hidden_size or config.image_token >= text.vocab_size:
         raise CheckpointError(
             f"vision_config.out_hidden_size {config.out_hidden_size} or image_token_id {config.image_token} does not "
             f"fit a decoder of hidden_size {text.hidden_size} and vocab_size {text.vocab_size}"
         )
-    return Vision(Qwen2_5VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
+    return ChatVision(Qwen2_5VisionTower(weights, config, table), ImagePreprocessor(rules, config), config.image_token)
 
 
 def stems_of(weights: Weights) -> tuple[str, str]:

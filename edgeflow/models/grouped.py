@@ -29,7 +29,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.stack_norms import Condition, ResidualRows, StackNorms, StackSizes
+from edgeflow.models.stack_norms import NormCondition, ResidualRows, StackNorms, StackSizes
 
 JOINT, CROSS = "joint", "cross"
 STAGE = "prefill"
@@ -107,7 +107,7 @@ def _aligned(rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class _GroupedLayer:
     """Weights of one layer."""
 
     qkv: Linear
@@ -122,7 +122,7 @@ class _Layer:
 class _Stack:
     """One stack with the operators that serve it."""
 
-    layers: tuple[_Layer, ...]
+    layers: tuple[_GroupedLayer, ...]
     norms: StackNorms
     gated: Callable[[Tensor], Tensor]
 
@@ -181,7 +181,7 @@ class GroupedDecoder:
         )
 
     def forward(
-        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None = None
+        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: NormCondition | None = None
     ) -> Tensor:
         """Prefix rows [L_P, E] and suffix rows [L_S, E'] → suffix rows after the final norm [L_S, E'].
 
@@ -191,10 +191,16 @@ class GroupedDecoder:
         return self.run(prefix, suffix, layout, kv, condition, whole=False)[1]
 
     def run(
-        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: Condition | None, whole: bool
+        self,
+        prefix: Tensor,
+        suffix: Tensor,
+        layout: GroupLayout,
+        kv: KVSlots,
+        condition: NormCondition | None,
+        whole: bool,
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, behind the prefix rows. whole: these after their final norm too, for comparisons."""
-        shared = _Shared(self, layout, kv)
+        shared = _PassPlaces(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
         for index in range(len(self.heads.kinds)):
@@ -207,7 +213,7 @@ class GroupedDecoder:
         return prefix_out, rows[1].normed() if rows[1].count else suffix
 
     def _attend(
-        self, index: int, rows: tuple[ResidualRows, ResidualRows], shared: _Shared, store: DenseLayer, *, ends: bool
+        self, index: int, rows: tuple[ResidualRows, ResidualRows], shared: _PassPlaces, store: DenseLayer, *, ends: bool
     ) -> None:
         """One attention sub-layer of both groups. ends: the prefix is done when its keys and values are written."""
         kind, prefix_rows = self.heads.kinds[index], rows[0].count
@@ -228,7 +234,7 @@ class GroupedDecoder:
         if rows[1].count:
             rows[1].add(stacks[1].output(attended))
 
-    def _placed(self, kind: str, projected: list[Tensor | None], shared: _Shared, store: DenseLayer) -> Tensor:
+    def _placed(self, kind: str, projected: list[Tensor | None], shared: _PassPlaces, store: DenseLayer) -> Tensor:
         """Rotated queries of both groups [L_Q, H, D]; keys and values are written to the slots."""
         heads, kv_heads = self.heads.heads, self.heads.kv_heads
         given = [each for each in projected if each is not None]
@@ -252,13 +258,13 @@ class GroupedDecoder:
         gated = geglu if sizes.gelu else self._find("swiglu", "mlp")
         return _Stack(layers, StackNorms(sizes, weights, names, self._find), gated)
 
-    def _layer(self, sizes: StackSizes, weights: Weights, *, queries_alone: bool) -> _Layer:
+    def _layer(self, sizes: StackSizes, weights: Weights, *, queries_alone: bool) -> _GroupedLayer:
         heads, width = self.heads, sizes.width
         q = weights.linear("self_attn.q_proj", heads.q_width, width)
         if not queries_alone:
             q = q.cat([weights.linear(f"self_attn.{name}_proj", heads.kv_width, width) for name in "kv"])
         gate, up = (weights.linear(f"mlp.{name}_proj", sizes.inner, width) for name in ("gate", "up"))
-        return _Layer(
+        return _GroupedLayer(
             qkv=self._linear("qkv", q),
             output=self._linear("output", weights.linear("self_attn.o_proj", width, heads.q_width)),
             gate_up=self._linear("gate_up", gate.cat([up])),
@@ -292,7 +298,7 @@ class GroupedDecoder:
         return self._rotary[capacity]
 
 
-class _Shared:
+class _PassPlaces:
     """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
 
     def __init__(self, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> None:

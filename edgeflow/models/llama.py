@@ -166,7 +166,7 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class _LlamaLayer:
     """Weights of one layer."""
 
     input_norm: Tensor
@@ -181,7 +181,7 @@ class _Layer:
     @classmethod
     def of_stages(
         cls, config: LlamaConfig, weights: Weights, linear: BindLinear, operators: Mapping[str, Operators], kind: str
-    ) -> dict[str, _Layer]:
+    ) -> dict[str, _LlamaLayer]:
         """The layer in each stage. weights: those below `model.layers.<index>.`; operators: of each stage. Projections
         that read the same rows are fused."""
         width, inner = config.hidden_size, config.intermediate_size
@@ -219,7 +219,7 @@ class _Stage:
 
     config: LlamaConfig
     operators: Operators
-    layers: tuple[_Layer, ...]
+    layers: tuple[_LlamaLayer, ...]
     head: Linear
 
     def forward(
@@ -297,7 +297,7 @@ class LlamaDecoder:
 
         operators = {stage: Operators.of(partial(find, stage), attention) for stage in STAGES}
         below = [(weights.under(f"{stem}layers.{index}."), kind) for index, kind in enumerate(self._layer_kinds)]
-        layers = [_Layer.of_stages(config, each, linear, operators, kind) for each, kind in below]
+        layers = [_LlamaLayer.of_stages(config, each, linear, operators, kind) for each, kind in below]
         self._stages = {
             stage: _Stage(config, operators[stage], tuple(layer[stage] for layer in layers), bound_head[stage])
             for stage in STAGES

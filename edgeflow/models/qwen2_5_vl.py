@@ -197,7 +197,7 @@ class ImagePreprocessor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _VisionWeights:
     """Weights of one block."""
 
     norm1: Tensor
@@ -209,7 +209,7 @@ class _Block:
     down: Linear
 
     @classmethod
-    def of(cls, weights: Weights, config: VisionConfig) -> _Block:
+    def of(cls, weights: Weights, config: VisionConfig) -> _VisionWeights:
         """weights: those below `blocks.<index>.`"""
         width, inner = config.hidden_size, config.intermediate_size
         gate, up = (weights.linear(f"mlp.{name}_proj", inner, width) for name in ("gate", "up"))
@@ -267,7 +267,7 @@ class Qwen2_5VisionTower:
         width, merged = config.hidden_size, config.hidden_size * config.spatial_merge_size**2
         kernel = (width, 3, config.temporal_patch_size, config.patch_size, config.patch_size)
         self._kernel = weights.take("patch_embed.proj.weight", *kernel).flatten(1)
-        self._blocks = [_Block.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
+        self._blocks = [_VisionWeights.of(weights.under(f"blocks.{index}."), config) for index in range(config.depth)]
         operator = partial(self._operator, table or built_in_table())
         self._attend: dict[str, VarlenAttention] = {
             role: operator("varlen_attention", role) for role in ROLES["varlen_attention"]
@@ -295,7 +295,7 @@ class Qwen2_5VisionTower:
         return self._merge[1](F.gelu(self._merge[0](x)))[grid.back]
 
     def _run(
-        self, block: _Block, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
+        self, block: _VisionWeights, x: Tensor, normed: Tensor, *, norm: Tensor, grid: _Grid, role: str
     ) -> tuple[Tensor, Tensor]:
         """x [n, E] and its norm → those after the block. norm: weight of the norm that follows it; role: of its
         attention, "full" or "window"."""

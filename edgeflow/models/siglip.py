@@ -18,7 +18,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.varlen_attention import Sequences
 from edgeflow.kernels.weights import Weight
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.vit import LAYER_NORM_EPS, Block, Blocks, norm_weights, unfold
+from edgeflow.models.vit import LAYER_NORM_EPS, VisionBlock, VisionBlocks, norm_weights, unfold
 from edgeflow_client.errors import CheckpointError
 
 ROWS = 1024
@@ -62,7 +62,7 @@ class SigLIPTower:
         learned = weights.take("embeddings.position_embedding.weight", sizes.grid**2, width)
         self._position = learned[grid_positions(count, sizes.grid).to(learned.device)]
         blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes, table) for index in range(sizes.layers)]
-        self._blocks = Blocks(blocks, sizes.heads, kernel, table=table)
+        self._blocks = VisionBlocks(blocks, sizes.heads, kernel, table=table)
         self._norm = norm_weights(weights, "post_layernorm", width)
 
     @property
@@ -98,12 +98,12 @@ def shuffled(x: Tensor, scale: int) -> Tensor:
     return squares.reshape(batch, side * side, scale * scale * width)
 
 
-def _block(weights: Weights, sizes: TowerSizes, table: OperatorTable | None) -> Block:
+def _block(weights: Weights, sizes: TowerSizes, table: OperatorTable | None) -> VisionBlock:
     width = sizes.width
     biases = [weights.take(f"self_attn.{name}_proj.bias", width) for name in "qkv"]
     first, *others = (weights.linear(f"self_attn.{name}_proj", width, width) for name in "qkv")
     fc1, fc1_bias = weights.linear("mlp.fc1", sizes.inner, width), weights.take("mlp.fc1.bias", sizes.inner)
-    return Block(
+    return VisionBlock(
         norm1=norm_weights(weights, "layer_norm1", width),
         qkv=bound(first.cat(others), torch.cat(biases), table),
         proj=projection(weights, "self_attn.out_proj", width, width, table=table),

@@ -36,7 +36,7 @@ class StackSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class NormCondition:
     """The source of the numbers of adaptive norms: values [n, E], and the one of each suffix row [L_S] int64."""
 
     values: Tensor
@@ -92,7 +92,7 @@ class StackNorms:
         biases[:, 0] += 1
         return torch.cat(dense), biases.flatten()
 
-    def modulation(self, condition: Condition | None) -> Modulation | None:
+    def modulation(self, condition: NormCondition | None) -> Modulation | None:
         """The numbers of a pass; None where norms are not adaptive. ValueError where they are and have no condition."""
         if self._dense is None:
             return None
@@ -120,7 +120,7 @@ class StackNorms:
 class ResidualRows:
     """The rows of one stack in a pass: the output of a sub-layer waits for the norm that adds it."""
 
-    def __init__(self, norms: StackNorms, hidden: Tensor, condition: Condition | None) -> None:
+    def __init__(self, norms: StackNorms, hidden: Tensor, condition: NormCondition | None) -> None:
         self.count = len(hidden)
         self._norms = norms
         self._modulation = norms.modulation(condition) if self.count else None

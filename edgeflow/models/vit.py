@@ -29,7 +29,7 @@ LAYER_NORM_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class VisionBlock:
     """The weights of a pre-norm block."""
 
     norm1: tuple[Tensor, Tensor]
@@ -42,14 +42,14 @@ class Block:
     fc2: Linear
 
 
-class Blocks:
+class VisionBlocks:
     """Blocks one after the other, over images laid behind each other.
 
     like: a tensor in their dtype on their device. table: None for the built-in one.
     """
 
     def __init__(
-        self, blocks: Sequence[Block], heads: int, like: Tensor, *, table: OperatorTable | None = None
+        self, blocks: Sequence[VisionBlock], heads: int, like: Tensor, *, table: OperatorTable | None = None
     ) -> None:
         self._blocks, self._heads = tuple(blocks), heads
         operator = partial(_operator, table or built_in_table(), like)
@@ -101,7 +101,7 @@ class VisionTower:
         prefix = [weights.take(name, 1, None, self.width)[0] for name in ("cls_token", "reg_token") if name in weights]
         self._prefix = torch.cat([kernel.new_zeros(0, self.width), *prefix])
         own = [_block(weights.under(f"blocks.{index}."), self.width, table) for index in range(blocks)]
-        self._blocks = Blocks(own, heads, kernel, table=table)
+        self._blocks = VisionBlocks(own, heads, kernel, table=table)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]; class and register tokens, which have no position, are stripped."""
@@ -114,11 +114,11 @@ class VisionTower:
         return x.view(batch, tokens, self.width)[:, len(self._prefix) :]
 
 
-def _block(weights: Weights, width: int, table: OperatorTable | None) -> Block:
+def _block(weights: Weights, width: int, table: OperatorTable | None) -> VisionBlock:
     """weights: those below `blocks.<index>.`"""
     inner = weights.take("mlp.fc1.bias", None).shape[0]
     fc1 = weights.linear("mlp.fc1", inner, width)
-    return Block(
+    return VisionBlock(
         norm1=norm_weights(weights, "norm1", width),
         qkv=_linear(weights, "attn.qkv", 3 * width, width),
         proj=_linear(weights, "attn.proj", width, width, scale="ls1"),

@@ -28,7 +28,7 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class CheckpointFiles:
     """The JSON files that tell a checkpoint's family: config.json, and cases.json where recordings are verified."""
 
     config: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Family:
     """As in `policy.family`."""
     modes: tuple[Mode, ...]
     """Those that differ for its policies, beside depth and auto."""
-    detect: Callable[[Files], bool]
+    detect: Callable[[CheckpointFiles], bool]
     """True for a checkpoint of the family."""
     check: Callable[[Path, Settings], object]
     """CheckpointError or ConfigError for a directory or settings that could not be served, without reading weights."""

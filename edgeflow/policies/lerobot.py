@@ -39,7 +39,7 @@ EPS = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Camera:
+class ImageInput:
     """An image input: RGB images of height x width pixels."""
 
     name: str
@@ -47,7 +47,7 @@ class Camera:
     width: int
 
 
-def read_cameras(inputs: Fields) -> tuple[Camera, ...]:
+def read_cameras(inputs: Fields) -> tuple[ImageInput, ...]:
     """The image inputs, in the order of the file."""
     found = []
     for name in inputs:
@@ -60,7 +60,7 @@ def read_cameras(inputs: Fields) -> tuple[Camera, ...]:
                 raise CheckpointError(
                     f"{feature.name('shape')} has {width} x {height} pixels; served: sides to {LONGEST}"
                 )
-            found.append(Camera(name=name, height=height, width=width))
+            found.append(ImageInput(name=name, height=height, width=width))
     return tuple(found)
 
 

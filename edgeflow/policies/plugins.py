@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from edgeflow.policies.family import Family, Files
+from edgeflow.policies.family import CheckpointFiles, Family
 from edgeflow_client.errors import ConfigError
 
 GROUP = "edgeflow.policies"
@@ -50,7 +50,7 @@ class Plugin:
             raise self._unusable(ImportError("it imports torch, which only its load and prepare may do"))
         return found
 
-    def recognises(self, files: Files) -> bool:
+    def recognises(self, files: CheckpointFiles) -> bool:
         """True for a checkpoint of this family; ConfigError as of `load`."""
         family = self.load()
         try:

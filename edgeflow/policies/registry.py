@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.family import Family, Files, described_kind
+from edgeflow.policies.family import CheckpointFiles, Family, described_kind
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.pi.family import PI0, PI05
@@ -52,7 +52,7 @@ def detected(directory: Path, *, recorded: bool = False) -> Family | None:
 def _search(directory: Path, *, recorded: bool) -> tuple[Family | None, list[str]]:
     """The family of a checkpoint's files; the plug-ins that could not be asked, where no other one recognises it."""
     config = read_json(directory / "config.json")
-    files = Files(config, read_json(directory / "cases.json", required=False) if recorded else None)
+    files = CheckpointFiles(config, read_json(directory / "cases.json", required=False) if recorded else None)
     found = next((family for family in FAMILIES if family.detect(files)), None)
     if found is not None:
         return found, []

@@ -24,7 +24,7 @@ FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Robot:
+class ForecastSession:
     """A session as the forecast sees it."""
 
     pace: Pace
@@ -104,7 +104,7 @@ class _Begun:
 class _Feed:
     """The frames of one robot: only the newest one that is due is offered."""
 
-    def __init__(self, session: int, robot: Robot, stages: int) -> None:
+    def __init__(self, session: int, robot: ForecastSession, stages: int) -> None:
         self.session = session
         self.robot = robot
         self._stages = stages
@@ -207,10 +207,10 @@ class _Device:
         return launched_ns
 
 
-class _Run:
+class _Simulation:
     """The scheduler, the robots and the device, in virtual time."""
 
-    def __init__(self, times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> None:
+    def __init__(self, times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> None:
         self.tallies = [_Tally(robot.period_ns) for robot in robots]
         self.now_ns = 0
         self._times = times
@@ -263,7 +263,7 @@ class _Run:
                 self.tallies[session].overtaken_ns.append(self.now_ns)
 
 
-def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> tuple[Forecast, ...]:
+def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> tuple[Forecast, ...]:
     """Each robot's steady state when all of them share the device. The newest ones are cached.
 
     The second half of the run counts, where frames draft all but an eighth, and all of it where the run is short beside
@@ -273,8 +273,8 @@ def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot])
 
 
 @lru_cache(maxsize=256)
-def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[Robot, ...]) -> tuple[Forecast, ...]:
-    run, passes = _Run(times, limits, robots), 0
+def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[ForecastSession, ...]) -> tuple[Forecast, ...]:
+    run, passes = _Simulation(times, limits, robots), 0
     horizon_ns = _horizon_ns(times, limits, robots)
     while run.now_ns < horizon_ns and passes < MAX_PASSES:
         passes += run.turn()
@@ -287,16 +287,16 @@ def by_mode(
     times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
 ) -> dict[str, Forecast]:
     """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
-    robot = Robot(pace=Pace(), period_ns=0, settling=settling, program=program)
+    robot = ForecastSession(pace=Pace(), period_ns=0, settling=settling, program=program)
     served = _program(robot, limits)
     return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}
 
 
-def _program(robot: Robot, limits: SchedulerLimits) -> StageProgram:
+def _program(robot: ForecastSession, limits: SchedulerLimits) -> StageProgram:
     return robot.program or StageProgram.tokens(limits.stages)
 
 
-def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[Robot]) -> int:
+def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> int:
     """Each robot's frames, as if all passes took as long as the longest that all of them share."""
     programs = [_program(robot, limits) for robot in robots]
     rows = len(robots) * max(stage.decode_rows for program in programs for stage in program.stages)

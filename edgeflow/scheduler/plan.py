@@ -38,7 +38,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SlotPosition:
     """A position of a slot."""
 
     slot: int
@@ -91,7 +91,7 @@ class Segment(Generic[Ref]):
     """Rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end."""
     certain: bool = True
     """It is exact, since no pass of several rows is uncommitted."""
-    guess: Place | None = None
+    guess: SlotPosition | None = None
     """Where the drafts behind a prompt are read; None = a constant."""
     tolerance_bins: int = 0
     """As in Speculation."""

@@ -18,7 +18,7 @@ from enum import Enum
 
 from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Place, Segment
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Segment, SlotPosition
 
 
 class Shift(str, Enum):
@@ -40,7 +40,7 @@ class FrameInFlight:
     expires_ns: int = 0
     speculation: Speculation | None = None
     """How its drafts are verified; None without."""
-    guess: Place | None = None
+    guess: SlotPosition | None = None
     """Where the first ones are read."""
     stage: int = 0
     """The stage of its next pass."""
@@ -60,7 +60,7 @@ class FrameInFlight:
         return self.speculation.most_passes(stages) if self.speculation else stages
 
 
-class Ring:
+class SlotRing:
     """The slots of one session: frames keep theirs, and the index of the next prefill rotates."""
 
     def __init__(self, slots: range) -> None:
@@ -78,7 +78,7 @@ class Ring:
         return ()
 
 
-class CopyingRing(Ring):
+class CopyingRing(SlotRing):
     """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
 
     def claim(self) -> tuple[int, int]:
@@ -93,14 +93,14 @@ class CopyingRing(Ring):
         return tuple(moves)
 
 
-RINGS = {Shift.ROTATE: Ring, Shift.COPY: CopyingRing}
+RINGS = {Shift.ROTATE: SlotRing, Shift.COPY: CopyingRing}
 
 
 class SessionQueue:
     """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
     def __init__(
-        self, session: int, epoch: int, ring: Ring, *, pace: Pace, program: StageProgram, drain_after_ns: int
+        self, session: int, epoch: int, ring: SlotRing, *, pace: Pace, program: StageProgram, drain_after_ns: int
     ) -> None:
         self.session = session
         self.epoch = epoch
@@ -285,7 +285,7 @@ class SessionQueue:
             deadline_ns=frame.deadline_ns,
             expires_ns=frame.expires_ns,
             speculation=self._pace.speculation,
-            guess=Place(before.slot, before.rows) if before and self._pace.speculation else None,
+            guess=SlotPosition(before.slot, before.rows) if before and self._pace.speculation else None,
         )
         self._flights.append(self._newest)
         self._waiting = None

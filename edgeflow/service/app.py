@@ -16,7 +16,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.children.family import Family
+from edgeflow.service.children.family import ChildProcesses
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import Doors, LaunchChild
 from edgeflow.service.children.robots import RobotSessions
@@ -26,7 +26,7 @@ from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
 from edgeflow.service.host.resources import lock_memory, settle
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
-from edgeflow.service.observe.health import Health, HealthListener, State
+from edgeflow.service.observe.health import Health, HealthListener, HealthState
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Guard, TokensFile
 from edgeflow.service.security.tls import Tls
@@ -66,7 +66,7 @@ class Service:
         self._config = config
         self._announce = announce
         self._log = log
-        self.status = ServiceStatus(phase=State.STARTING, model=config.alias)
+        self.status = ServiceStatus(phase=HealthState.STARTING, model=config.alias)
         clock = MonotonicClock()
         self._clock = clock
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
@@ -90,7 +90,7 @@ class Service:
         self._forks = Forks(config, log)
         self._launch_child = launch_child or self._forks.launch
         self._doors: Doors | None = None
-        self._family: Family | None = None
+        self._family: ChildProcesses | None = None
         self._listener: HealthListener | None = None
         self._grpc: GrpcServer | None = None
         self._vital: list[VitalTask] = []
@@ -106,31 +106,31 @@ class Service:
 
     async def stop(self) -> None:
         """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the processes."""
-        self.health.move(State.DRAINING)
-        self._publish(State.DRAINING)
+        self.health.move(HealthState.DRAINING)
+        self._publish(HealthState.DRAINING)
         drain_ms = self._config.timing.drain_ms
         children = [self._family.drain(drain_ms)] if self._family is not None else []
         await asyncio.gather(self.plane.drain(drain_ms), *children)
         await self._release()
-        self.health.move(State.STOPPED)
-        self._publish(State.STOPPED)
+        self.health.move(HealthState.STOPPED)
+        self._publish(HealthState.STOPPED)
 
     # The supervisor's listener.
 
     def worker_progress(self, message: WarmupProgress) -> None:
-        if self.health.state is State.STARTING:
-            self.health.move(State.WARMING)
-        if self.health.state is State.WARMING:
-            self._publish(State.WARMING, step=message.step, done=message.done, total=message.total)
+        if self.health.state is HealthState.STARTING:
+            self.health.move(HealthState.WARMING)
+        if self.health.state is HealthState.WARMING:
+            self._publish(HealthState.WARMING, step=message.step, done=message.done, total=message.total)
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        if self.health.state is State.STARTING:
-            self.health.move(State.WARMING)
+        if self.health.state is HealthState.STARTING:
+            self.health.move(HealthState.WARMING)
         self.plane.worker_ready(ready)
         _freeze()
         if self._family is not None:
             self._family.models_changed()
-        self.health.move(State.READY)
+        self.health.move(HealthState.READY)
         if self._workers is not None:
             self._workers.prepare()
 
@@ -148,7 +148,7 @@ class Service:
         self.plane.worker_writable()
 
     def worker_lost(self, cause: str) -> None:
-        self.health.move(State.DEGRADED)
+        self.health.move(HealthState.DEGRADED)
         self.metrics.worker_restarts.labels(cause).inc()
         if cause == "hung":
             self.metrics.watchdog_fired.labels("worker").inc()
@@ -160,9 +160,9 @@ class Service:
             return
         self.fault = text
         self.faulted.set()
-        self.health.move(State.FAULT)
+        self.health.move(HealthState.FAULT)
         self._log.event("fault", text=text)
-        self._publish(State.FAULT)
+        self._publish(HealthState.FAULT)
         self.plane.fault()
 
     async def _start(self) -> None:
@@ -184,7 +184,7 @@ class Service:
         forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
-            State.READY,
+            HealthState.READY,
             device=ready.device,
             operators=ready.operators,
             memory=ready.memory,
@@ -233,7 +233,7 @@ class Service:
         self._listener.start()
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
-        self._family = Family(
+        self._family = ChildProcesses(
             doors.roles(),
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._guard, self._log),
@@ -248,7 +248,7 @@ class Service:
             log=self._log,
         )
         self._publish(
-            State.STARTING,
+            HealthState.STARTING,
             grpc_port=grpc_port,
             http_port=doors.http_port,
             health_port=self._listener.port,
@@ -332,7 +332,7 @@ class Service:
                 self._family.credentials_changed()
             self.plane.end_callers(self._guard.may_control)
 
-    def _publish(self, phase: State, **changes: object) -> None:
+    def _publish(self, phase: HealthState, **changes: object) -> None:
         self.status = replace(self.status, phase=phase, **changes)  # type: ignore[arg-type]
         self._announce(self.status)
 

@@ -12,7 +12,7 @@ from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observation.requests import Names, short
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow_client.types import ActionSchema
 
 
@@ -20,7 +20,7 @@ from edgeflow_client.types import ActionSchema
 class ServiceStatus:
     """An announcement."""
 
-    phase: State
+    phase: HealthState
     step: str = ""
     done: int = 0
     total: int = 0

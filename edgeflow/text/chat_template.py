@@ -144,12 +144,12 @@ class _Failed(Exception):
     """The template gives no text; the message says why, without its subject."""
 
 
-class Refused(TemplateError):
+class TemplateRaised(TemplateError):
     """The template called raise_exception."""
 
 
 def _refuse(message: object) -> NoReturn:
-    raise Refused(str(message))
+    raise TemplateRaised(str(message))
 
 
 def _json(

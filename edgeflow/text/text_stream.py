@@ -9,7 +9,7 @@ BROKEN = "\ufffd"  # what a decoder writes for half a character
 CONTEXT = 5  # tokens decoded before the first: some tokenizers take a space from the beginning of a text
 
 
-class Decode(Protocol):
+class DecodeIds(Protocol):
     """Token ids to text."""
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str: ...
@@ -20,7 +20,7 @@ class TextStream:
     string. stopped: True once a stop string was found. before: ids of the prompt.
     """
 
-    def __init__(self, tokenizer: Decode, before: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: DecodeIds, before: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._ids = list(before[-CONTEXT:])
         self._emitted = len(self._ids)  # ids whose text is out

@@ -44,7 +44,7 @@ Answer: TypeAlias = ChatToken | ChatDone | ChatRefused | PrefixSet
 
 
 @dataclass(slots=True, eq=False)
-class _Connection:
+class _ChatConnection:
     """A socket to a chat front."""
 
     sock: socket.socket
@@ -54,12 +54,12 @@ class _Connection:
 
 
 @dataclass(slots=True)
-class _Request:
+class _OpenRequest:
     """An unanswered request."""
 
     number: int
     """As its chat front calls it."""
-    connection: _Connection
+    connection: _ChatConnection
     has_payload: bool
     slow: bool = False
     """It was ended because nobody reads."""
@@ -76,8 +76,8 @@ class ChatLink:
         self._inbox = Inbox()
         self._ready: ChatReady | None = None
         self._lock = threading.Lock()  # held for moments only: the loop takes it too
-        self._connection: _Connection | None = None
-        self._requests: dict[int, _Request] = {}
+        self._connection: _ChatConnection | None = None
+        self._requests: dict[int, _OpenRequest] = {}
         self._last = 0
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -123,7 +123,7 @@ class ChatLink:
         if ended:
             self.wake()
 
-    def _answer(self, request: _Request, message: Answer) -> None:
+    def _answer(self, request: _OpenRequest, message: Answer) -> None:
         """Write an answer; if a token does not fit, end the request instead."""
         connection = request.connection
         if request.slow:
@@ -140,12 +140,12 @@ class ChatLink:
         else:
             self._write(connection, *buffers)
 
-    def _write(self, connection: _Connection, *buffers: bytes | memoryview) -> None:
+    def _write(self, connection: _ChatConnection, *buffers: bytes | memoryview) -> None:
         for buffer in buffers:
             connection.unsent += buffer
         self._flush(connection)
 
-    def _flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: _ChatConnection) -> None:
         """Send what fits; an error is noticed by the thread, as the end of the socket."""
         with contextlib.suppress(OSError):
             if connection.unsent:
@@ -200,7 +200,7 @@ class ChatLink:
             poll.register(connection.sock, wanted)
         return poll.poll()
 
-    def _may_read(self, connection: _Connection) -> bool:
+    def _may_read(self, connection: _ChatConnection) -> bool:
         """True while neither the loop nor the reader has too much before it; one payload is held at a time."""
         if self._ready is None or len(self._requests) >= MAX_REQUESTS or self._inbox.chat_waiting >= MAX_WAITING:
             return False
@@ -209,7 +209,7 @@ class ChatLink:
         holds = any(request.has_payload for request in self._requests.values())
         return not (holds and connection.framer.before_payload)
 
-    def _move(self, connection: _Connection, events: int) -> None:
+    def _move(self, connection: _ChatConnection, events: int) -> None:
         if events & _GONE:
             self._drop(connection)
             return
@@ -222,7 +222,7 @@ class ChatLink:
             except (OSError, ChannelClosed, WorkerError):
                 self._drop(connection)
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: _ChatConnection) -> None:
         """Read at most one message."""
         match _receive(connection):
             case None:
@@ -237,13 +237,13 @@ class ChatLink:
             case _:
                 raise WorkerError("the chat front may not send this message")
 
-    def _add(self, connection: _Connection, message: ChatStart | SetPrefix, *, has_payload: bool = False) -> None:
+    def _add(self, connection: _ChatConnection, message: ChatStart | SetPrefix, *, has_payload: bool = False) -> None:
         with self._lock:
             self._last += 1
-            self._requests[self._last] = _Request(message.request, connection, has_payload)
+            self._requests[self._last] = _OpenRequest(message.request, connection, has_payload)
         self._inbox.put_chat(replace(message, request=self._last))
 
-    def _stop(self, connection: _Connection, message: ChatStop) -> None:
+    def _stop(self, connection: _ChatConnection, message: ChatStop) -> None:
         with self._lock:
             own = [(number, each) for number, each in self._requests.items() if each.connection is connection]
         for number, request in own:
@@ -275,13 +275,13 @@ class ChatLink:
     def _attach(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         ids_bytes = BYTES_PER_ID * self._ready.length if self._ready is not None else 0
-        connection = _Connection(sock, Framer(ids_bytes + MAX_SCHEMA_BYTES))
+        connection = _ChatConnection(sock, Framer(ids_bytes + MAX_SCHEMA_BYTES))
         with self._lock:
             self._connection = connection
             if self._ready is not None:
                 self._write(connection, *pack(self._ready))
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _ChatConnection) -> None:
         """The chat front has gone: end its requests."""
         with self._lock:
             self._connection = None
@@ -291,7 +291,7 @@ class ChatLink:
             self._inbox.put_chat(ChatStop(number, cancelled=True))
 
 
-def _receive(connection: _Connection) -> Message | None:
+def _receive(connection: _ChatConnection) -> Message | None:
     """Read on; returns a message once it is complete, or None. It stops before a payload.
 
     ChannelClosed at the end, WorkerError for anything but a message. Headers are short: decoding one holds the

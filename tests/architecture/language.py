@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("language_baseline.json")
 CODE = ("edgeflow", "client", "benchmarks", "examples", "deploy")
-PAGES = ("README.md", "docs/*.md", "docs/robots/*.md", "edgeflow/embedded/*/README.md")
+PAGES = ("README.md", "docs/**/*.md", "edgeflow/embedded/*/README.md")
 GENERATED, GLOSSARY = ROOT / "client/edgeflow_client/rpc", ROOT / "docs/glossary.md"
 
 COUNTED = (

@@ -13,13 +13,13 @@ from torch import nn
 from edgeflow.artifacts.manifest import Manifest, StageName
 from edgeflow.lab.export.folder import write_manifest
 from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace, write_graph
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph
 
 OPSET = 18
 
 
-class _Run(nn.Module):
-    def __init__(self, stage: StageProgram) -> None:
+class _ExportedRun(nn.Module):
+    def __init__(self, stage: StageGraph) -> None:
         super().__init__()
         self._run = stage.run
 
@@ -53,11 +53,11 @@ def write_program(
     return manifest
 
 
-def _traced(stage: StageProgram, file: Path) -> ir.Model:
+def _traced(stage: StageGraph, file: Path) -> ir.Model:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            _Run(stage).eval(),
+            _ExportedRun(stage).eval(),
             tuple(stage.inputs.values()),
             str(file),
             dynamo=False,

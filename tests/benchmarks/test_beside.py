@@ -19,9 +19,9 @@ from benchmarks.chaos.beside import (
     QUIET,
     Bars,
     Observer,
-    Span,
+    RobotHistory,
     Spans,
-    Track,
+    TimeBlock,
     ages_ms,
     holds,
     rate_hz,
@@ -37,20 +37,25 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.types import Command
 
 S = 1_000_000_000
-SPANS = [Span(0, 10 * S, QUIET), Span(10 * S, 20 * S, "x"), Span(30 * S, 40 * S, QUIET), Span(40 * S, 50 * S, "x")]
+SPANS = [
+    TimeBlock(0, 10 * S, QUIET),
+    TimeBlock(10 * S, 20 * S, "x"),
+    TimeBlock(30 * S, 40 * S, QUIET),
+    TimeBlock(40 * S, 50 * S, "x"),
+]
 
 
-def track(quiet_hz: int, beside_hz: int, quiet_ms: float = 50.0, beside_ms: float = 50.0) -> Track:
+def track(quiet_hz: int, beside_hz: int, quiet_ms: float = 50.0, beside_ms: float = 50.0) -> RobotHistory:
     """A robot with these rates and ages in the two kinds of blocks."""
     actions = []
     for span in SPANS:
         rate, age_ms = (quiet_hz, quiet_ms) if span.kind == QUIET else (beside_hz, beside_ms)
         step = S // rate
         actions += [(at_ns, round(age_ms * 1e6)) for at_ns in range(span.start_ns, span.end_ns, step)]
-    return Track(actions)
+    return RobotHistory(actions)
 
 
-def met(tracks: list[Track], bars: Bars) -> list[bool]:
+def met(tracks: list[RobotHistory], bars: Bars) -> list[bool]:
     return [row.met for row in verdict("robot", tracks, SPANS, "x", bars)]
 
 
@@ -82,11 +87,13 @@ def test_the_larger_bar_of_the_age_applies():
 
 
 def test_a_robot_that_never_acted_meets_no_bar():
-    assert met([Track()], Bars(rise_ms=10)) == [False, True, False]
+    assert met([RobotHistory()], Bars(rise_ms=10)) == [False, True, False]
 
 
 def test_an_honest_neighbour_is_only_reported():
-    spans = Spans([Span(each.start_ns, each.end_ns, cheat.HONEST if each.kind == "x" else QUIET) for each in SPANS])
+    spans = Spans(
+        [TimeBlock(each.start_ns, each.end_ns, cheat.HONEST if each.kind == "x" else QUIET) for each in SPANS]
+    )
     slow = [track(20, 2)]
     assert all(row.bar is None for row in cheat.judged(slow, spans, cheat.HONEST))
     assert not all(row.met for row in verdict("robot", slow, spans.all, cheat.HONEST, cheat.BARS))
@@ -102,7 +109,7 @@ def test_blocks_are_recorded_as_they_pass():
 
 
 def test_the_observer_notes_a_hold_once_and_not_the_first_one():
-    seen = Track()
+    seen = RobotHistory()
     observer = Observer(seen)
     for command_, reason in ((Command.HOLD, "START"), (Command.ACT, ""), (Command.HOLD, "SILENCE")):
         observer(Directive(command_, reason))
@@ -111,7 +118,7 @@ def test_the_observer_notes_a_hold_once_and_not_the_first_one():
 
 
 def test_holds_count_in_their_blocks():
-    seen = Track(holds=[(5 * S, "A"), (15 * S, "B"), (25 * S, "C")])
+    seen = RobotHistory(holds=[(5 * S, "A"), (15 * S, "B"), (25 * S, "C")])
     assert holds([seen], SPANS, "x") == ["B"]
     rows = {row.what: row for row in children.robots_rows([seen], Spans(SPANS), "x")}
     assert not rows["gRPC robots: HOLDs beside x"].met

@@ -1,4 +1,4 @@
-"""The closed-loop evaluation: its grid, what it computes from logs, its store and its pictures."""
+"""The closed-loop evaluation: its grid, what it computes from logs, and its store."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ import pytest
 
 from benchmarks.closed_loop import blocks as stores
 from benchmarks.closed_loop.blocks import stored
-from benchmarks.closed_loop.grid import EXACT, MODES, MOVING, ONE_PASS, ORIN, RTX5090, Cell, blocks, cells, condition
+from benchmarks.closed_loop.grid import (
+    EXACT,
+    MODES,
+    MOVING,
+    ONE_PASS,
+    ORIN,
+    RTX5090,
+    ClosedLoopCell,
+    blocks,
+    cells,
+    condition,
+)
 from benchmarks.closed_loop.measures import ages_in_force_ms, measures, reactions_ms, tick_shares
 from benchmarks.closed_loop.targets import targets
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, pace_name, result_of
 from edgeflow.lab.demo.simulated.episodes import Acted, EpisodeRun
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import ConfigError
 
 MS = 1_000_000
@@ -37,7 +48,7 @@ def acted(captured_ms: int, arrived_ms: int, settled: int = 7) -> Acted:
     )
 
 
-def run(*actions: Acted, seconds: float = 0.4, outcome: Outcome = Outcome.SUCCESS) -> EpisodeRun:
+def run(*actions: Acted, seconds: float = 0.4, outcome: EpisodeOutcome = EpisodeOutcome.SUCCESS) -> EpisodeRun:
     return EpisodeRun(outcome=outcome, seconds=seconds, frames=8, begun=len(actions), overtaken=0, acted=actions)
 
 
@@ -60,7 +71,7 @@ def test_episodes_are_split_into_blocks_of_different_names():
     every = [block for cell in cells(["/seed1/policy", "/seed2/policy"]) for block in blocks(cell)]
     assert len({block.name for block in every}) == len(every)
     assert all("/" not in block.name for block in every)
-    cell = Cell(condition(EXACT, MOVING, RTX5090), 120)
+    cell = ClosedLoopCell(condition(EXACT, MOVING, RTX5090), 120)
     assert [(block.first, block.count) for block in blocks(cell)] == [(0, 50), (50, 50), (100, 20)]
 
 
@@ -94,7 +105,7 @@ def test_seams_leave_out_the_first_action():
 
 
 def rows(successes: int = 9) -> list[dict]:
-    runs = [RUN] * successes + [run(acted(0, 100), outcome=Outcome.TIMEOUT, seconds=8.0)]
+    runs = [RUN] * successes + [run(acted(0, 100), outcome=EpisodeOutcome.TIMEOUT, seconds=8.0)]
     return [
         {
             "policy": "demo",
@@ -115,7 +126,10 @@ def test_targets_say_what_is_missed():
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
-    ran, every = [], [Cell(condition(EXACT, MOVING, RTX5090), 120), Cell(condition(EXACT, 0.0, ORIN), 50)]
+    ran, every = (
+        [],
+        [ClosedLoopCell(condition(EXACT, MOVING, RTX5090), 120), ClosedLoopCell(condition(EXACT, 0.0, ORIN), 50)],
+    )
 
     def noted(block, times, folder):
         ran.append(block)
@@ -135,7 +149,7 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_a_block_runs_its_episodes_and_stores_them(tmp_path):
-    cell = Cell(condition(ONE_PASS, 0.0, RTX5090), 2)
+    cell = ClosedLoopCell(condition(ONE_PASS, 0.0, RTX5090), 2)
     profile = load_profile(RTX5090)
     stores.run_block(blocks(cell)[0], profile.times(7), tmp_path)
     found = stored(cell, tmp_path)
@@ -145,7 +159,7 @@ def test_a_block_runs_its_episodes_and_stores_them(tmp_path):
 
 def test_no_block_begins_when_the_time_is_over(tmp_path, monkeypatch):
     """What was run is told; a cell without any episode has no row."""
-    every = [Cell(condition(EXACT, MOVING, RTX5090), 100), Cell(condition(EXACT, 0.0, ORIN), 50)]
+    every = [ClosedLoopCell(condition(EXACT, MOVING, RTX5090), 100), ClosedLoopCell(condition(EXACT, 0.0, ORIN), 50)]
     monkeypatch.setattr(stores, "measured_times", lambda: AT_ONCE)
     monkeypatch.setattr(stores, "run_block", lambda *_: pytest.fail("a block began"))
     with ThreadPoolExecutor(1) as pool:

@@ -16,7 +16,7 @@ from benchmarks.chaos.service import ROOT
 from benchmarks.front_ends import bad_bodies, bad_messages
 from benchmarks.front_ends.__main__ import SECTIONS
 from benchmarks.front_ends.bad_frames import act_body, act_problem, error_problem, refusal_problem
-from benchmarks.front_ends.openpi_robot import DIMS, HORIZON, Scene, is_right, rows
+from benchmarks.front_ends.openpi_robot import DIMS, HORIZON, DistinctObservations, is_right, rows
 from edgeflow.service.frontends.numpy_json import answer_body
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from tests.fuzz.websocket_frames import BINARY, TEXT, frame
@@ -41,7 +41,7 @@ def test_round_trips_are_measured(tmp_path: Path):
 
 
 def test_observations_differ_and_only_the_right_answer_is_right():
-    scene = Scene(0, 8)
+    scene = DistinctObservations(0, 8)
     seen = []
     for _ in range(3):
         scene.change()
@@ -66,7 +66,7 @@ def test_a_refusal_names_its_field_and_is_no_action():
 
 
 def test_the_action_of_another_observation_is_seen():
-    scene = Scene(1, 8)
+    scene = DistinctObservations(1, 8)
     body = answer_body(list(scene.chunk()), False)
     assert act_problem(200, body, scene) == ""
     scene.change()
@@ -75,7 +75,7 @@ def test_the_action_of_another_observation_is_seen():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_bad_kind_differs_from_what_it_is_made_of(seed: int):
-    scene = Scene(seed, 8)
+    scene = DistinctObservations(seed, 8)
     good = json.dumps(act_body(scene)).encode()
     for name, message in bad_messages.KINDS.items():
         made = [message.make(scene.observation(), random.Random(seed)) for _ in range(2)]

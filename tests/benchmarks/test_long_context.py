@@ -14,9 +14,9 @@ from benchmarks.long_context.cells import (
     EVIDENCE,
     LEAST_LINES,
     Band,
-    Cell,
-    Layout,
+    PromptLayout,
     Question,
+    QuestionCell,
     Where,
     cells_of,
     draw_questions,
@@ -24,9 +24,9 @@ from benchmarks.long_context.cells import (
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.report import Row, Score, cost_table, evidence_table, exact_table, gain
+from benchmarks.long_context.report import Score, SystemScores, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
-from benchmarks.long_context.systems import ANSWER, Reply, Served, cut, position_bytes
+from benchmarks.long_context.systems import ANSWER, Reply, ServedModel, cut, position_bytes
 from edgeflow.lab.demo.chat.logs.entries import TITLE
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
@@ -37,7 +37,7 @@ from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")
 BAND = Band(500, 700)
-SUMMARY = Cell(BAND, Where.COMPRESSED, summary=True)
+SUMMARY = QuestionCell(BAND, Where.COMPRESSED, summary=True)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def base():
 
 
 def layout(model):
-    return Layout(sink=32, out_of_reach=250, window=96, opening=opening_tokens(model), question=question_tokens(model))
+    return PromptLayout(
+        sink=32, out_of_reach=250, window=96, opening=opening_tokens(model), question=question_tokens(model)
+    )
 
 
 def lines_of(model, question):
@@ -76,14 +78,14 @@ def place_of(model, own, question):
 
 def test_evidence_of_the_compressed_part_lies_between_sink_and_what_any_row_keeps(model):
     own = layout(model)
-    for question in draw_questions(model, Cell(BAND, Where.COMPRESSED, summary=False), own, 30, "0"):
+    for question in draw_questions(model, QuestionCell(BAND, Where.COMPRESSED, summary=False), own, 30, "0"):
         place = place_of(model, own, question)
         assert own.sink <= place and place + 7 <= len(question.ids) - own.out_of_reach
 
 
 def test_evidence_of_the_kept_part_lies_in_the_window(model):
     own = layout(model)
-    for question in draw_questions(model, Cell(BAND, Where.KEPT, summary=False), own, 30, "0"):
+    for question in draw_questions(model, QuestionCell(BAND, Where.KEPT, summary=False), own, 30, "0"):
         assert place_of(model, own, question) >= len(question.ids) - own.window
 
 
@@ -114,7 +116,11 @@ def test_the_shortest_band_is_the_first_whose_compressed_part_holds_enough_lines
     own.check(Band(own.shortest, own.shortest))
     sizes = [len(own.region(Where.COMPRESSED, own.lines(own.shortest - less))) for less in (0, 1)]
     assert sizes == [LEAST_LINES, LEAST_LINES - 1]
-    list(draw_questions(model, Cell(Band(own.shortest, own.shortest), Where.COMPRESSED, summary=False), own, 4, "0"))
+    list(
+        draw_questions(
+            model, QuestionCell(Band(own.shortest, own.shortest), Where.COMPRESSED, summary=False), own, 4, "0"
+        )
+    )
     with pytest.raises(ConfigError, match=rf"band: SHORTEST is at least {own.shortest} .* got {own.shortest - 1}"):
         own.check(Band(own.shortest - 1, 700))
 
@@ -153,16 +159,16 @@ def naive_selection(q, k, head, places, sink, window):
 
 def test_selection_of_everything_answers_as_full_attention(model, base):
     ids = next(iter(draw_questions(model, SUMMARY, layout(model), 1, "0"))).ids
-    full = Served(model, 800)
+    full = ServedModel(model, 800)
     assert SnapKV(model, base, 800, 32, 96, 0).answer(ids).text == full.answer(ids).text
 
 
 def test_rows_hold_the_bytes_that_they_are_counted_with(model):
     rules = GateRules(sink=32, window=96, segment=128, positions="local")
-    folded = Served(model, 800, gate=initial_gate(model.config, rules, 0))
+    folded = ServedModel(model, 800, gate=initial_gate(model.config, rules, 0))
     memory = 4 * 6 * 32 * 33 * 4
     assert folded.slot_bytes == rules.threshold * position_bytes(model) + memory
-    assert Served(model, 100).slot_bytes == 100 * position_bytes(model)
+    assert ServedModel(model, 100).slot_bytes == 100 * position_bytes(model)
     ids = next(iter(draw_questions(model, SUMMARY, layout(model), 1, "0"))).ids
     reply = folded.answer(ids)
     assert reply.first_s > 0 and len(model.tokenizer.encode(reply.text, special=False)) <= ANSWER
@@ -201,7 +207,9 @@ def test_a_score_counts_by_kind_and_by_lines_of_evidence():
 
 def rows_of(cells):
     names = ("EdgeInfinite, untrained", "two")
-    return [Row(name, 1000, {cell: scored(random.Random(0).randint(0, 9), 9) for cell in cells}) for name in names]
+    return [
+        SystemScores(name, 1000, {cell: scored(random.Random(0).randint(0, 9), 9) for cell in cells}) for name in names
+    ]
 
 
 def test_the_tables_of_a_band_fit_a_terminal_and_keep_the_names_of_systems():
@@ -220,7 +228,7 @@ def test_the_tables_of_a_band_fit_a_terminal_and_keep_the_names_of_systems():
 
 def test_a_system_that_was_not_asked_has_no_line():
     cells = cells_of([BAND])
-    assert exact_table([Row("full", 1, {})], BAND, cells).row_count == 0
+    assert exact_table([SystemScores("full", 1, {})], BAND, cells).row_count == 0
 
 
 @pytest.mark.parametrize(

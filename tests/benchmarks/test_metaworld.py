@@ -14,7 +14,7 @@ from benchmarks.metaworld import __main__ as program
 from benchmarks.metaworld.ages import AgedMode, combined, measured
 from benchmarks.metaworld.ages import given as given_age
 from benchmarks.metaworld.arm import ANCHORED, DEFAULT, PRESENT, STEP_M, WITHIN_A_STEP, command
-from benchmarks.metaworld.report import FRESH, Cell, Row, as_json, as_text
+from benchmarks.metaworld.report import FRESH, ConditionRow, TaskCell, as_json, as_text
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-metaworld" / "bin" / "python"
@@ -113,10 +113,10 @@ def test_an_output_at_its_limit_is_not_extended_within_the_limits_of_one_step():
     assert command(DEFAULT, full, here, behind, 4)[0] == pytest.approx(1.0)
 
 
-def rows() -> list[Row]:
+def rows() -> list[ConditionRow]:
     some, none, old = (100, 300, None), (None, None, None), AgedMode("serial", 156.0)
     steps = ((FRESH, PRESENT, some, some), (old, ANCHORED, none, none), (old, DEFAULT, some, none))
-    return [Row(mode, way.name, (Cell("push", a), Cell("basketball", b))) for mode, way, a, b in steps]
+    return [ConditionRow(mode, way.name, (TaskCell("push", a), TaskCell("basketball", b))) for mode, way, a, b in steps]
 
 
 def test_the_report_prints_losses_like_wins():

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.chaos.__main__ import SCENARIOS
 from benchmarks.chaos.service import ROOT
-from benchmarks.fuzz.nightly import PARTS, Part, Step, run_part
+from benchmarks.fuzz.nightly import PARTS, NightlyPart, NightlyStep, run_part
 
 HOUR = 60
 
@@ -36,18 +36,21 @@ def test_every_scenario_is_scaled():
 
 
 def test_what_a_step_counts_is_scaled(tmp_path: Path):
-    step = Step("some", ("run",), ("--count", 1000))
+    step = NightlyStep("some", ("run",), ("--count", 1000))
     assert step.words(0.1, tmp_path) == ["run", "--count=100", f"--json={tmp_path}/some.json"]
     assert step.words(1e-9, tmp_path)[1] == "--count=1"
-    assert Step("some", ("run",), ("--minutes", 10.0), result=False).words(0.05, tmp_path) == ["run", "--minutes=0.5"]
+    assert NightlyStep("some", ("run",), ("--minutes", 10.0), result=False).words(0.05, tmp_path) == [
+        "run",
+        "--minutes=0.5",
+    ]
 
 
 def test_a_part_writes_its_outcome_and_runs_all_its_steps(tmp_path: Path):
     steps = [
-        Step(name, (sys.executable, "-c", code), result=False)
+        NightlyStep(name, (sys.executable, "-c", code), result=False)
         for name, code in (("fails", "import sys; print('why'); sys.exit(3)"), ("passes", "pass"))
     ]
-    results = run_part(Part("some", 1, tuple(steps)), 1.0, tmp_path, Console(quiet=True))
+    results = run_part(NightlyPart("some", 1, tuple(steps)), 1.0, tmp_path, Console(quiet=True))
     assert [result.exit_code for result in results] == [3, 0]
     written = json.loads((tmp_path / "some.json").read_text())
     assert (written["part"], written["passed"], written["machine"]["cores"] > 0) == ("some", False, True)

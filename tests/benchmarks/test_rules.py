@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.chaos.rules import MIB, Row, account, growth, percentile, rise_percent, spread, theil_sen
+from benchmarks.chaos.rules import MIB, BoundedFigure, account, growth, percentile, rise_percent, spread, theil_sen
 from benchmarks.chaos.sdk_robot import Change, first
 
 FRAMES = np.linspace(0, 200_000, 401)
@@ -68,14 +68,14 @@ def test_percentiles():
 
 
 def test_nothing_measured_meets_no_bar():
-    assert not Row("x", math.nan, "", 1).met
-    assert Row("x", math.nan).met
+    assert not BoundedFigure("x", math.nan, "", 1).met
+    assert BoundedFigure("x", math.nan).met
     assert [row.met for row in spread("x", [], "ms", max=10)] == [True, True, False]
 
 
 def test_a_bar_is_met_at_its_value():
-    assert Row("x", 10, "ms", 10).met
-    assert not Row("x", 10.01, "ms", 10).met
+    assert BoundedFigure("x", 10, "ms", 10).met
+    assert not BoundedFigure("x", 10.01, "ms", 10).met
     assert [row.met for row in spread("x", [1, 2, 300], "ms", p50=2, max=250)] == [True, True, False]
 
 

@@ -22,9 +22,9 @@ from benchmarks.chaos.fake_server import Manners, Proxy, fake_server
 from benchmarks.chaos.mixed_guests import cheating
 from benchmarks.chaos.proc import alive, children, held, is_idle, memory, started_at, wait_for
 from benchmarks.chaos.resource_faults.outputs import disk, pipe
-from benchmarks.chaos.robots import RobotProcess
+from benchmarks.chaos.robots import KillableProcess
 from benchmarks.chaos.service import ROOT
-from benchmarks.chaos.stalled_robots import Plan, stalled_robots
+from benchmarks.chaos.stalled_robots import StalledRobotsPlan, stalled_robots
 from benchmarks.chaos.stalls import LONGEST_S, SHORTEST_S, durations
 from edgeflow_client.rpc import control_pb2 as pb
 
@@ -50,11 +50,11 @@ def test_the_oldest_frame_that_a_robot_acts_on():
     """The robots and servers of the stalls scenario, one stall each; the control has no age limit."""
     seen = {}
     with ExitStack() as stack:
-        server = stack.enter_context(RobotProcess(fake_server, 250, Manners(350, 100, first_late_s=0.3, late_s=0.3)))
+        server = stack.enter_context(KillableProcess(fake_server, 250, Manners(350, 100, first_late_s=0.3, late_s=0.3)))
         port = server.hear()
         for name, limit_s in (("default", None), ("control", math.inf)):
-            plan = Plan(stalls_s=[[0.5]], seed=0, limit_ms=350, max_action_age_s=limit_s)
-            seen[name] = stack.enter_context(RobotProcess(stalled_robots, port, plan))
+            plan = StalledRobotsPlan(stalls_s=[[0.5]], seed=0, limit_ms=350, max_action_age_s=limit_s)
+            seen[name] = stack.enter_context(KillableProcess(stalled_robots, port, plan))
         heard = {name: [robot.hear(), *robot.hear()] for name, robot in seen.items()}
     (stalled, robot), (_, control) = heard["default"], heard["control"]
     assert (stalled, robot.stalls_s, robot.beyond) == ("stalled", [0.5], 0)

@@ -19,14 +19,14 @@ from benchmarks.static_graphs.report import (
     JOURNEY_PREFILL,
     JOURNEY_STEP,
     ONNX,
-    Row,
+    ShapeRow,
     as_json,
     tables,
 )
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.lab.gpu.subjects.floors import Ceilings, Work
+from edgeflow.lab.gpu.subjects.floors import Ceilings, PassFloor
 from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, step_work
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS
 
@@ -95,12 +95,12 @@ def test_rates_are_measured(monkeypatch):
     assert 0 < rates.bandwidth < 1e13 and 0 < rates.matrix_rate < 1e15
 
 
-def row(stage: str, prefix: int, suffix: int, system: str, ms: float) -> Row:
+def row(stage: str, prefix: int, suffix: int, system: str, ms: float) -> ShapeRow:
     figures = {"mean": ms, "median": ms, "min": ms, "max": ms, "cpu_median": 2 * ms, "samples": 3}
-    return Row(stage=stage, prefix=prefix, suffix=suffix, system=system, ms=figures, work=Work(1e9, 1e8))
+    return ShapeRow(stage=stage, prefix=prefix, suffix=suffix, system=system, ms=figures, work=PassFloor(1e9, 1e8))
 
 
-def rows() -> list[Row]:
+def rows() -> list[ShapeRow]:
     systems = (ONNX, ENGINE32, ENGINE16)
     prefills = [row("prefill", prefix, 32, system, 40.0) for prefix in PREFIXES for system in systems]
     steps = [row("step", *place, system, 20.0) for place in JOURNEY_STEP for system in systems]

@@ -14,7 +14,7 @@ from edgeflow_client.clock import ManualClock
 from edgeflow_client.connection.bounds import check_schema
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.pose import Pose, from_rotvec, identity
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.types import ActionSchema, Command, StageTimings
 from tests.client.scripted import NAMES, answer_all, opened, session_settings
 
@@ -132,7 +132,7 @@ def test_an_action_is_one_step_or_the_whole_way():
     ],
 )
 def test_a_policy_that_states_no_rate_is_told_once(aging, stated, warned, caplog):
-    session = Session(session_settings(), "grasp", ManualClock(MS), 0, aging)
+    session = ClientSession(session_settings(), "grasp", ManualClock(MS), 0, aging)
     with caplog.at_level(logging.WARNING, "edgeflow_client"):
         for _ in range(3):
             session.stream_opened(opened(**stated), None)
@@ -215,7 +215,7 @@ def test_a_look_ahead_without_a_control_rate_is_refused_at_open(serve, connect):
 
 def test_a_refused_open_leaves_the_session_closed():
     clock = ManualClock(MS)
-    session = Session(session_settings(), "grasp", clock, 0, Aging(look_ahead_s=0.05))
+    session = ClientSession(session_settings(), "grasp", clock, 0, Aging(look_ahead_s=0.05))
     with pytest.raises(FailedPrecondition):
         session.stream_opened(opened(), None)
     assert session.opened is None

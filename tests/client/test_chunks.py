@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from edgeflow_client.blending import LATEST, Blending, TemporalEnsemble, Weighted
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import Outgoing
+from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import FailedPrecondition, Unavailable
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import MAX_VALID_MS, Session
+from edgeflow_client.session import MAX_VALID_MS, ClientSession
 from edgeflow_client.types import MAX_CHUNK_NUMBERS, MAX_HORIZON, Command
 from tests.client.scripted import NAMES, opened, session_settings
 
@@ -24,7 +24,7 @@ DIMS = len(NAMES)
 ROWS = np.repeat(0.1 * np.arange(HORIZON)[:, None], DIMS, axis=1)
 
 
-class Robot:
+class ChunkSession:
     """A session whose service answers with chunks."""
 
     def __init__(
@@ -37,11 +37,11 @@ class Robot:
         self.clock = ManualClock(1000 * MS)
         self.horizon, self.step_ms = horizon, step_ms
         agreed = session_settings(max_action_age_s=max_action_age_s)
-        self.session = Session(agreed, "grasp", self.clock, 2000 * MS, blending=blending)
+        self.session = ClientSession(agreed, "grasp", self.clock, 2000 * MS, blending=blending)
         self.open()
 
     def open(self) -> None:
-        self.stream = Outgoing(self.session.opening())
+        self.stream = OutgoingMessages(self.session.opening())
         self.session.stream_opened(opened(horizon=self.horizon, step_ms=self.step_ms), self.stream)
 
     def push(self, ago_ms: float = 0, instruction: str = "") -> pb.Frame:
@@ -79,11 +79,11 @@ class Robot:
 
 
 @pytest.fixture
-def robot() -> Robot:
-    return Robot()
+def robot() -> ChunkSession:
+    return ChunkSession()
 
 
-def test_rows_follow_the_clock_from_the_stamp_of_the_frame(robot: Robot):
+def test_rows_follow_the_clock_from_the_stamp_of_the_frame(robot: ChunkSession):
     assert robot.act(robot.push())
     found = []
     for _ in range(HORIZON + 2):
@@ -92,7 +92,7 @@ def test_rows_follow_the_clock_from_the_stamp_of_the_frame(robot: Robot):
     assert found == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]
 
 
-def test_a_chunk_that_comes_late_starts_in_the_middle(robot: Robot):
+def test_a_chunk_that_comes_late_starts_in_the_middle(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3.5 * STEP_MS)
     assert robot.act(frame)
@@ -103,7 +103,7 @@ def test_a_chunk_that_comes_late_starts_in_the_middle(robot: Robot):
     assert robot.step == 4
 
 
-def test_the_directive_changes_with_the_row_and_not_otherwise(robot: Robot):
+def test_the_directive_changes_with_the_row_and_not_otherwise(robot: ChunkSession):
     robot.act(robot.push())
     first = robot.session.directive()
     robot.wait(STEP_MS - 0.001)
@@ -118,7 +118,7 @@ def test_the_directive_changes_with_the_row_and_not_otherwise(robot: Robot):
 
 @pytest.mark.parametrize("valid_for_ms", [90, MAX_VALID_MS, 60_000])
 def test_a_chunk_ends_with_its_validity_counted_from_its_receipt(valid_for_ms):
-    robot = Robot(horizon=100, max_action_age_s=60.0)
+    robot = ChunkSession(horizon=100, max_action_age_s=60.0)
     frame = robot.push()
     robot.wait(30)
     robot.act(frame, np.zeros((100, DIMS)), valid_for_ms)
@@ -129,7 +129,7 @@ def test_a_chunk_ends_with_its_validity_counted_from_its_receipt(valid_for_ms):
 
 
 def test_the_last_row_stays_until_its_age_limit():
-    robot = Robot(max_action_age_s=0.1)
+    robot = ChunkSession(max_action_age_s=0.1)
     robot.act(robot.push())
     robot.wait(7 * STEP_MS + 99.999)
     assert robot.step == HORIZON - 1
@@ -138,7 +138,7 @@ def test_the_last_row_stays_until_its_age_limit():
 
 
 @pytest.mark.parametrize(("age_ms", "acts"), [(15 * STEP_MS, True), (7 * STEP_MS + 250, False)])
-def test_on_arrival_the_row_that_is_due_is_checked(robot: Robot, age_ms, acts):
+def test_on_arrival_the_row_that_is_due_is_checked(robot: ChunkSession, age_ms, acts):
     frame = robot.push()
     robot.wait(age_ms)
     assert robot.act(frame, max_age_ms=250) is acts
@@ -146,7 +146,7 @@ def test_on_arrival_the_row_that_is_due_is_checked(robot: Robot, age_ms, acts):
 
 
 def test_with_limits_shorter_than_a_step_no_row_is_played_past_its_limit():
-    robot = Robot(max_action_age_s=0.015)
+    robot = ChunkSession(max_action_age_s=0.015)
     frame = robot.push()
     robot.wait(17)
     assert not robot.act(frame)
@@ -158,7 +158,7 @@ def test_with_limits_shorter_than_a_step_no_row_is_played_past_its_limit():
     assert robot.step is None
 
 
-def test_a_newer_chunk_replaces_an_older_one_and_not_the_other_way_round(robot: Robot):
+def test_a_newer_chunk_replaces_an_older_one_and_not_the_other_way_round(robot: ChunkSession):
     older = robot.push()
     robot.wait(5)
     newer = robot.push()
@@ -182,7 +182,7 @@ def test_a_newer_chunk_replaces_an_older_one_and_not_the_other_way_round(robot: 
         ({"rows": np.vstack([ROWS[:-1], np.full(DIMS, 1.001)])}, "ACTION_OUT_OF_LIMITS"),
     ],
 )
-def test_a_chunk_that_cannot_be_played_means_hold(robot: Robot, change, reason):
+def test_a_chunk_that_cannot_be_played_means_hold(robot: ChunkSession, change, reason):
     robot.act(robot.push())
     assert not robot.act(robot.push(), **change)
     held = robot.session.directive()
@@ -191,7 +191,7 @@ def test_a_chunk_that_cannot_be_played_means_hold(robot: Robot, change, reason):
 
 @pytest.mark.parametrize("blending", [Weighted(), TemporalEnsemble()])
 def test_overlapping_chunks_are_blended_until_something_new_begins(blending):
-    robot = Robot(blending=blending)
+    robot = ChunkSession(blending=blending)
 
     def plays_ones(epoch: int = 1, instruction: str = "") -> bool:
         """Whether a chunk of ones is played as it is, after one of zeros and a change."""
@@ -215,7 +215,7 @@ def test_overlapping_chunks_are_blended_until_something_new_begins(blending):
 
 
 def test_what_the_robot_refuses_is_not_blended():
-    robot = Robot(blending=Weighted())
+    robot = ChunkSession(blending=Weighted())
     old = robot.push()
     robot.act(robot.push(), np.ones((HORIZON, DIMS)))
     assert not robot.act(old, 0 * ROWS)
@@ -230,7 +230,7 @@ def playing(frame: pb.Frame) -> tuple[int, int] | None:
     return (frame.playing.seq, frame.playing.step) if frame.HasField("playing") else None
 
 
-def test_a_frame_says_which_row_was_played_at_its_capture(robot: Robot):
+def test_a_frame_says_which_row_was_played_at_its_capture(robot: ChunkSession):
     first = robot.push()
     assert playing(first) is None
     robot.wait(30)
@@ -248,7 +248,7 @@ def test_a_frame_says_which_row_was_played_at_its_capture(robot: Robot):
     assert playing(robot.push()) is None
 
 
-def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: Robot):
+def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: ChunkSession):
     robot.act(robot.push())
     robot.wait(25)
     robot.session.stream_said(pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="FAULT")))
@@ -273,7 +273,7 @@ def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: Robot):
 
 
 def test_single_actions_are_not_reported():
-    robot = Robot(horizon=1, step_ms=0.0)
+    robot = ChunkSession(horizon=1, step_ms=0.0)
     robot.act(robot.push(), ROWS[0])
     assert robot.step == 0
     assert playing(robot.push()) is None
@@ -331,7 +331,7 @@ LIMITS_S = st.sampled_from([0.01, 0.05, 0.3, 60.0])
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, BLENDINGS, LIMITS_S)
 def test_rows_never_go_back_and_are_never_played_out_of_time(events, blending, limit_s):
-    robot = Robot(max_action_age_s=limit_s, blending=blending)
+    robot = ChunkSession(max_action_age_s=limit_s, blending=blending)
     frames: list[pb.Frame] = []
     seen: list[tuple[int, int]] = []
     epoch, received_ns, valid_ms = 1, 0, 0
@@ -362,7 +362,7 @@ def test_rows_never_go_back_and_are_never_played_out_of_time(events, blending, l
 @settings(max_examples=100, deadline=None)
 @given(EVENTS, BLENDINGS, LIMITS_S, st.integers(0, 1))
 def test_with_a_horizon_of_1_blending_changes_nothing(events, blending, limit_s, horizon):
-    plain, robot = Robot(limit_s, horizon=0, step_ms=0.0), Robot(limit_s, blending, horizon, step_ms=0.0)
+    plain, robot = ChunkSession(limit_s, horizon=0, step_ms=0.0), ChunkSession(limit_s, blending, horizon, step_ms=0.0)
     frames: list[tuple[pb.Frame, pb.Frame]] = []
     epoch = 1
     for number, event in enumerate(events):

@@ -7,13 +7,13 @@ import pytest
 
 from edgeflow_client.blending import TemporalEnsemble, Weighted
 from edgeflow_client.rpc import control_pb2 as pb
-from tests.client.test_chunks import DIMS, STEP_MS, Robot
+from tests.client.test_chunks import DIMS, STEP_MS, ChunkSession
 
 
 @pytest.mark.parametrize("blending", [Weighted(), TemporalEnsemble()])
 @pytest.mark.parametrize("held", [False, True])
 def test_nothing_from_before_a_hold_is_blended(blending, held: bool):
-    robot = Robot(blending=blending, horizon=100)
+    robot = ChunkSession(blending=blending, horizon=100)
     before, after = np.full((100, DIMS), -0.5), np.full((100, DIMS), 0.5)
     for _ in range(5):
         assert robot.act(robot.push(), rows=before, valid_for_ms=250)

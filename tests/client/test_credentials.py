@@ -20,7 +20,7 @@ IMAGE = np.zeros((CAMERA.height, CAMERA.width, 3), np.uint8)
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 
 
-class Files:
+class CredentialFiles:
     """A CA with a certificate for the service and one for the robot."""
 
     def __init__(self, folder: Path) -> None:
@@ -41,8 +41,8 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path / "ca")
+def files(tmp_path: Path) -> CredentialFiles:
+    return CredentialFiles(tmp_path / "ca")
 
 
 @pytest.fixture(autouse=True)
@@ -97,21 +97,21 @@ def test_what_loopback_is(address: str, local: bool):
     assert module._is_loopback(address) is local
 
 
-def test_tls(serve, connect, files: Files, tmp_path: Path):
+def test_tls(serve, connect, files: CredentialFiles, tmp_path: Path):
     server = serve(answer_all, credentials=files.server())
     with connect(server, credentials=Credentials(ca=files.ca, token=TOKEN)):
         assert server.metadata["authorization"] == f"Bearer {TOKEN}"
-    for wrong in (Credentials(ca=Files(tmp_path / "other").ca, token=TOKEN), None):
+    for wrong in (Credentials(ca=CredentialFiles(tmp_path / "other").ca, token=TOKEN), None):
         with pytest.raises(Unavailable), connect(server, credentials=wrong, open_timeout_s=1.0):
             pass
     assert server.streams == 1
 
 
-def test_mutual_tls(serve, connect, files: Files, tmp_path: Path):
+def test_mutual_tls(serve, connect, files: CredentialFiles, tmp_path: Path):
     server = serve(answer_all, credentials=files.server(mutual=True))
     with connect(server, credentials=Credentials(files.ca, files.cert, files.key)) as client:
         assert client.opened.model == "scripted"
-    other = Files(tmp_path / "other")
+    other = CredentialFiles(tmp_path / "other")
     for wrong in (Credentials(files.ca), Credentials(files.ca, other.cert, other.key)):
         with pytest.raises(Unavailable), connect(server, credentials=wrong, open_timeout_s=1.0):
             pass
@@ -156,7 +156,7 @@ def test_a_revoked_token_ends_the_session_for_good(serve, connect, eventually):
     assert server.streams == 2
 
 
-def test_files_that_cannot_be_used_are_named(serve, connect, files: Files, tmp_path: Path):
+def test_files_that_cannot_be_used_are_named(serve, connect, files: CredentialFiles, tmp_path: Path):
     server = serve(answer_all)
     with pytest.raises(InvalidArgument, match=r"credentials\.ca: cannot read .*nope"):
         connect(server, credentials=Credentials(ca=tmp_path / "nope")).__enter__()

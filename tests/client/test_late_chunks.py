@@ -12,31 +12,33 @@ from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, Limited, LimitKind
 from edgeflow_client.types import Command
 from tests.client.scripted import session_settings
-from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, Robot
+from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, ChunkSession
 
 VALID_MS = 60_000
 
 
 @pytest.fixture
-def robot() -> Robot:
+def robot() -> ChunkSession:
     """It plays a chunk since one step, the answer to frame 1."""
-    robot = Robot(max_action_age_s=60.0)
+    robot = ChunkSession(max_action_age_s=60.0)
     assert robot.act(robot.push())
     robot.wait(STEP_MS)
     return robot
 
 
-def continued(robot: Robot, frame: pb.Frame, steps: int, rows=0.5 + 0 * ROWS, continues: int = 1, **changed) -> bool:
+def continued(
+    robot: ChunkSession, frame: pb.Frame, steps: int, rows=0.5 + 0 * ROWS, continues: int = 1, **changed
+) -> bool:
     return robot.act(frame, rows, continues=continues, conditioned_steps=steps, **changed)
 
 
-def late(robot: Robot) -> tuple[int, int]:
+def late(robot: ChunkSession) -> tuple[int, int]:
     counts = robot.session.flight.statistics()
     return counts.late, counts.late_played
 
 
 @pytest.mark.parametrize(("age_ms", "is_late"), [(2 * STEP_MS, False), (2 * STEP_MS + 0.001, True)])
-def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robot: Robot, age_ms, is_late):
+def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robot: ChunkSession, age_ms, is_late):
     frame = robot.push()
     robot.wait(age_ms)
     assert continued(robot, frame, 2)
@@ -49,7 +51,7 @@ def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robo
 
 @pytest.mark.parametrize(("continues", "played"), [(0, 3), (1, 2), (2, 3)])
 def test_a_chunk_that_continues_another_than_the_one_being_played_does_not_fit(
-    robot: Robot, continues: int, played: int
+    robot: ChunkSession, continues: int, played: int
 ):
     second, third = robot.push(), robot.push()  # the third is captured before the second is answered
     robot.wait(STEP_MS)
@@ -61,7 +63,7 @@ def test_a_chunk_that_continues_another_than_the_one_being_played_does_not_fit(
     assert (action.seq, action.late, late(robot)) == (3, played == 2, (int(played == 2), int(played == 2)))
 
 
-def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: Robot):
+def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -75,7 +77,7 @@ def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: 
     assert robot.session.flight.statistics().actions == 2
 
 
-def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: Robot):
+def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2, valid_for_ms=50)
@@ -88,7 +90,7 @@ def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: Robot):
 @pytest.mark.parametrize("held", ["by the service", "at the end of validity"])
 @pytest.mark.parametrize("steps", [2, 100])
 def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_ended(held: str, steps: int):
-    robot = Robot(max_action_age_s=60.0)
+    robot = ChunkSession(max_action_age_s=60.0)
     assert robot.act(robot.push(), valid_for_ms=3 * STEP_MS)
     robot.wait(2 * STEP_MS)
     first, second, fresh, third, another = (robot.push() for _ in range(5))
@@ -106,7 +108,7 @@ def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_en
     assert late(robot) == (0, 0) and robot.session.flight.statistics().ignored == 3
 
 
-def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: Robot):
+def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -117,7 +119,7 @@ def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: Robot):
     assert robot.session.directive().action.seq == 3
 
 
-def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds_it_so(robot: Robot):
+def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds_it_so(robot: ChunkSession):
     first, second = robot.push(), robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, first, 2)
@@ -128,7 +130,7 @@ def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds
 
 
 @pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])
-def test_what_is_in_reserve_ends_with_what_is_played(robot: Robot, end: str):
+def test_what_is_in_reserve_ends_with_what_is_played(robot: ChunkSession, end: str):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -148,7 +150,7 @@ def test_what_is_in_reserve_ends_with_what_is_played(robot: Robot, end: str):
     assert late(robot) == (1, 0)
 
 
-def test_a_newer_chunk_that_fits_replaces_what_is_in_reserve(robot: Robot):
+def test_a_newer_chunk_that_fits_replaces_what_is_in_reserve(robot: ChunkSession):
     first, second = robot.push(), None
     robot.wait(STEP_MS)
     second = robot.push()
@@ -159,7 +161,7 @@ def test_a_newer_chunk_that_fits_replaces_what_is_in_reserve(robot: Robot):
     assert robot.session.directive().action.seq == 3 and late(robot) == (1, 0)
 
 
-def test_frames_report_what_is_played_from_the_reserve(robot: Robot):
+def test_frames_report_what_is_played_from_the_reserve(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     continued(robot, frame, 2)
@@ -169,7 +171,7 @@ def test_frames_report_what_is_played_from_the_reserve(robot: Robot):
 
 
 def test_frames_report_the_newest_chunk_that_arrived():
-    robot = Robot(max_action_age_s=60.0)
+    robot = ChunkSession(max_action_age_s=60.0)
     first = robot.push()
     assert not first.HasField("arrived")
     robot.wait(30)
@@ -182,12 +184,12 @@ def test_frames_report_the_newest_chunk_that_arrived():
 
 
 def test_the_arrival_of_a_single_action_is_not_reported():
-    robot = Robot(horizon=1, step_ms=0)
+    robot = ChunkSession(horizon=1, step_ms=0)
     assert robot.act(robot.push(), np.zeros(DIMS))
     assert not robot.push().HasField("arrived")
 
 
-def test_an_action_says_how_it_came_about(robot: Robot):
+def test_an_action_says_how_it_came_about(robot: ChunkSession):
     limited = [
         pb.Limited(dimension="x", limit="velocity", beyond=0.5, changed=0.25),
         pb.Limited(dimension="x", limit="of another version"),

@@ -6,10 +6,10 @@ import grpc
 import pytest
 
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import Link, Outgoing
+from edgeflow_client.connection.link import Link, OutgoingMessages
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.types import Command
 from tests.client.conftest import IMAGE
 from tests.client.scripted import Refuse, Talk, answer_all
@@ -148,14 +148,14 @@ def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, event
 def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
     serve, connect, eventually, monkeypatch, caplog, broken
 ):
-    works, breaks = getattr(Session, broken), iter([None])
+    works, breaks = getattr(ClientSession, broken), iter([None])
 
-    def once(session: Session, *arguments) -> object:
+    def once(session: ClientSession, *arguments) -> object:
         if next(breaks, "no more") is None:
             raise RuntimeError("a mistake of ours")
         return works(session, *arguments)
 
-    monkeypatch.setattr(Session, broken, once)
+    monkeypatch.setattr(ClientSession, broken, once)
 
     def end_first(talk: Talk) -> None:
         if talk.number == 1 and broken == "stream_ended":
@@ -177,14 +177,14 @@ def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
 
 
 def test_a_mistake_while_writing_means_hold_and_another_attempt(serve, connect, eventually, monkeypatch, caplog):
-    works, breaks = Outgoing._take, iter([False, True])
+    works, breaks = OutgoingMessages._take, iter([False, True])
 
-    def second_time(outgoing: Outgoing) -> object:
+    def second_time(outgoing: OutgoingMessages) -> object:
         if next(breaks, False):
             raise RuntimeError("a mistake of ours")
         return works(outgoing)
 
-    monkeypatch.setattr(Outgoing, "_take", second_time)
+    monkeypatch.setattr(OutgoingMessages, "_take", second_time)
     server = serve(answer_all)
     with connect(server) as client:
 

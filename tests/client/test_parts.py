@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from edgeflow_client.connection.credentials import check_address
-from edgeflow_client.connection.link import LONGEST_S, SHORTEST_S, Backoff, Outgoing
+from edgeflow_client.connection.link import LONGEST_S, SHORTEST_S, Backoff, OutgoingMessages
 from edgeflow_client.connection.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.observation import encode_images
@@ -23,12 +23,12 @@ JPEG = CameraSpec("scene", 4, 3, ImageFormat.JPEG)
 PIXELS = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
 
 
-def kinds(outgoing: Outgoing) -> list[str]:
+def kinds(outgoing: OutgoingMessages) -> list[str]:
     return [message.WhichOneof("kind") for message in outgoing]
 
 
 def test_of_frames_only_the_newest_is_written():
-    outgoing = Outgoing(pb.Open(model="m"))
+    outgoing = OutgoingMessages(pb.Open(model="m"))
     assert outgoing.offer(pb.Frame(seq=1)) == 0
     assert outgoing.offer(pb.Frame(seq=2)) == 1
     assert next(outgoing).open.model == "m"
@@ -39,7 +39,7 @@ def test_of_frames_only_the_newest_is_written():
 
 
 def test_a_reset_comes_before_the_frames_that_follow_it_and_withdraws_those_before():
-    outgoing = Outgoing(pb.Open())
+    outgoing = OutgoingMessages(pb.Open())
     outgoing.offer(pb.Frame(seq=1))
     assert outgoing.reset("place") == 1
     outgoing.offer(pb.Frame(seq=2))
@@ -48,7 +48,7 @@ def test_a_reset_comes_before_the_frames_that_follow_it_and_withdraws_those_befo
 
 
 def test_ending_lets_a_waiting_writer_go():
-    outgoing = Outgoing(pb.Open())
+    outgoing = OutgoingMessages(pb.Open())
     next(outgoing)
     outgoing.end()
     assert list(outgoing) == []

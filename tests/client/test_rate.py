@@ -13,7 +13,7 @@ PERIOD_MS = 50
 START_NS = 777 * MS
 
 
-class Loop:
+class LateLoop:
     """A loop whose sleeping moves the clock, late by so many ms each time, as an operating system does."""
 
     def __init__(self, period_s: float = PERIOD_MS / 1000, overslept_ms: float = 0.0) -> None:
@@ -35,13 +35,13 @@ class Loop:
 
 
 def test_the_time_that_work_and_late_sleep_take_does_not_add_up():
-    begun, missed = Loop(overslept_ms=0.3).run([7.0, 31.0] * 500)
+    begun, missed = LateLoop(overslept_ms=0.3).run([7.0, 31.0] * 500)
     assert begun[-1] == pytest.approx(999 * PERIOD_MS + 0.3)
     assert sum(missed) == 0
 
 
 def test_a_period_that_is_no_whole_number_of_nanoseconds_does_not_drift():
-    begun, _ = Loop(period_s=1 / 30).run([1.0] * 3001)
+    begun, _ = LateLoop(period_s=1 / 30).run([1.0] * 3001)
     assert begun[-1] == pytest.approx(100_000.0, abs=1e-3)
 
 
@@ -57,14 +57,14 @@ def test_a_period_that_is_no_whole_number_of_nanoseconds_does_not_drift():
     ],
 )
 def test_a_missed_period_is_told_and_not_made_up_for(work_ms, begins_ms, missed):
-    loop = Loop()
+    loop = LateLoop()
     assert loop.run([work_ms, 1, 1, 1]) == (begins_ms, missed)
     assert loop.rate.missed == sum(missed)
 
 
 @given(st.lists(st.floats(0.0, 400.0), min_size=2, max_size=40))
 def test_steps_are_at_least_half_a_period_apart_and_on_the_grid_unless_late(works_ms):
-    begun, missed = Loop().run(works_ms)
+    begun, missed = LateLoop().run(works_ms)
     for before, now, work_ms, late in zip(begun, begun[1:], works_ms, missed[1:], strict=False):
         assert now - before >= PERIOD_MS / 2 - 1e-3
         on_grid = abs(now / PERIOD_MS - round(now / PERIOD_MS)) < 1e-3

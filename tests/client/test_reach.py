@@ -7,17 +7,17 @@ import pytest
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.types import Command
 from tests.client.scripted import opened
-from tests.client.test_session import Robot, at
+from tests.client.test_session import StreamSession, at
 
 
 @pytest.fixture
-def robot() -> Robot:
-    made = Robot()
+def robot() -> StreamSession:
+    made = StreamSession()
     made.open()
     return made
 
 
-def test_a_pose_too_far_is_not_offered(robot: Robot):
+def test_a_pose_too_far_is_not_offered(robot: StreamSession):
     with pytest.raises(InvalidArgument, match=r"pose\.position: is 400 m .* max_distance_m of the client is 100"):
         robot.push(at(400.0))
     assert robot.session.flight.statistics().offered == 0
@@ -32,7 +32,7 @@ def test_a_pose_too_far_is_not_offered(robot: Robot):
         ([0, 0, 0, 0, 0, 0, 1e301], True),
     ],
 )
-def test_a_motion_that_no_arm_makes_is_held_also_without_limits(robot: Robot, values, held):
+def test_a_motion_that_no_arm_makes_is_held_also_without_limits(robot: StreamSession, values, held):
     answer = opened()
     for dimension in answer.schema.dimensions:
         dimension.low, dimension.high = -math.inf, math.inf

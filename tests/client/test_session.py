@@ -9,27 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import Outgoing
+from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from edgeflow_client.pose import Pose, identity
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.types import Command
 from tests.client.scripted import VALUES, opened, session_settings
 
 MS = 1_000_000
 
 
-class Robot:
+class StreamSession:
     """A session, and the service's side of its stream."""
 
     def __init__(self, max_action_age_s: float | None = None) -> None:
         self.clock = ManualClock(1000 * MS)
         agreed = session_settings(max_action_age_s=max_action_age_s)
-        self.session = Session(agreed, "grasp", self.clock, 2000 * MS)
+        self.session = ClientSession(agreed, "grasp", self.clock, 2000 * MS)
 
     def open(self, **answer) -> None:
-        self.stream = Outgoing(self.session.opening())
+        self.stream = OutgoingMessages(self.session.opening())
         self.session.stream_opened(opened(**answer), self.stream)
         self.opening = next(self.stream).open
         self.written: dict[int, pb.Frame] = {}
@@ -62,8 +62,8 @@ class Robot:
 
 
 @pytest.fixture
-def robot() -> Robot:
-    made = Robot()
+def robot() -> StreamSession:
+    made = StreamSession()
     made.open()
     return made
 
@@ -72,7 +72,7 @@ def at(x: float) -> Pose:
     return Pose(np.array([x, 0.0, 0.0]), wxyz=identity().wxyz)
 
 
-def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
+def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: StreamSession):
     frames = []
     for x in (1.0, 2.0, 3.0):
         robot.push(at(x))
@@ -86,7 +86,7 @@ def test_every_action_is_anchored_to_the_pose_of_its_own_frame(robot: Robot):
     assert robot.session.directive().action.seq == 3
 
 
-def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: Robot):
+def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: StreamSession):
     robot.push()
     robot.clock.advance_ns(70 * MS)
     robot.act(robot.write())
@@ -97,7 +97,7 @@ def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: Robot):
 @pytest.mark.parametrize(
     ("age_ns", "reason"), [(0, None), (60_000 * MS, None), (-1, "STAMP_FUTURE"), (60_000 * MS + 1, "STAMP_OLD")]
 )
-def test_a_frame_was_captured_in_the_last_minute(robot: Robot, age_ns, reason):
+def test_a_frame_was_captured_in_the_last_minute(robot: StreamSession, age_ns, reason):
     robot.clock.advance_ns(100_000 * MS)
     if reason is None:
         assert robot.push_captured(robot.clock.now_ns() - age_ns) == 1
@@ -111,14 +111,14 @@ def test_a_frame_was_captured_in_the_last_minute(robot: Robot, age_ns, reason):
 
 
 @pytest.mark.parametrize("captured_ns", ["now", 1e9, math.nan, [1]])
-def test_a_capture_time_is_integer_nanoseconds(robot: Robot, captured_ns):
+def test_a_capture_time_is_integer_nanoseconds(robot: StreamSession, captured_ns):
     with pytest.raises(InvalidArgument, match="captured_ns: must be integer nanoseconds of the client's clock"):
         robot.push_captured(captured_ns)
     assert robot.push_captured(np.int64(robot.clock.now_ns())) == 1
     assert robot.write().stamp_ns == robot.clock.now_ns()
 
 
-def test_a_validity_beyond_the_cap_is_cut(robot: Robot):
+def test_a_validity_beyond_the_cap_is_cut(robot: StreamSession):
     robot.push()
     robot.act(robot.write(), valid_for_ms=60_000)
     robot.clock.advance_ns(500 * MS)
@@ -126,7 +126,7 @@ def test_a_validity_beyond_the_cap_is_cut(robot: Robot):
 
 
 def test_an_action_is_not_executed_once_its_frame_is_too_old():
-    robot = Robot(max_action_age_s=0.08)
+    robot = StreamSession(max_action_age_s=0.08)
     robot.open()
     robot.push()
     robot.clock.advance_ns(50 * MS)
@@ -137,7 +137,7 @@ def test_an_action_is_not_executed_once_its_frame_is_too_old():
 
 @pytest.mark.parametrize("limit_s", [None, 0.3, math.inf])
 def test_an_action_that_arrives_beyond_its_limit_is_ignored_also_the_first(limit_s):
-    robot = Robot(limit_s)
+    robot = StreamSession(limit_s)
     robot.open()
     for event in ("first action", "after a reset", "on a new stream"):
         robot.push()
@@ -154,7 +154,7 @@ def test_an_action_that_arrives_beyond_its_limit_is_ignored_also_the_first(limit
     assert (counts.too_old, counts.actions, counts.ignored) == ((0, 3, 0) if limit_s == math.inf else (3, 0, 0))
 
 
-def test_the_validity_of_an_action_ends_with_its_age_limit(robot: Robot):
+def test_the_validity_of_an_action_ends_with_its_age_limit(robot: StreamSession):
     robot.push()
     frame = robot.write()
     robot.clock.advance_ns(250 * MS)
@@ -167,7 +167,7 @@ def test_the_validity_of_an_action_ends_with_its_age_limit(robot: Robot):
 
 
 def test_a_service_that_sends_no_limits_gets_validity_and_forecast():
-    robot = Robot()
+    robot = StreamSession()
     robot.open(predicted_age_ms=50.0)
     for late_ms, acts in ((149, True), (150, False)):
         robot.push()
@@ -176,7 +176,7 @@ def test_a_service_that_sends_no_limits_gets_validity_and_forecast():
         assert robot.act(frame) is acts
 
 
-def test_values_outside_the_limits_mean_hold(robot: Robot):
+def test_values_outside_the_limits_mean_hold(robot: StreamSession):
     for value, acts in ((1.0, True), (-1.00001, True), (1.001, False), (1e300, False)):
         robot.push()
         assert robot.act(robot.write(), values=[value, *VALUES[1:]]) is acts
@@ -184,14 +184,14 @@ def test_values_outside_the_limits_mean_hold(robot: Robot):
 
 
 @pytest.mark.parametrize("epoch", [0, 2, 2**63, 2**64 - 1])
-def test_an_epoch_that_nobody_announced_is_ignored_and_leaves_no_trace(robot: Robot, epoch):
+def test_an_epoch_that_nobody_announced_is_ignored_and_leaves_no_trace(robot: StreamSession, epoch):
     robot.push()
     assert not robot.act(robot.write(), epoch=epoch)
     robot.push()
     assert robot.act(robot.write(), epoch=1)
 
 
-def test_the_robots_own_changes_may_be_acted_on_before_they_are_announced(robot: Robot):
+def test_the_robots_own_changes_may_be_acted_on_before_they_are_announced(robot: StreamSession):
     robot.session.reset("")
     robot.push(instruction="place")
     frame = robot.write()
@@ -204,7 +204,7 @@ def test_the_robots_own_changes_may_be_acted_on_before_they_are_announced(robot:
     assert robot.act(robot.write(), epoch=3)
 
 
-def test_a_new_stream_knows_nothing_of_earlier_changes(robot: Robot):
+def test_a_new_stream_knows_nothing_of_earlier_changes(robot: StreamSession):
     robot.session.reset("")
     robot.session.stream_ended(Unavailable("gone"), final=False)
     robot.open()
@@ -215,20 +215,20 @@ def test_a_new_stream_knows_nothing_of_earlier_changes(robot: Robot):
 @pytest.mark.parametrize(
     "broken", [{"values": [0.0] * 6}, {"values": [float("nan")] * 7}, {"values": [float("inf")] * 7}, {"stamp_ns": 5}]
 )
-def test_an_action_that_cannot_be_executed_means_hold(robot: Robot, broken):
+def test_an_action_that_cannot_be_executed_means_hold(robot: StreamSession, broken):
     robot.push()
     assert not robot.act(robot.write(), **broken)
     assert robot.session.directive().reason == "MALFORMED_ACTION"
 
 
-def test_an_answer_to_a_frame_that_was_never_sent_is_ignored(robot: Robot):
+def test_an_answer_to_a_frame_that_was_never_sent_is_ignored(robot: StreamSession):
     robot.push()
     robot.write()
     assert not robot.act(pb.Frame(seq=9, stamp_ns=1))
     assert robot.session.flight.statistics().ignored == 1
 
 
-def test_results_of_before_a_reset_are_ignored_whatever_their_epoch(robot: Robot):
+def test_results_of_before_a_reset_are_ignored_whatever_their_epoch(robot: StreamSession):
     robot.push()
     before = robot.write()
     robot.session.reset("place")
@@ -240,7 +240,7 @@ def test_results_of_before_a_reset_are_ignored_whatever_their_epoch(robot: Robot
     assert robot.act(robot.write(), epoch=2)
 
 
-def test_a_new_instruction_holds_until_a_frame_that_knows_it_is_answered(robot: Robot):
+def test_a_new_instruction_holds_until_a_frame_that_knows_it_is_answered(robot: StreamSession):
     robot.push()
     before = robot.write()
     assert robot.act(before)
@@ -253,7 +253,7 @@ def test_a_new_instruction_holds_until_a_frame_that_knows_it_is_answered(robot: 
     assert robot.opening.instruction == "place"
 
 
-def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: Robot):
+def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: StreamSession):
     robot.push()
     old = robot.write()
     robot.push()
@@ -269,14 +269,14 @@ def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: Robot):
     assert robot.session.directive().action.seq == 4
 
 
-def test_a_final_refusal_is_raised_by_the_next_push(robot: Robot):
+def test_a_final_refusal_is_raised_by_the_next_push(robot: StreamSession):
     robot.session.stream_ended(NotFound("no such model"), final=True)
     assert robot.session.directive().reason == "REFUSED"
     with pytest.raises(NotFound):
         robot.push()
 
 
-def test_after_close_no_action_is_accepted(robot: Robot):
+def test_after_close_no_action_is_accepted(robot: StreamSession):
     robot.push()
     frame = robot.write()
     robot.session.close()
@@ -287,7 +287,7 @@ def test_after_close_no_action_is_accepted(robot: Robot):
         robot.push()
 
 
-def test_why_a_frame_was_refused_is_kept(robot: Robot):
+def test_why_a_frame_was_refused_is_kept(robot: StreamSession):
     robot.push()
     robot.status(1, pb.DISPOSITION_REJECTED, code="INVALID_ARGUMENT", reason="IMAGE_WRONG_SIZE", text="8x6 agreed")
     counts = robot.session.flight.statistics()
@@ -295,7 +295,7 @@ def test_why_a_frame_was_refused_is_kept(robot: Robot):
     assert counts.last_refusal == "INVALID_ARGUMENT IMAGE_WRONG_SIZE: 8x6 agreed"
 
 
-def test_an_action_says_how_its_drafts_were_verified(robot: Robot):
+def test_an_action_says_how_its_drafts_were_verified(robot: StreamSession):
     robot.push()
     assert robot.act(robot.write(), token_ids=[5, 6, 7], settled=2, tolerance_bins=1, max_passes=2)
     action = robot.session.directive().action
@@ -303,7 +303,7 @@ def test_an_action_says_how_its_drafts_were_verified(robot: Robot):
     assert (len(action.token_ids), action.settled, action.tolerance_bins, action.max_passes) == (3, 2, 1, 2)
 
 
-def test_overtaken_frames_are_counted_among_the_superseded(robot: Robot):
+def test_overtaken_frames_are_counted_among_the_superseded(robot: StreamSession):
     for _ in range(4):
         robot.push()
         robot.write()
@@ -314,7 +314,7 @@ def test_overtaken_frames_are_counted_among_the_superseded(robot: Robot):
     assert (counts.superseded, counts.overtaken, counts.in_flight) == (3, 2, 1)
 
 
-def test_frames_that_are_never_disposed_of_do_not_pile_up(robot: Robot):
+def test_frames_that_are_never_disposed_of_do_not_pile_up(robot: StreamSession):
     for _ in range(1000):
         robot.push()
         robot.write()
@@ -337,7 +337,7 @@ STEPS = st.lists(
 @given(STEPS)
 @settings(max_examples=200, deadline=None)
 def test_every_frame_is_in_flight_or_has_one_disposition_and_actions_only_grow(steps):
-    robot = Robot()
+    robot = StreamSession()
     robot.open()
     up, asked, restarted_at = True, 0, 0
     waiting = False

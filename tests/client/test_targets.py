@@ -12,11 +12,11 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.aging import Aging
 from edgeflow_client.blending import Latest, TemporalEnsemble, Weighted
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import Outgoing
+from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.pose import LONGEST_M, Pose, from_rotvec
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.types import Command
 from tests.client.scripted import NAMES, opened, session_settings
 
@@ -75,14 +75,14 @@ def session_of(
 ):
     """An open session, and its stream."""
     clock = ManualClock(1000 * MS)
-    session = Session(
+    session = ClientSession(
         session_settings(), "grasp", clock, 2000 * MS, aging=aging, blending=blending, max_distance_m=far_m
     )
     answer = opened(500, horizon=horizon, step_ms=STEP_MS if horizon > 1 else 0.0)
     answer.schema.frame, answer.schema.rotation = frame, rotation
     for dimension, relative in zip(answer.schema.dimensions, POLICIES[policy], strict=True):
         dimension.low, dimension.high, dimension.relative = -limit, limit, relative
-    stream = Outgoing(session.opening())
+    stream = OutgoingMessages(session.opening())
     next(stream)
     session.stream_opened(answer, stream)
     return session, stream, clock
@@ -107,7 +107,7 @@ def check(directive: Directive, given_pose: bool, wild: Wild) -> int:
     return (tool is not None) + (joints is not None)
 
 
-def play(wild: Wild, session: Session, stream: Outgoing, clock: ManualClock, horizon: int) -> int:
+def play(wild: Wild, session: ClientSession, stream: OutgoingMessages, clock: ManualClock, horizon: int) -> int:
     """PUSHES pushes, and what the service may answer; the number of targets seen."""
     posed: dict[int, bool] = {}
     targets = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.commands import doctor
-from edgeflow.commands.doctor import Verdict
+from edgeflow.commands.doctor import CheckOutcome
 
 pytest.importorskip("triton")
 
@@ -26,10 +26,12 @@ def test_the_bundled_assembler_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     monkeypatch.setattr(doctor, "_driver_version", lambda: None)
     (finding,) = doctor._ptxas()
-    assert finding.verdict is Verdict.OK and "triton/backends/nvidia/bin/ptxas" in finding.found
+    assert finding.verdict is CheckOutcome.OK and "triton/backends/nvidia/bin/ptxas" in finding.found
 
 
-@pytest.mark.parametrize(("driver", "verdict"), [((12, 6), Verdict.OK), ((13, 0), Verdict.OK), ((12, 2), "optional")])
+@pytest.mark.parametrize(
+    ("driver", "verdict"), [((12, 6), CheckOutcome.OK), ((13, 0), CheckOutcome.OK), ((12, 2), "optional")]
+)
 def test_an_assembler_newer_than_the_driver_is_told(assembler: Path, monkeypatch, driver, verdict):
     monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
     (finding,) = doctor._ptxas()
@@ -40,7 +42,7 @@ def test_an_assembler_newer_than_the_driver_is_told(assembler: Path, monkeypatch
 def test_an_assembler_that_is_not_there_is_told(assembler: Path):
     assembler.unlink()
     (finding,) = doctor._ptxas()
-    assert finding.verdict is Verdict.OPTIONAL and finding.found == f"{assembler} does not run"
+    assert finding.verdict is CheckOutcome.OPTIONAL and finding.found == f"{assembler} does not run"
     assert finding.advice == "export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas"
 
 
@@ -57,21 +59,25 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_libcuda_of_l4t_is_found_and_how_to_name_it(nowhere: Path, monkeypatch: pytest.MonkeyPatch):
     (finding,) = doctor._libcuda()
-    assert finding.verdict is Verdict.OPTIONAL and finding.found == "not found"
+    assert finding.verdict is CheckOutcome.OPTIONAL and finding.found == "not found"
     (nowhere / "tegra" / "libcuda.so.1").touch()
     (finding,) = doctor._libcuda()
-    assert finding.verdict is Verdict.OPTIONAL
+    assert finding.verdict is CheckOutcome.OPTIONAL
     name, _, value = finding.advice.removeprefix("export ").partition("=")
     monkeypatch.setenv(name, str(nowhere / "nvidia"))
     assert "where Triton does not look" in doctor._libcuda()[0].found
     monkeypatch.setenv(name, value)
-    assert doctor._libcuda() == [doctor.Finding("libcuda", Verdict.OK, f"{nowhere}/tegra/libcuda.so.1")]
+    assert doctor._libcuda() == [doctor.CheckLine("libcuda", CheckOutcome.OK, f"{nowhere}/tegra/libcuda.so.1")]
     monkeypatch.delenv(name)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere:{value}")
-    assert doctor._libcuda()[0].verdict is Verdict.OK
+    assert doctor._libcuda()[0].verdict is CheckOutcome.OK
 
 
 def test_what_runs_apart_is_told_by_its_last_line():
     assert doctor._run_apart("it", "pass", 30, "done", "").found == "done"
     failed = doctor._run_apart("it", "raise OSError('no such device')", 30, "done", "plug it in")
-    assert (failed.verdict, failed.found, failed.advice) == (Verdict.MISSING, "OSError: no such device", "plug it in")
+    assert (failed.verdict, failed.found, failed.advice) == (
+        CheckOutcome.MISSING,
+        "OSError: no such device",
+        "plug it in",
+    )

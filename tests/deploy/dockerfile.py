@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass
-class Stage:
+class ImageStage:
     """base: the image it starts from, with build arguments' defaults put in. lines: (instruction, rest)."""
 
     base: str
@@ -32,16 +32,16 @@ class Stage:
         return dict(word.split("=", 1) for rest in self.all("ENV") for word in rest.split())
 
 
-def stages(path: Path) -> list[Stage]:
+def stages(path: Path) -> list[ImageStage]:
     """Of a Dockerfile, in order."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
-    found: list[Stage] = []
+    found: list[ImageStage] = []
     defaults: dict[str, str] = {}
     for line in re.sub(r"\\\n\s*", "", text).splitlines():
         instruction, _, rest = line.strip().partition(" ")
         if instruction == "FROM":
             base, _, name = rest.partition(" AS ")
-            found.append(Stage(re.sub(r"\$\{(\w+)\}", lambda hit: defaults[hit[1]], base), name))
+            found.append(ImageStage(re.sub(r"\$\{(\w+)\}", lambda hit: defaults[hit[1]], base), name))
         elif instruction == "ARG" and not found:
             name, _, default = rest.partition("=")
             defaults[name] = default

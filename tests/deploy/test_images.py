@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.commands import doctor
 from edgeflow.config.service import ServiceConfig
-from tests.deploy.dockerfile import Stage, stages
+from tests.deploy.dockerfile import ImageStage, stages
 
 ROOT = Path(__file__).parents[2]
 IMAGES = {"cuda": ROOT / "Dockerfile", "jetson": ROOT / "Dockerfile.jetson"}
@@ -37,7 +37,7 @@ def image(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def built(image: str) -> list[Stage]:
+def built(image: str) -> list[ImageStage]:
     return stages(IMAGES[image])
 
 
@@ -51,7 +51,7 @@ def run_options(command: list[str]) -> None:
             assert option in told.stdout
 
 
-def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[Stage]):
+def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[ImageStage]):
     build, final = built
     assert build.name == "build" and "COPY" in dict(final.lines)
     bases = {stage.base for stage in built}
@@ -61,14 +61,14 @@ def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[Stage
         assert len(bases) == 1 and "-r36." in bases.pop(), "L4T r36, and the torch that was compiled against"
 
 
-def test_what_is_copied_is_there_and_not_ignored(built: list[Stage]):
+def test_what_is_copied_is_there_and_not_ignored(built: list[ImageStage]):
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert all((ROOT / path).exists() for path in kept)
     for source in (rest.split()[0] for rest in built[0].all("COPY")):
         assert source == "." or (source.split("/")[0] in kept and (ROOT / source).exists()), source
 
 
-def test_the_wheels_are_locked_ones_and_nothing_is_resolved(image: str, built: list[Stage]):
+def test_the_wheels_are_locked_ones_and_nothing_is_resolved(image: str, built: list[ImageStage]):
     installs = [rest for rest in built[0].all("RUN") if "pip install" in rest]
     assert len(installs) == 2 and all("--no-deps" in each for each in installs)
     assert f"--require-hashes -r constraints/{image}.txt" in installs[0]
@@ -123,7 +123,7 @@ def test_flashinfer_is_left_out_of_a_jetson_unless_asked_for():
     assert "build_flashinfer.py" in asked and "pip uninstall --yes flashinfer-python" in otherwise
 
 
-def test_the_user_is_not_root_and_owns_the_cache(built: list[Stage]):
+def test_the_user_is_not_root_and_owns_the_cache(built: list[ImageStage]):
     final = built[-1]
     user = final.last("USER").split(":")[0]
     (made,) = (rest for rest in final.all("RUN") if "useradd" in rest)
@@ -135,7 +135,7 @@ def test_the_user_is_not_root_and_owns_the_cache(built: list[Stage]):
     assert all(value.startswith(cache) for value in written.values()), "with a read-only root nothing else is writable"
 
 
-def test_the_commands_are_ours(built: list[Stage]):
+def test_the_commands_are_ours(built: list[ImageStage]):
     final = built[-1]
     assert final.command("ENTRYPOINT") == [app.info.name]
     run_options(final.command("CMD"))
@@ -148,13 +148,13 @@ def test_the_commands_are_ours(built: list[Stage]):
     assert start_s >= ServiceConfig().timing.worker_start_s
 
 
-def test_ports_and_signal_are_the_services(built: list[Stage]):
+def test_ports_and_signal_are_the_services(built: list[ImageStage]):
     config, final = ServiceConfig(), built[-1]
     assert final.last("EXPOSE").split() == [str(each.port) for each in (config.grpc, config.http, config.frontends)]
     assert final.last("STOPSIGNAL") == "SIGTERM"
 
 
-def test_the_default_configuration_serves_loopback_only(built: list[Stage]):
+def test_the_default_configuration_serves_loopback_only(built: list[ImageStage]):
     """So that an image started with no thought asks for none: --network host, and robots on this machine."""
     (made,) = (rest for rest in built[-1].all("RUN") if "config.json" in rest)
     written = re.search(r"echo '(.*?)' > (\S+)", made)
@@ -168,7 +168,7 @@ def test_the_flashinfer_build_is_valid_and_installed_where_flashinfer_is_locked(
     assert "flashinfer-python" in locked(image) and "apache-tvm-ffi" in locked(image)
 
 
-FOR_PEOPLE = [*IMAGES.values(), ROOT / "README.md", ROOT / "docs" / "deploy.md"]
+FOR_PEOPLE = [*IMAGES.values(), ROOT / "README.md", ROOT / "docs/operate/deploy.md", ROOT / "docs/operate/jetson.md"]
 
 
 @pytest.mark.parametrize("path", FOR_PEOPLE, ids=lambda path: path.name)

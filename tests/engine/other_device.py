@@ -22,13 +22,13 @@ MOVES = (aten._to_copy.default, aten.copy_.default, aten.to.device, aten.to.dtyp
 INDEXED = (aten.index.Tensor, aten.index_put_.default, aten._index_put_impl_.default)  # CUDA takes indices of the CPU
 
 
-class Elsewhere(Tensor):
+class EmulatedTensor(Tensor):
     """A tensor on the emulated device."""
 
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> Elsewhere:
+    def __new__(cls, held: Tensor) -> EmulatedTensor:
         made = Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=OTHER
         )
@@ -59,7 +59,7 @@ class OtherDevice(TorchDispatchMode):
         if func not in MOVES:
             mixed = {type(each) for each in given if each.dim()}
             assert len(mixed) < 2, f"{func} over tensors of two devices"
-        there = any(isinstance(each, Elsewhere) for each in given)
+        there = any(isinstance(each, EmulatedTensor) for each in given)
         if named is not None:
             there = torch.device(named) == OTHER
         if there:
@@ -94,7 +94,7 @@ def other_device() -> Iterator[OtherDevice]:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.device):
         return torch.device("cpu")
-    return value.held if isinstance(value, Elsewhere) else value
+    return value.held if isinstance(value, EmulatedTensor) else value
 
 
 def _wrapped(value: Any, args: Any) -> Any:
@@ -102,7 +102,7 @@ def _wrapped(value: Any, args: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     for each in args:
-        if isinstance(each, Elsewhere) and each.held is value:
+        if isinstance(each, EmulatedTensor) and each.held is value:
             return each
     with torch.inference_mode(False):
-        return Elsewhere(value)
+        return EmulatedTensor(value)

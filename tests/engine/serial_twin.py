@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, decode_serially
+from edgeflow.engine.control.offline import DecodedFrame, decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
@@ -19,9 +19,9 @@ class SerialTwin:
 
     def __init__(self, make: Callable[..., PolicyEngine]) -> None:
         self._make = make
-        self._kept: dict[tuple[Any, ...], tuple[OpenVLAPolicy, list[Decoded]]] = {}
+        self._kept: dict[tuple[Any, ...], tuple[OpenVLAPolicy, list[DecodedFrame]]] = {}
 
-    def __call__(self, policy: OpenVLAPolicy, frames: Sequence[PreparedFrame], *given: Any) -> list[Decoded]:
+    def __call__(self, policy: OpenVLAPolicy, frames: Sequence[PreparedFrame], *given: Any) -> list[DecodedFrame]:
         content = tuple((each.prompt_ids, each.pixel_values.numpy().tobytes()) for each in frames)
         key = (id(policy), given, content)
         if key not in self._kept:

@@ -177,12 +177,12 @@ def test_no_graph_is_destroyed_before_its_record_not_even_a_failed_one(graph_typ
         if len(runs) % 3 == 0:  # the capture, behind two warm-ups
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    class Noted(graph_type):  # type: ignore[valid-type, misc]
+    class NotedGraphs(graph_type):  # type: ignore[valid-type, misc]
         def __init__(self) -> None:
             super().__init__()
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Noted)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", NotedGraphs)
     record = CudaRecord(CPU)
     with pytest.raises(RuntimeError, match="not permitted"):
         record(program)

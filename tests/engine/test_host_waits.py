@@ -35,7 +35,7 @@ REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain=
 READ, COPIED, LAUNCH, COLLECT = "read", "copied", "launch", "collect"
 
 
-class Watched(TorchDispatchMode):
+class HostTraffic(TorchDispatchMode):
     """Notes launches and collections, values that the host reads, and copies to the host that leave a pass.
 
     A read of a tensor that a ticket copied to the host waits for no device. What an executor stages is made on the host
@@ -91,7 +91,7 @@ class Watched(TorchDispatchMode):
         return found
 
 
-class Even:
+class EvenOnHost:
     """A constraint whose mask is made on the host."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -130,7 +130,7 @@ def test_chat_reads_nothing_and_copies_once_per_pass(model: ChatModel, name: str
     """The prompt in two chunks, then seven decode rows; each pass is collected behind the launch of the next one."""
     engine = engine_of(model, graphs=graphs)
     generation = Generation(engine, model.text_prompt("abcdefgh" * 3), PARAMS[name], ignore_stop=True)
-    with Watched(monkeypatch) as watched:
+    with HostTraffic(monkeypatch) as watched:
         list(generate(engine, generation, 16))
     steps = watched.between_launches()
     assert len(steps) == 2 + 7 and len(generation.tokens) == 8
@@ -154,7 +154,7 @@ def test_a_fold_reads_nothing(model: ChatModel, fold: str, graphs: bool, monkeyp
     for executor in engine._executors:
         executor.launch_ahead = 1
     generation = Generation(engine, model.text_prompt("abcdefgh" * 4), PARAMS["greedy"], ignore_stop=True)
-    with Watched(monkeypatch) as watched:
+    with HostTraffic(monkeypatch) as watched:
         list(generate(engine, generation, 16))
     assert generation.plan.folds == 5
     assert all(step[READ] == 0 for step in watched.between_launches())
@@ -165,9 +165,9 @@ def test_a_fold_reads_nothing(model: ChatModel, fold: str, graphs: bool, monkeyp
 def test_a_grammar_costs_no_read_and_no_further_copy(model: ChatModel, name: str, graphs: bool, monkeypatch):
     """Each token is collected before the next pass: the grammar must know it."""
     engine = engine_of(model, graphs=graphs)
-    even = Even(model.config.vocab_size)
+    even = EvenOnHost(model.config.vocab_size)
     generation = Generation(engine, model.text_prompt("abcdefgh"), PARAMS[name], ignore_stop=True, constraint=even)
-    with Watched(monkeypatch) as watched:
+    with HostTraffic(monkeypatch) as watched:
         list(generate(engine, generation, 16))
     assert len(generation.tokens) == 8 and not any(token % 2 for token in generation.tokens)
     assert watched.between_launches() == [Counter({COPIED: 1, COLLECT: 1})] * 8
@@ -186,7 +186,7 @@ def test_control_reads_nothing_and_copies_once_per_pass(tmp_path, graphs: bool, 
     if graphs:
         engine.record_all(engine.classes.all(), lambda *_: None)
     tickets, answers, seq = [], [], 0
-    with Watched(monkeypatch) as watched:
+    with HostTraffic(monkeypatch) as watched:
         while len(answers) < len(frames):
             if seq < len(frames) and not run.waiting(0):
                 run.offer(0, seq + 1, frames[seq])
@@ -202,7 +202,7 @@ def test_control_reads_nothing_and_copies_once_per_pass(tmp_path, graphs: bool, 
 
 def test_a_read_is_seen(monkeypatch):
     """That the tests above can fail."""
-    with Watched(monkeypatch) as watched:
+    with HostTraffic(monkeypatch) as watched:
         assert torch.ones(2)[0].item() == 1.0
         with pytest.raises(AssertionError, match="no pass has copied"):
             torch.ones(2).tolist()

@@ -38,7 +38,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.published import PublishedOpenVLA, count_weights
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow.service.status import ServiceStatus
 from edgeflow.worker import build
 from edgeflow.worker.build import build_engine
@@ -274,5 +274,5 @@ def bytes_of_chat(directory: Path, weights: str) -> int:
 
 def test_the_line_is_printed_at_start(capsys: pytest.CaptureFixture[str]):
     told = "KV: 3 sessions x 7 slots x 400 positions = 4.1 GiB of 6.8 GiB free"
-    ServicePrinter(Console(width=200))(ServiceStatus(phase=State.READY, memory=told))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=HealthState.READY, memory=told))
     assert told in capsys.readouterr().out

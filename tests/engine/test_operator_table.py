@@ -23,7 +23,7 @@ from edgeflow.kernels.linear import Fp8Emulated
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, STAGES
 from edgeflow.kernels.table.implementations import Hardware, Implementation
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.kernels.table.overlay import Overlay, OverlayEntry, current_stamp
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
 from edgeflow.lab.tuning.operators import write_overlay
@@ -31,7 +31,7 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.model_paths import EMBEDDED_POLICY
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow.service.status import ServiceStatus
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError
@@ -114,7 +114,7 @@ def test_what_was_chosen_is_told_at_start(capsys):
         None, {"operators": "a/here.json", "weights": "fp8", "chat.operators": "b.json"}
     ).chosen_operators
     assert chosen == "policy here.json, fp8 weights; chat b.json"
-    ServicePrinter(Console(width=200))(ServiceStatus(phase=State.READY, operators=chosen))
+    ServicePrinter(Console(width=200))(ServiceStatus(phase=HealthState.READY, operators=chosen))
     assert f"operators: {chosen}" in capsys.readouterr().out
 
 
@@ -164,7 +164,7 @@ def noting(calls: set[tuple[str, str, str]], model: str) -> OperatorTable:
         implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", function=function))
         key = OperatorKey(op_name=op_name, model_name=model, layer_role=role, stage=stage)
         entries.append(
-            Entry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
+            TableEntry(replace(key, model_name="vit") if op_name == "varlen_attention" else key, f"{role} {stage}")
         )
     return OperatorTable(implementations, [*table.entries, *entries])
 

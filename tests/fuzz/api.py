@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
-from tests.service.harness import Served
+from tests.service.harness import RunningService
 
 START_S = 60.0
 load_all_checks()
@@ -23,7 +23,7 @@ CHECKED = [
 
 
 @contextlib.contextmanager
-def address_of(service: Callable[[], AbstractAsyncContextManager[Served]]) -> Iterator[str]:
+def address_of(service: Callable[[], AbstractAsyncContextManager[RunningService]]) -> Iterator[str]:
     """Its HTTP address while it runs in a thread: the requests block."""
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()

@@ -11,22 +11,22 @@ import grpc
 
 from edgeflow.service.frontends.grpc.codec import Unparsable, parse_client_message
 from edgeflow_client.rpc import control_pb2 as pb
-from tests.fuzz.kinds import KINDS, OPEN, PERIOD_MS, Kind, good_frame
-from tests.service.harness import Robot
+from tests.fuzz.kinds import KINDS, OPEN, PERIOD_MS, BadInput, good_frame
+from tests.service.harness import WireRobot
 
 PICTURES = 4
 BAD_A_STREAM = 80  # a hundred refusals in ten seconds would end it
 NO_NUMBER = {"MESSAGE_UNPARSABLE", "MESSAGE_EMPTY"}
 Answers = dict[int, tuple[tuple[int, ...], tuple[float, ...]]]  # picture → tokens, values
-Connect = Callable[[], Robot]
+Connect = Callable[[], WireRobot]
 
 
-class Refused(Exception):
+class NoRoom(Exception):
     """No room for another session at the moment."""
 
 
 @dataclass(slots=True)
-class Report:
+class KindReport:
     """One kind. reply_ns: bad frame sent to its status; acted_ns: next good frame sent to its action."""
 
     sent: int = 0
@@ -38,10 +38,10 @@ class Report:
 FIRST = 3  # good frames that begin a stream: so many must agree on the robot's clock before a stamp is in its future
 
 
-class Conversation:
+class FuzzedStream:
     """One stream from Open to its end."""
 
-    def __init__(self, robot: Robot) -> None:
+    def __init__(self, robot: WireRobot) -> None:
         self.robot = robot
         self._seq = 0
 
@@ -55,7 +55,7 @@ class Conversation:
             await self.robot.until(lambda m: m.WhichOneof("kind") == "opened")
         except AssertionError:
             if await self.robot.call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise Refused from None
+                raise NoRoom from None
             raise
 
     async def good(self, picture: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -64,12 +64,12 @@ class Conversation:
         await self.robot.send(pb.ClientMessage(frame=frame))
         answer = await self.robot.until(lambda m: m.action.seq == frame.seq or m.frame_status.seq == frame.seq)
         if answer.frame_status.code == "RESOURCE_EXHAUSTED":
-            raise Refused
+            raise NoRoom
         action = answer.action
         assert action.command == pb.COMMAND_ACT and action.stamp_ns == frame.stamp_ns
         return tuple(action.token_ids), tuple(action.values)
 
-    async def bad(self, kind: Kind, rng: Random) -> tuple[str, int]:
+    async def bad(self, kind: BadInput, rng: Random) -> tuple[str, int]:
         """Send a spoilt frame; what is wrong with the answer, or nothing, and how long it took."""
         data = kind.spoil(self.next(rng.randrange(PICTURES)), rng)
         start_ns = time.perf_counter_ns()
@@ -90,19 +90,19 @@ class Conversation:
 
 async def clean_run(connect: Connect) -> Answers:
     """What good frames are answered where no bad ones come between."""
-    conversation = Conversation(connect())
+    conversation = FuzzedStream(connect())
     await conversation.open()
     answers = {picture: await conversation.good(picture) for picture in range(PICTURES)}
     await conversation.close()
     return answers
 
 
-async def run_kind(connect: Connect, name: str, count: int, seed: int, clean: Answers) -> Report:
+async def run_kind(connect: Connect, name: str, count: int, seed: int, clean: Answers) -> KindReport:
     """`count` bad frames of a kind, good ones before and after each."""
     rng = Random(f"{name} {seed}")
-    report = Report()
+    report = KindReport()
     for begin in range(0, count, BAD_A_STREAM):
-        conversation = Conversation(connect())
+        conversation = FuzzedStream(connect())
         await conversation.open()
         for _ in range(FIRST):
             await conversation.good(0)
@@ -112,7 +112,7 @@ async def run_kind(connect: Connect, name: str, count: int, seed: int, clean: An
     return report
 
 
-async def _turn(conversation: Conversation, kind: Kind, rng: Random, clean: Answers, report: Report) -> None:
+async def _turn(conversation: FuzzedStream, kind: BadInput, rng: Random, clean: Answers, report: KindReport) -> None:
     picture = rng.randrange(PICTURES)
     wrong, reply_ns = await conversation.bad(kind, rng)
     start_ns = time.perf_counter_ns()
@@ -126,7 +126,7 @@ async def _turn(conversation: Conversation, kind: Kind, rng: Random, clean: Answ
         report.problems.append(wrong)
 
 
-def problem(kind: Kind, data: bytes, answer: pb.ServerMessage) -> str:
+def problem(kind: BadInput, data: bytes, answer: pb.ServerMessage) -> str:
     """Nothing, or how the answer to a bad frame is not the one that its kind must get."""
     if kind.notice:
         code, text = answer.notice.code, answer.notice.text

@@ -34,7 +34,7 @@ OPEN = pb.Open(
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class BadInput:
     """code, reasons, field: of the status; words: the text must have all of them, the limit among them.
 
     notice: told as a note, since the message is no frame.
@@ -179,56 +179,56 @@ UNPARSABLE = {"MESSAGE_UNPARSABLE"}
 PIXELS = "frame.images["
 AGREED = (f"{WIDTH}x{HEIGHT}",)
 NOT_FINITE = {"PROPRIO_NOT_FINITE"}
-KINDS: dict[str, Kind] = {
-    "empty": Kind(lambda frame, rng: b"", {"MESSAGE_EMPTY"}, "message"),
-    "random bytes": Kind(_random_bytes, UNPARSABLE, "message"),
-    "truncated proto": Kind(_truncated, UNPARSABLE, "message"),
-    "trailing bytes": Kind(_trailing, {"UNKNOWN_FIELD", *UNPARSABLE}, "message"),
-    "wrong oneof": Kind(_wrong_oneof, set(), "open", code="ALREADY_EXISTS", notice=True),
-    "missing camera": Kind(_fewer_images, {"CAMERA_MISSING"}, "frame.images", ("camera",)),
-    "extra camera": Kind(_more_images, {"CAMERA_EXTRA"}, "frame.images", ("2 cameras",)),
-    "wrong size": Kind(_with_image(_other_size), {"IMAGE_WRONG_SIZE"}, PIXELS, AGREED),
-    "0x0": Kind(_with_image(_no_size), {"IMAGE_WRONG_SIZE"}, PIXELS),
-    "bomb header": Kind(_with_image(pictures.bomb), {"IMAGE_WRONG_SIZE", "IMAGE_WRONG_FORMAT"}, PIXELS),
-    "truncated JPEG": Kind(
+KINDS: dict[str, BadInput] = {
+    "empty": BadInput(lambda frame, rng: b"", {"MESSAGE_EMPTY"}, "message"),
+    "random bytes": BadInput(_random_bytes, UNPARSABLE, "message"),
+    "truncated proto": BadInput(_truncated, UNPARSABLE, "message"),
+    "trailing bytes": BadInput(_trailing, {"UNKNOWN_FIELD", *UNPARSABLE}, "message"),
+    "wrong oneof": BadInput(_wrong_oneof, set(), "open", code="ALREADY_EXISTS", notice=True),
+    "missing camera": BadInput(_fewer_images, {"CAMERA_MISSING"}, "frame.images", ("camera",)),
+    "extra camera": BadInput(_more_images, {"CAMERA_EXTRA"}, "frame.images", ("2 cameras",)),
+    "wrong size": BadInput(_with_image(_other_size), {"IMAGE_WRONG_SIZE"}, PIXELS, AGREED),
+    "0x0": BadInput(_with_image(_no_size), {"IMAGE_WRONG_SIZE"}, PIXELS),
+    "bomb header": BadInput(_with_image(pictures.bomb), {"IMAGE_WRONG_SIZE", "IMAGE_WRONG_FORMAT"}, PIXELS),
+    "truncated JPEG": BadInput(
         _with_image(lambda data, rng: data[: rng.randrange(3, len(data) - 1)]),
         {"IMAGE_TRUNCATED"},
         PIXELS,
         code="DATA_LOSS",
     ),
-    "PNG where JPEG was agreed": Kind(
+    "PNG where JPEG was agreed": BadInput(
         _with_image(lambda data, rng: pictures.saved(WIDTH, HEIGHT, rng.choice(["RGB", "L"]), "PNG")),
         {"IMAGE_WRONG_FORMAT"},
         PIXELS,
         ("JPEG",),
     ),
-    "CMYK, 16 bits, other codings": Kind(_with_image(_other_coding), {"IMAGE_WRONG_FORMAT"}, PIXELS),
-    "wrong checksum": Kind(_wrong_crc, {"CRC_MISMATCH"}, "frame.crc32c", code="DATA_LOSS"),
-    "NaN": Kind(_with_joint(lambda rng: math.nan), NOT_FINITE, "frame.proprio[", ("finite", "1e+06")),
-    "infinity": Kind(_with_joint(lambda rng: rng.choice([math.inf, -math.inf])), NOT_FINITE, "frame.proprio["),
-    "1e38": Kind(
+    "CMYK, 16 bits, other codings": BadInput(_with_image(_other_coding), {"IMAGE_WRONG_FORMAT"}, PIXELS),
+    "wrong checksum": BadInput(_wrong_crc, {"CRC_MISMATCH"}, "frame.crc32c", code="DATA_LOSS"),
+    "NaN": BadInput(_with_joint(lambda rng: math.nan), NOT_FINITE, "frame.proprio[", ("finite", "1e+06")),
+    "infinity": BadInput(_with_joint(lambda rng: rng.choice([math.inf, -math.inf])), NOT_FINITE, "frame.proprio["),
+    "1e38": BadInput(
         _with_joint(lambda rng: rng.choice([1e38, -1e38, 1.1e6])),
         {"PROPRIO_OUT_OF_RANGE"},
         "frame.proprio[",
         ("1e+06",),
     ),
-    "wrong number of joints": Kind(
+    "wrong number of joints": BadInput(
         lambda frame, rng: message(frame, proprio=[0.0] * rng.choice([0, 1, 3, 7, 257, 100_000])),
         {"PROPRIO_COUNT"},
         "frame.proprio",
         ("2 numbers",),
     ),
-    "wrong type": Kind(_wrong_type, {"UNKNOWN_FIELD"}, "message.frame"),
-    "text that is not UTF-8": Kind(_not_utf8, UNPARSABLE, "message"),
-    "1 MiB of text": Kind(_long_text, {"TEXT_TOO_LONG"}, "frame.instruction", ("4096",)),
-    "duplicate seq": Kind(
+    "wrong type": BadInput(_wrong_type, {"UNKNOWN_FIELD"}, "message.frame"),
+    "text that is not UTF-8": BadInput(_not_utf8, UNPARSABLE, "message"),
+    "1 MiB of text": BadInput(_long_text, {"TEXT_TOO_LONG"}, "frame.instruction", ("4096",)),
+    "duplicate seq": BadInput(
         lambda frame, rng: message(frame, seq=frame.seq - 1), {"SEQ_DUPLICATE"}, "frame.seq", code="OUT_OF_RANGE"
     ),
-    "old seq": Kind(
+    "old seq": BadInput(
         lambda frame, rng: message(frame, seq=rng.randrange(frame.seq - 1)),
         {"SEQ_OLD"},
         "frame.seq",
         code="OUT_OF_RANGE",
     ),
-    "future stamp": Kind(_future, {"STAMP_FUTURE"}, "frame.stamp_ns", code="OUT_OF_RANGE"),
+    "future stamp": BadInput(_future, {"STAMP_FUTURE"}, "frame.stamp_ns", code="OUT_OF_RANGE"),
 }

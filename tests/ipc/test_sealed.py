@@ -21,7 +21,7 @@ from edgeflow.ipc.packets import (
     seal_written,
     unseal,
 )
-from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, Kept
+from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, KeptChat
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import WorkerError
@@ -136,14 +136,14 @@ def test_a_message_without_room_for_its_descriptor_is_not_a_broken_protocol():
     ours, theirs = packet_pair()
     here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
     fd = seal(b"abc")
-    assert here.send(Kept("a"), [fd]) and here.send(Kept("b"), [fd]) and here.send(Beat(), [fd] * 5)
+    assert here.send(KeptChat("a"), [fd]) and here.send(KeptChat("b"), [fd]) and here.send(Beat(), [fd] * 5)
     with full_table():
         assert read_sealed(fd, 3) == b"abc"
         with pytest.raises(DescriptorsLackingError) as lack:
             there.receive()
-    assert lack.value.message == Kept("a")
+    assert lack.value.message == KeptChat("a")
     received = there.receive()
-    assert received is not None and received[0] == Kept("b")
+    assert received is not None and received[0] == KeptChat("b")
     close_all([fd, *received[1]])
     with pytest.raises(WorkerError):
         there.receive()  # more than a message may have
@@ -155,7 +155,7 @@ def test_a_full_socket_and_a_foreign_packet_are_told_apart():
     ours, theirs = packet_pair()
     here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
     sent = 0
-    while here.send(Kept("k" * 60_000)):
+    while here.send(KeptChat("k" * 60_000)):
         sent += 1
     assert sent > 1
     for _ in range(sent):

@@ -31,7 +31,7 @@ from edgeflow.kernels.kv.sees import Sees, causal
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.sees import tree_of_drafts, window
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ WIDTHS = {87: (64, 72, 128, 256), 89: (), 90: (128,)}
 EVERY_WIDTH = {80: (128,), 87: (64, 72, 80, 96, 128, 256), 89: (), 90: (128,)}
 
 
-class Elsewhere:
+class AbsentGPU:
     """What the runtime asks its driver, answered for a GPU that is not here."""
 
     def __init__(self, arch: int) -> None:
@@ -60,7 +60,7 @@ class Elsewhere:
         return GPUTarget("cuda", self.arch, 32)
 
 
-def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[Case]:
+def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[TrialCase]:
     """Shapes of served models."""
     if arch >= 89:
         yield cases.linear(3, 64, 18944)
@@ -89,13 +89,13 @@ def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[C
     yield from seen_cases([window(span, 32, 4) for span in SPANS], int8=every or arch == 87)
 
 
-def seen_cases(sees: list[Sees], *, int8: bool) -> Iterator[Case]:
+def seen_cases(sees: list[Sees], *, int8: bool) -> Iterator[TrialCase]:
     yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, sees)
     if int8:
         yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, sees)
 
 
-def tree_cases(arch: int, *, every: bool) -> Iterator[Case]:
+def tree_cases(arch: int, *, every: bool) -> Iterator[TrialCase]:
     """Attention with bits, which takes more registers than the rest."""
     if arch in (87, 90):
         yield from seen_cases([causal(SPANS[0]), tree_of_drafts(SPANS[1], [-1])], int8=every or arch == 87)
@@ -114,7 +114,7 @@ def main() -> None:
     JITFunction.run = compile_only
     table = built_in_table()
     for arch, widths in (EVERY_WIDTH if every else WIDTHS).items():
-        driver.set_active(Elsewhere(arch))
+        driver.set_active(AbsentGPU(arch))
         for case, trees in [
             *((each, False) for each in real_cases(arch, widths, every=every)),
             *((each, True) for each in tree_cases(arch, every=every)),
@@ -137,7 +137,7 @@ def main() -> None:
                 print(json.dumps(line | usage(kernel.asm["cubin"])), flush=True)
 
 
-def variants(case: Case) -> list[dict[str, int]]:
+def variants(case: TrialCase) -> list[dict[str, int]]:
     """Parameters that compile other kernels: attention of large and of small tiles apart."""
     return [{}, {"apart": 1}] if case.op_name == "packed_attention" and case.signed()[1].endswith("d=128") else [{}]
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from edgeflow.lab.trials.cases import Case
-from edgeflow.lab.trials.compare import Expected
+from edgeflow.lab.trials.cases import TrialCase
+from edgeflow.lab.trials.compare import ReferenceOutputs
 
 
 def deviation(
-    case: Case,
+    case: TrialCase,
     function: Callable[..., Any],
     reference: Callable[..., Any],
     device: torch.device,
     dtype: torch.dtype,
 ) -> float:
     """The deviation of `function` from a case's reference."""
-    return Expected.of(case, reference, device, dtype).deviation(function)
+    return ReferenceOutputs.of(case, reference, device, dtype).deviation(function)

@@ -19,7 +19,7 @@ from tests.kernels.flashinfer_signatures import recorded, signature
 WIDTHS = (64, 128, 256)
 
 
-class Paged:
+class PagedDouble:
     """What the three wrappers have in common. What was planned is kept; tables on the device are read at every run."""
 
     def __init__(self, given: dict) -> None:
@@ -70,7 +70,7 @@ def ends_of(pages, last, size: int):
     return ((pages[1:] - pages[:-1] - 1) * size + last).int()
 
 
-class Prefill(Paged):
+class Prefill(PagedDouble):
     def __init__(self, given: dict) -> None:
         super().__init__(given)
         assert given["backend"] == "fa2" and given["float_workspace_buffer"].dtype == torch.uint8
@@ -89,7 +89,7 @@ class Prefill(Paged):
         return self.attend(given["q"], *given["paged_kv_cache"], given["out"])
 
 
-class Decode(Prefill):
+class DecodeDouble(Prefill):
     def __init__(self, given: dict) -> None:
         super().__init__(given)
         self.any_group = given["use_tensor_cores"]
@@ -101,7 +101,7 @@ class Decode(Prefill):
         self.keep(rows, pages, given["indices"], lambda: ends_of(pages, last, size), given, width, causal=False)
 
 
-class Mixed(Paged):
+class MixedDouble(PagedDouble):
     def plan(self, given: dict) -> None:
         rows, pages, ends = given["qo_indptr"], given["kv_indptr"], given["kv_len_arr"]
         assert given["head_dim_vo"] == given["head_dim_qk"]
@@ -150,8 +150,8 @@ def apply_rope_with_cos_sin_cache(given: dict):
 
 CLASSES = {
     "BatchPrefillWithPagedKVCacheWrapper": Prefill,
-    "BatchDecodeWithPagedKVCacheWrapper": Decode,
-    "BatchAttention": Mixed,
+    "BatchDecodeWithPagedKVCacheWrapper": DecodeDouble,
+    "BatchAttention": MixedDouble,
 }
 FUNCTIONS = (rmsnorm, fused_add_rmsnorm, silu_and_mul, apply_rope_with_cos_sin_cache)
 

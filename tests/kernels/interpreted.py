@@ -17,7 +17,7 @@ import torch
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
-from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.cases import TrialCase
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import tolerance
 from tests.kernels.deviation import deviation
@@ -41,7 +41,7 @@ def main() -> None:
         run_choices(op_name, every=every)
 
 
-def proofs(op_name: str) -> list[Case]:
+def proofs(op_name: str) -> list[TrialCase]:
     """The problems of an operator, with weights and KV of the formats that its kernels take."""
     table = built_in_table()
     found = small_cases(op_name, weight=table.implementation(op_name, "triton").weight or FLOAT)

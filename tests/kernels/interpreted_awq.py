@@ -17,7 +17,7 @@ import torch
 from triton.runtime import interpreter
 
 from edgeflow.kernels.table.dimensions import signature
-from edgeflow.kernels.triton.awq import CHUNK, WORDS, AwqChunks, AwqLinear, Tuning, linear
+from edgeflow.kernels.triton.awq import CHUNK, WORDS, AwqChunks, AwqLinear, AWQParameters, linear
 from edgeflow.lab.trials.model_cases import linear_cases, preset
 from tests.kernels.awq_weights import random_weight
 
@@ -99,7 +99,7 @@ def loads(outputs: int, inputs: int, splits: int, *, edges: bool, rows: int = RO
     """share: bytes of the weight among those loaded; most: how often an element or a sector is loaded at most; part,
     expected: the share of the weight that the programs load, and that they should."""
     weight = chunks(outputs, inputs)
-    kernel, x = AwqLinear(weight, None, Tuning(block_m=ROWS, splits=splits)), torch.zeros(rows, inputs)
+    kernel, x = AwqLinear(weight, None, AWQParameters(block_m=ROWS, splits=splits)), torch.zeros(rows, inputs)
     with recorded(weight.words, weight.scales, weight.zeros) as found:
         if edges:
             with programs_at_the_edges():
@@ -120,7 +120,7 @@ def loads(outputs: int, inputs: int, splits: int, *, edges: bool, rows: int = RO
 
 def share_of_edges(outputs: int, count: int, splits: int) -> float:
     """The share of the weight that the first and the last tile of outputs and part of the inputs have."""
-    block, part = Tuning().block_n, -(-count // splits)
+    block, part = AWQParameters().block_n, -(-count // splits)
     tiles = {0: min(block, outputs), (outputs - 1) // block: outputs - (outputs - 1) // block * block}
     parts = {0: min(part, count), splits - 1: count - (splits - 1) * part}
     return sum(tiles.values()) * sum(parts.values()) / (outputs * count)
@@ -140,7 +140,7 @@ def main() -> None:
         print(json.dumps({"of": "products"} | line), flush=True)
     print(json.dumps({"of": "a whole grid"} | loads(320, 640, 2, edges=False)), flush=True)
     for outputs, inputs in shapes():
-        splits = Tuning().of_call(ROWS, outputs, inputs // CHUNK, MULTIPROCESSORS).splits
+        splits = AWQParameters().of_call(ROWS, outputs, inputs // CHUNK, MULTIPROCESSORS).splits
         print(json.dumps({"of": "models"} | loads(outputs, inputs, splits, edges=True)), flush=True)
     print(json.dumps({"of": "two tiles of rows"} | loads(128, 256, 1, edges=False, rows=ROWS + 1)), flush=True)
 

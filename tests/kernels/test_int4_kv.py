@@ -63,7 +63,7 @@ def four_bits(numbers: Tensor, dim: int) -> Tensor:
     return out
 
 
-class Twin:
+class Int4Twin:
     """The exact keys and values of every slot, and attention row by row over them."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class Passes:
     """Passes over a store and its twin."""
 
     def __init__(self, write: str, attention: str) -> None:
-        self.kv, self.twin = store(), Twin()
+        self.kv, self.twin = store(), Int4Twin()
         self.ends, self.furthest = [0] * SLOTS, [0] * SLOTS
         self._write = TABLE.implementation("rope_write_kv", write, "int4").load()
         self._attention = TABLE.implementation("packed_attention", attention, "int4").load()

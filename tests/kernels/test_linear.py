@@ -13,7 +13,7 @@ from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.linear import ByRows, Gemm, Int8, Linear, Packed, Reference, packed_dtypes
 from edgeflow.kernels.table.bind_linear import bind_linear, bind_linear_stage
 from edgeflow.kernels.table.implementations import Implementation
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.kernels.weights import FloatWeight, Int8Weight, Weight
 from edgeflow_client.errors import ConfigError
 
@@ -65,7 +65,7 @@ def test_a_float_weight_is_read_as_it_is_unless_it_may_be_converted():
     x, weight, _ = problem(4, 256, 64, bias=False, seed=1)
     wanted = Reference(weight, None)
     assert type(bound(built_in_table(), weight)) is Packed
-    asked = built_in_table().overlaid(Entry(OperatorKey(op_name="linear"), "int8"))
+    asked = built_in_table().overlaid(TableEntry(OperatorKey(op_name="linear"), "int8"))
     assert error(bound(asked, weight)(x[:1]), wanted(x[:1])) < 1e-6
     converted = bound(built_in_table().converting("int8"), weight, stage="decode")
     assert 1e-3 < error(converted(x[:1]), wanted(x[:1])) < 0.02
@@ -86,7 +86,9 @@ def test_only_decode_passes_use_eight_bits(stage):
     """A prompt's last layer and head see single rows too; an overlay that was tuned for a row does not reach them."""
     x, weight, _ = problem(1, 64, 32, bias=False, seed=1)
     table = built_in_table().converting("int8")
-    tuned = table.overlaid(Entry(OperatorKey(op_name="linear", model_name="llama", shape_sig="m=1|n=32|e=64"), "int8"))
+    tuned = table.overlaid(
+        TableEntry(OperatorKey(op_name="linear", model_name="llama", shape_sig="m=1|n=32|e=64"), "int8")
+    )
     forced = table.forcing(linear="int8")
     for each in (table, tuned, forced):
         assert error(bound(each, weight, stage=stage)(x), Reference(weight, None)(x)) < 1e-6
@@ -111,8 +113,8 @@ def test_entries_for_rows_and_roles_are_kept_to():
         return Implementation(op_name="linear", impl_id=name, function=make)
 
     entries = [
-        Entry(OperatorKey(op_name="linear"), "a"),
-        Entry(OperatorKey(op_name="linear", shape_sig="m=4|n=8|e=16"), "b"),
+        TableEntry(OperatorKey(op_name="linear"), "a"),
+        TableEntry(OperatorKey(op_name="linear", shape_sig="m=4|n=8|e=16"), "b"),
     ]
     table = OperatorTable([named("reference"), named("a"), named("b")], entries)
     made = bound(table, weight)
@@ -120,14 +122,14 @@ def test_entries_for_rows_and_roles_are_kept_to():
         made(x[:rows])
     assert calls == ["make a", "make b", "a", "a", "b", "b", "a", "a"]
     calls.clear()
-    table = table.overlaid(Entry(OperatorKey(op_name="linear", layer_role="head"), "reference"))
-    bound(table.overlaid(Entry(OperatorKey(op_name="linear", layer_role="head"), "b")), weight, "head")(x)
+    table = table.overlaid(TableEntry(OperatorKey(op_name="linear", layer_role="head"), "reference"))
+    bound(table.overlaid(TableEntry(OperatorKey(op_name="linear", layer_role="head"), "b")), weight, "head")(x)
     assert calls == ["make b", "b"]
 
 
 def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
     _, weight, _ = problem(1, 16, 8, bias=False, seed=1)
-    decode = Entry(OperatorKey(op_name="linear", stage="decode", shape_sig="m=1"), "gemm")
+    decode = TableEntry(OperatorKey(op_name="linear", stage="decode", shape_sig="m=1"), "gemm")
     made = bind_linear(
         built_in_table().overlaid(decode), OperatorKey(op_name="linear", model_name="llama"), weight, None
     )
@@ -170,10 +172,10 @@ def test_a_quantised_weight_is_never_in_memory_twice(some):
     )
     for weight, impl_id in ((AwqWeight.nearest(floats, 32), "dequantised"), (Int8Weight.of(floats), "torch_int8")):
         key = OperatorKey(op_name="linear", hw_profile="cpu", weight=weight.format)
-        everywhere, there = Entry(key, impl_id), Entry(replace(key, **some), impl_id)
+        everywhere, there = TableEntry(key, impl_id), TableEntry(replace(key, **some), impl_id)
         (made,) = set(bind_linear(built_in_table().overlaid(everywhere, there), context, weight, None).values())
         assert not isinstance(made, ByRows) and made.nbytes == weight.nbytes
-        other = Entry(key, "reference")
+        other = TableEntry(key, "reference")
         with pytest.raises(ConfigError, match=several):
             bind_linear(built_in_table().overlaid(other, there), context, weight, None)
 
@@ -181,6 +183,6 @@ def test_a_quantised_weight_is_never_in_memory_twice(some):
 def test_one_stage_of_a_quantised_weight_has_one_implementation():
     weight = AwqWeight.nearest(torch.randn(64, 64), 32)
     context = OperatorKey(op_name="linear", model_name="smollm", layer_role="qkv", stage="prefill")
-    rows = Entry(OperatorKey(op_name="linear", weight="awq", shape_sig="m=4"), "reference")
+    rows = TableEntry(OperatorKey(op_name="linear", weight="awq", shape_sig="m=4"), "reference")
     with pytest.raises(ConfigError, match=r"keeps its own copy of a weight of format awq.*reference"):
         bind_linear_stage(built_in_table().overlaid(rows), context, weight, None)

@@ -13,7 +13,7 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.sees import tree_of_drafts, window
 from edgeflow.lab.trials.tune import Tuner
 from edgeflow_client.errors import ConfigError
@@ -29,7 +29,7 @@ ATTENTION = [each for each in BUILT_IN if each.op_name == "packed_attention" and
 HERE = [each for each in ATTENTION if not each.objection(Hardware.of(CPU), torch.float32)]
 
 
-def reads_places(implementation: Implementation, case: Case) -> bool:
+def reads_places(implementation: Implementation, case: TrialCase) -> bool:
     """True when it asks for slots, positions or ranges that only the device knows when a graph is made."""
     problem = case.problem(torch.device("meta"), torch.float32)
     layout, kv = problem.arguments

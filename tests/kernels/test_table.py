@@ -10,7 +10,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.dimensions import KINDS, KV_FORMATS, kv_formats
 from edgeflow.kernels.table.implementations import Hardware, Implementation
-from edgeflow.kernels.table.operator_table import Choice, Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow_client.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -28,7 +28,7 @@ def table() -> OperatorTable:
         named("gpu", devices=frozenset({"cuda"})),
         named("half", dtypes=frozenset({torch.bfloat16})),
     ]
-    return OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "plain")])
+    return OperatorTable(implementations, [TableEntry(OperatorKey(op_name="op"), "plain")])
 
 
 def serving(table: OperatorTable, context: OperatorKey, device=CPU, dtype=torch.float32) -> str:
@@ -40,15 +40,17 @@ def test_the_default_serves_any_context(table):
 
 
 def test_a_more_specific_entry_wins_wherever_it_stands(table):
-    specific = Entry(OperatorKey(op_name="op", model_name="llama", stage="decode"), "reference")
-    table = OperatorTable([named("reference"), named("plain")], [specific, Entry(OperatorKey(op_name="op"), "plain")])
+    specific = TableEntry(OperatorKey(op_name="op", model_name="llama", stage="decode"), "reference")
+    table = OperatorTable(
+        [named("reference"), named("plain")], [specific, TableEntry(OperatorKey(op_name="op"), "plain")]
+    )
     assert serving(table, OperatorKey(op_name="op", model_name="llama", stage="decode")) == "reference"
     assert serving(table, OperatorKey(op_name="op", model_name="llama", stage="prefill")) == "plain"
     assert serving(table, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
 def test_an_overlay_wins_over_an_equal_entry_and_leaves_the_table(table):
-    changed = table.overlaid(Entry(OperatorKey(op_name="op"), "reference"))
+    changed = table.overlaid(TableEntry(OperatorKey(op_name="op"), "reference"))
     assert (serving(changed, OperatorKey(op_name="op")), serving(table, OperatorKey(op_name="op"))) == (
         "reference",
         "plain",
@@ -56,7 +58,7 @@ def test_an_overlay_wins_over_an_equal_entry_and_leaves_the_table(table):
 
 
 def test_hardware_is_the_device_unless_named(table):
-    changed = table.overlaid(Entry(OperatorKey(op_name="op", hw_profile="cuda"), "gpu"))
+    changed = table.overlaid(TableEntry(OperatorKey(op_name="op", hw_profile="cuda"), "gpu"))
     assert serving(changed, OperatorKey(op_name="op"), CUDA) == "gpu"
     assert serving(changed, OperatorKey(op_name="op"), CPU) == "plain"
     assert serving(changed, OperatorKey(op_name="op", hw_profile="cuda_sm87"), CUDA) == "gpu"
@@ -64,7 +66,7 @@ def test_hardware_is_the_device_unless_named(table):
 
 
 def test_a_candidate_that_cannot_run_is_passed_over(table):
-    changed = table.overlaid(Entry(OperatorKey(op_name="op", model_name="llama"), "half"))
+    changed = table.overlaid(TableEntry(OperatorKey(op_name="op", model_name="llama"), "half"))
     assert serving(changed, OperatorKey(op_name="op", model_name="llama"), dtype=torch.bfloat16) == "half"
     assert serving(changed, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
@@ -74,19 +76,19 @@ def test_the_reference_serves_where_no_entry_does(table):
 
 
 def test_forcing_beats_specific_entries(table):
-    changed = table.overlaid(Entry(OperatorKey(op_name="op", model_name="llama"), "reference")).forcing(op="plain")
+    changed = table.overlaid(TableEntry(OperatorKey(op_name="op", model_name="llama"), "reference")).forcing(op="plain")
     assert serving(changed, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
 def test_unknown_names_are_told(table):
     with pytest.raises(ConfigError, match="no implementation 'fast'; known: reference, plain, gpu, half"):
-        table.overlaid(Entry(OperatorKey(op_name="op"), "fast"))
+        table.overlaid(TableEntry(OperatorKey(op_name="op"), "fast"))
     with pytest.raises(ConfigError, match="no operator of this name"):
         table.forcing(other="plain")
 
 
 def test_an_architecture_wins_over_a_kind_of_device(table):
-    entries = [Entry(OperatorKey(op_name="op", hw_profile=profile), name) for profile, name in
+    entries = [TableEntry(OperatorKey(op_name="op", hw_profile=profile), name) for profile, name in
                (("cuda_sm87", "gpu"), ("cuda", "half"))]  # fmt: skip
     changed = table.overlaid(*entries)
     assert serving(changed, OperatorKey(op_name="op", hw_profile="cuda_sm87"), CUDA, torch.bfloat16) == "gpu"
@@ -94,7 +96,7 @@ def test_an_architecture_wins_over_a_kind_of_device(table):
 
 
 def test_an_entry_without_an_operator_serves_all_of_a_kind():
-    table = built_in_table().overlaid(Entry(OperatorKey(op_name="", op_kind="norm"), "reference"))
+    table = built_in_table().overlaid(TableEntry(OperatorKey(op_name="", op_kind="norm"), "reference"))
     chosen = table.choose(OperatorKey(op_name="rms_norm"), Hardware("cpu"), torch.float32)
     assert (chosen.implementation.impl_id, chosen.why) == ("reference", "built in: op_kind=norm")
     assert table.choose(OperatorKey(op_name="swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "fused"
@@ -104,10 +106,10 @@ def test_parameters_reach_the_implementation(table):
     implementations = [
         Implementation(op_name="op", impl_id="reference", function=lambda size=1: size, choices={"size": (1, 2)})
     ]
-    tuned = OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "reference", {"size": 2})])
+    tuned = OperatorTable(implementations, [TableEntry(OperatorKey(op_name="op"), "reference", {"size": 2})])
     assert serving(tuned, OperatorKey(op_name="op")) == 2
     with pytest.raises(ConfigError, match="reference has no parameter color"):
-        OperatorTable(implementations, [Entry(OperatorKey(op_name="op"), "reference", {"color": 2})])
+        OperatorTable(implementations, [TableEntry(OperatorKey(op_name="op"), "reference", {"color": 2})])
 
 
 def test_entries_for_shapes_are_looked_up_when_a_shape_is_first_seen():
@@ -116,7 +118,7 @@ def test_entries_for_shapes_are_looked_up_when_a_shape_is_first_seen():
         Implementation(op_name="swiglu", impl_id=name, function=lambda x, name=name: calls.append(name))
         for name in ("reference", "small")
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu", shape_sig="m=4|f=8"), "small")])
+    table = OperatorTable(implementations, [TableEntry(OperatorKey(op_name="swiglu", shape_sig="m=4|f=8"), "small")])
     function = table.resolve(OperatorKey(op_name="swiglu"), CPU, torch.float32)
     for rows in (3, 4, 5, 3):
         function(torch.empty(rows, 16))
@@ -124,7 +126,7 @@ def test_entries_for_shapes_are_looked_up_when_a_shape_is_first_seen():
 
 
 def test_entries_for_stages_follow_the_spans():
-    table = built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", stage="decode"), "reference"))
+    table = built_in_table().overlaid(TableEntry(OperatorKey(op_name="packed_attention", stage="decode"), "reference"))
     function = table.resolve(OperatorKey(op_name="packed_attention"), CPU, torch.float32)
     kv = KVSlots(layers=1, slots=2, capacity=4, kv_heads=1, head_dim=8, dtype=torch.float32, device=CPU)
     names = [
@@ -140,7 +142,7 @@ def test_an_entry_may_name_some_sizes_and_the_one_that_names_more_wins():
         for name in ("reference", "wide", "small")
     ]
     entries = [
-        Entry(OperatorKey(op_name="swiglu", shape_sig=text), name)
+        TableEntry(OperatorKey(op_name="swiglu", shape_sig=text), name)
         for text, name in (("m=4|f=8", "small"), ("f=8", "wide"))
     ]
     table = OperatorTable(implementations, entries)
@@ -154,7 +156,7 @@ def test_an_entry_may_name_some_sizes_and_the_one_that_names_more_wins():
 
 
 def test_the_only_role_of_an_operator_need_not_be_named():
-    table = built_in_table().overlaid(Entry(OperatorKey(op_name="swiglu", layer_role="mlp"), "reference"))
+    table = built_in_table().overlaid(TableEntry(OperatorKey(op_name="swiglu", layer_role="mlp"), "reference"))
     assert (
         table.choose(OperatorKey(op_name="swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id
         == "reference"
@@ -214,7 +216,7 @@ def test_formats_are_known_by_the_names_that_lookups_use():
     assert {each.name for each in (*CONFIGURED.values(), LATENT)} == set(KV_FORMATS)
 
 
-def over_kv(kv: str, hardware: str = "cpu", *entries: Entry) -> Choice:
+def over_kv(kv: str, hardware: str = "cpu", *entries: TableEntry) -> Choice:
     table = built_in_table().overlaid(*entries)
     return table.choose(OperatorKey(op_name="packed_attention", kv=kv), Hardware.named(hardware), torch.bfloat16)
 
@@ -227,8 +229,8 @@ def test_each_kv_format_has_its_own_implementations():
     ]
     dense, eight = (over_kv(kv, "cuda_sm90").implementation for kv in ("dense", "int8"))
     assert (dense.impl_id, eight.impl_id) == ("triton", "triton") and dense.function != eight.function
-    for_all = Entry(OperatorKey(op_name="packed_attention"), "masked")
-    for_one = Entry(OperatorKey(op_name="packed_attention", kv="int8"), "naive_gather")
+    for_all = TableEntry(OperatorKey(op_name="packed_attention"), "masked")
+    for_one = TableEntry(OperatorKey(op_name="packed_attention", kv="int8"), "naive_gather")
     chosen = [over_kv(kv, "cpu", for_one, for_all).implementation.impl_id for kv in ("dense", "int8")]
     assert chosen == ["masked", "naive_gather"]
 
@@ -241,7 +243,7 @@ def test_latent_slots_are_read_in_place_everywhere(hardware: str):
     chosen = built_in_table().choose(write, Hardware.named(hardware), torch.bfloat16)
     assert chosen.implementation.impl_id == "indexed"
     with pytest.raises(ConfigError, match="no implementation 'triton' for latent KV; known: reference"):
-        built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", kv="latent"), "triton"))
+        built_in_table().overlaid(TableEntry(OperatorKey(op_name="packed_attention", kv="latent"), "triton"))
 
 
 @pytest.mark.parametrize("kv", ["dense", "int8", "fp8", "int4"])
@@ -253,7 +255,7 @@ def test_on_a_gpu_passes_over_a_format_can_be_replayed(kv: str):
 
 
 def test_an_implementation_that_a_format_lacks_does_not_serve_it():
-    everywhere = Entry(OperatorKey(op_name="packed_attention"), "flashinfer", {"apart": 1})
+    everywhere = TableEntry(OperatorKey(op_name="packed_attention"), "flashinfer", {"apart": 1})
     assert over_kv("int8", "cpu", everywhere).implementation.impl_id == "widened"
     with pytest.raises(ConfigError, match="no implementation 'flashinfer' for int8 KV; known: reference"):
-        built_in_table().overlaid(Entry(OperatorKey(op_name="packed_attention", kv="int8"), "flashinfer"))
+        built_in_table().overlaid(TableEntry(OperatorKey(op_name="packed_attention", kv="int8"), "flashinfer"))

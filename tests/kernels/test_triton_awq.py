@@ -12,9 +12,9 @@ from edgeflow.kernels.linear import ByRows
 from edgeflow.kernels.table.bind_linear import bind_linear
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.kernels.triton import awq
-from edgeflow.kernels.triton.awq import BFLOAT, CHUNK, HALF, MOST_ROWS, AwqChunks, AwqLinear, Tuning
+from edgeflow.kernels.triton.awq import BFLOAT, CHUNK, HALF, MOST_ROWS, AwqChunks, AwqLinear, AWQParameters
 from edgeflow.lab.trials.compare import TOLERANCE
 from tests.kernels.awq_weights import random_weight
 from tests.kernels.launches import launches
@@ -79,14 +79,14 @@ def test_products_and_loads():
     ],
 )
 def test_splits_fill_a_device_of_132_multiprocessors(rows: int, outputs: int, chunks: int, tile: tuple[int, int, int]):
-    found = Tuning().of_call(rows, outputs, chunks, 132)
+    found = AWQParameters().of_call(rows, outputs, chunks, 132)
     assert (found.block_m, found.splits, found.num_warps) == tile
 
 
 def test_no_split_is_empty():
     for chunks in range(1, 40):
         for splits in range(1, 17):
-            found = Tuning(splits=splits).of_call(1, 64, chunks, 132).splits
+            found = AWQParameters(splits=splits).of_call(1, 64, chunks, 132).splits
             part = -(-chunks // found)
             assert found <= splits and (found - 1) * part < chunks <= found * part
 
@@ -112,7 +112,7 @@ def test_binding_compiles_for_every_number_of_rows(
     codes, groups = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device="meta"), (outputs, inputs // 64)
     scales, zeros = (torch.empty(groups, dtype=each, device="meta") for each in (torch.float16, torch.uint8))
     weight, key = AwqWeight(codes, scales, zeros, torch.bfloat16), OperatorKey(op_name="linear", weight=AWQ)
-    bound = bind_linear(anywhere(Entry(key, "triton", tuning)), OperatorKey(op_name="linear"), weight, None)
+    bound = bind_linear(anywhere(TableEntry(key, "triton", tuning)), OperatorKey(op_name="linear"), weight, None)
     ahead = set(compiled)
     assert 1 <= len({each for each in ahead if each[0] == "_multiply"}) <= 6
     for rows in range(1, MOST_ROWS + 1):
@@ -120,7 +120,7 @@ def test_binding_compiles_for_every_number_of_rows(
     assert compiled == ahead
 
 
-def anywhere(*entries: Entry) -> OperatorTable:
+def anywhere(*entries: TableEntry) -> OperatorTable:
     """A table in which the kernel may be prepared on a CPU."""
     return OperatorTable([replace(each, devices=frozenset(), dtypes=frozenset()) for each in BUILT_IN], entries)
 
@@ -128,8 +128,8 @@ def anywhere(*entries: Entry) -> OperatorTable:
 def test_implementations_of_one_weight_share_its_memory():
     """An overlay has other parameters for one row; a second copy would double the memory."""
     weight, key = random_weight(64, 128, 64), OperatorKey(op_name="linear", weight=AWQ)
-    few = Entry(replace(key, shape_sig="m=1", stage="decode"), "triton", {"splits": 4})
-    bound = bind_linear(anywhere(Entry(key, "triton"), few), OperatorKey(op_name="linear"), weight, None)
+    few = TableEntry(replace(key, shape_sig="m=1", stage="decode"), "triton", {"splits": 4})
+    bound = bind_linear(anywhere(TableEntry(key, "triton"), few), OperatorKey(op_name="linear"), weight, None)
     many, both = bound["prefill"], bound["decode"]
     assert isinstance(many, AwqLinear) and isinstance(both, ByRows)
     made = {id(each._chunks) for each in (many, *both._by_class)}

@@ -19,7 +19,7 @@ from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, SIGNATURES, STAGES, kv_formats, only_role, stage_of
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
@@ -192,7 +192,7 @@ def test_every_layer_has_a_kind():
         decoder(VARIANTS["gqa"], layer_kinds=[""])
 
 
-class Called(TorchDispatchMode):
+class CalledOperators(TorchDispatchMode):
     """Notes the operators of torch that a pass calls, and the rows of their first argument."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ class Called(TorchDispatchMode):
 def test_the_last_layer_computes_only_the_rows_that_are_sampled():
     model = decoder(VARIANTS["gqa"])
     kv, layout = model.kv_slots(2, 40), PackedLayout.of([Span(0, 0, 9), Span(1, 0, 1)], CPU)
-    with Called() as called:
+    with CalledOperators() as called:
         model.forward_sampled(torch.randn(10, SIZE["hidden_size"]), layout, kv)
     assert [rows for name, rows in called.rows if name == "silu"] == [10, 10, 2]
 
@@ -221,7 +221,7 @@ def test_the_last_layer_computes_only_the_rows_that_are_sampled():
 def test_a_chunk_that_samples_nothing_computes_keys_and_values_alone_in_the_last_layer():
     model = decoder(VARIANTS["gqa"])
     kv, layout = model.kv_slots(2, 40), PackedLayout.of([Span(0, 0, 9)], CPU, samples=[0])
-    with Called() as called:
+    with CalledOperators() as called:
         model.forward_sampled(torch.randn(9, SIZE["hidden_size"]), layout, kv)
     assert [rows for name, rows in called.rows if name == "silu"] == [9, 9]
 
@@ -240,7 +240,7 @@ def noting(calls: set[Call]) -> OperatorTable:
         serves = table.choose(key, Hardware("cpu"), torch.float32).load()
         function = noted(serves, calls, op_name, role, stage, kv)
         implementations.append(Implementation(op_name=op_name, impl_id=f"{role} {stage}", kv=kv, function=function))
-        entries.append(Entry(key, f"{role} {stage}"))
+        entries.append(TableEntry(key, f"{role} {stage}"))
     return OperatorTable(implementations, entries)
 
 
@@ -299,7 +299,7 @@ def test_no_gemm_copies_the_residual_and_the_callers_rows_stay():
     model = decoder(VARIANTS["gqa"], table=built_in_table().forcing(linear="gemm"))
     hidden, spans = model.embed(torch.arange(7)), [Span(0, 0, 6), Span(1, 0, 1)]
     before, kv = hidden.clone(), model.kv_slots(2, 40)
-    with Called() as called:
+    with CalledOperators() as called:
         model.forward(hidden, PackedLayout.of(spans, CPU), kv)
     layers = VARIANTS["gqa"].num_hidden_layers
     assert called.names.count("linear") == 4 * layers and "addmm" not in called.names

@@ -46,7 +46,7 @@ STATE = "observation.state[0]"
 
 
 @dataclass(frozen=True)
-class Case:
+class SpoiltCheckpoint:
     """A checkpoint and its tensor that is spoilt. limits: of the motion in the first dimension."""
 
     write: Callable[[Path], Path]
@@ -56,10 +56,10 @@ class Case:
     limits: dict[str, DimensionLimits] = field(default_factory=dict)
 
 
-def flow(kind: str, **settings: Any) -> Case:
+def flow(kind: str, **settings: Any) -> SpoiltCheckpoint:
     limits = settings.pop("limits", {})
     tensor = "model.action_out_proj.bias"
-    return Case(
+    return SpoiltCheckpoint(
         lambda path: write_flow(path, Tiny(kind=kind)), tensor, {"control_rate_hz": 20.0, **settings}, limits=limits
     )
 
@@ -69,14 +69,16 @@ def limited(name: str, **limits: Any) -> dict[str, DimensionLimits]:
 
 
 CASES = {
-    "openvla": Case(write_openvla, "language_model.lm_head.weight"),
-    "oft": Case(lambda path: write_oft(path, OFT), "model.fc2.bias", OFT.settings(family="openvla_oft"), HEAD),
-    "oft-tokens": Case(
+    "openvla": SpoiltCheckpoint(write_openvla, "language_model.lm_head.weight"),
+    "oft": SpoiltCheckpoint(
+        lambda path: write_oft(path, OFT), "model.fc2.bias", OFT.settings(family="openvla_oft"), HEAD
+    ),
+    "oft-tokens": SpoiltCheckpoint(
         lambda path: write_oft(path, OFT),
         "language_model.lm_head.weight",
         OFT.settings(family="openvla_oft", action_head=False),
     ),
-    "act": Case(write_act, "model.action_head.bias", {"control_rate_hz": 20.0}),
+    "act": SpoiltCheckpoint(write_act, "model.action_head.bias", {"control_rate_hz": 20.0}),
     **{kind: flow(kind) for kind in ("smolvla", "pi0", "pi05")},
     "clamped": flow("smolvla", **LIMITED),
     "velocity": flow("smolvla", limits=limited("a0", velocity=1.0, acceleration=9.0, jerk=99.0, free_start=True)),
@@ -98,7 +100,7 @@ def spoil(path: Path, tensor: str, number: float) -> None:
     save_file(tensors, path) if path.suffix == ".safetensors" else save_pt(path, tensors, "")
 
 
-def worker_of(directory: Path, case: Case, say: Callable[[Message], None]) -> tuple[Worker, Any]:
+def worker_of(directory: Path, case: SpoiltCheckpoint, say: Callable[[Message], None]) -> tuple[Worker, Any]:
     settings = dict(case.settings)
     family = family_of(directory, settings.pop("family", ""))
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=built_in_table())

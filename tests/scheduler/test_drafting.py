@@ -14,7 +14,7 @@ from edgeflow.scheduler.drafting import Acceptance, DraftCounts, DraftRule
 from edgeflow.scheduler.folding import Folding, Route, SlotUse
 from edgeflow.scheduler.plan import DraftForm, Outcome, Segment
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
-from tests.scheduler.test_folding import SIZES, Slot
+from tests.scheduler.test_folding import SIZES, PositionList
 
 STOP = 7
 RULES = st.builds(
@@ -26,7 +26,7 @@ RULES = st.builds(
 
 
 @dataclass
-class Device:
+class DraftingDevice:
     """What runs the passes of one request, in order: how many tokens there are, and what each pass gave.
 
     truth: the tokens of the answer. given: passes that are launched and not committed.
@@ -35,7 +35,7 @@ class Device:
     plan: RequestPlan
     truth: list[int]
     data: st.DataObject
-    slot: Slot | None = None
+    slot: PositionList | None = None
     known: int = 0
     found: int = 0
     given: deque[tuple[Segment[int], Outcome[int]]] = field(default_factory=deque)
@@ -88,7 +88,7 @@ class Device:
         return told
 
 
-def answered(device: Device, most: st.SearchStrategy[int], late: int) -> list[int]:
+def answered(device: DraftingDevice, most: st.SearchStrategy[int], late: int) -> list[int]:
     """Run a request to its end with up to `late` passes in flight beside the one that is launched."""
     plan, answer = device.plan, list[int]()
     while plan.finish is None:
@@ -127,7 +127,7 @@ def test_an_answer_is_the_true_one(
     """In a slot with room for the answer and little more."""
     rule = replace(rule, places=rows + tokens - 1 + spare)
     plan = RequestPlan(number=0, slot=0, rows=rows, tokens=tokens, stop_ids=frozenset({STOP}), rule=rule)
-    device = Device(plan, truth, data)
+    device = DraftingDevice(plan, truth, data)
     found = answered(device, st.integers(1, 12), late)
     assert (found, plan.finish) == expected(truth, tokens)
     assert plan.settled == len(found)
@@ -145,7 +145,7 @@ def test_no_draft_crosses_a_fold(
     plan = RequestPlan(
         number=0, slot=0, rows=rows, tokens=tokens, stop_ids=frozenset({STOP}), rule=rule, route=folding.route()
     )
-    device = Device(plan, truth, data, Slot(folding))
+    device = DraftingDevice(plan, truth, data, PositionList(folding))
     found = answered(device, st.integers(1, 12), late)
     assert (found, plan.finish) == expected(truth, tokens)
     assert plan.folds == folding.segments(rows + len(found) - 1)

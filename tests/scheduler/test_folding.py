@@ -23,7 +23,7 @@ SIZES = st.builds(
 
 
 @dataclass
-class Slot:
+class PositionList:
     """The places of a slot as a list of positions, changed as the device changes them."""
 
     folding: Folding
@@ -60,7 +60,7 @@ def steps(plan: RequestPlan, most: st.DataObject) -> list[Segment[int]]:
 @given(SIZES, st.integers(1, 70), st.integers(1, 40), st.data())
 def test_the_state_follows_from_the_known_tokens(folding: Folding, rows: int, tokens: int, data: st.DataObject):
     plan = RequestPlan(number=0, slot=0, rows=rows, tokens=tokens, route=folding.route())
-    slot, known, sink, gated = Slot(folding), rows, folding.sink, False
+    slot, known, sink, gated = PositionList(folding), rows, folding.sink, False
     for segment in steps(plan, data):
         ran, sees = slot.run(segment)
         assert len(slot.memory) % folding.segment == 0
@@ -81,15 +81,19 @@ def test_the_state_follows_from_the_known_tokens(folding: Folding, rows: int, to
 @given(SIZES, st.integers(1, 70), st.data())
 def test_a_prompt_runs_each_row_once(folding: Folding, rows: int, data: st.DataObject):
     plan = RequestPlan(number=0, slot=0, rows=rows, tokens=1, route=folding.route())
-    ran = [position for segment in steps(plan, data) for position in Slot.run(slot_at(folding, segment), segment)[0]]
+    ran = [
+        position
+        for segment in steps(plan, data)
+        for position in PositionList.run(slot_at(folding, segment), segment)[0]
+    ]
     assert ran == list(range(rows))
 
 
-def slot_at(folding: Folding, segment: Segment[int]) -> Slot:
+def slot_at(folding: Folding, segment: Segment[int]) -> PositionList:
     """A slot with enough in it for a segment of a prompt."""
     length = folding.threshold if segment.before is Before.FOLD else segment.start
     memory = segment.folded - (folding.segment if segment.before is Before.FOLD else 0)
-    return Slot(folding, list(range(length)), list(range(memory)))
+    return PositionList(folding, list(range(length)), list(range(memory)))
 
 
 def test_folds_of_one_request_by_hand():

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 
 from edgeflow.contract import Pace, PassTimes, Speculation
-from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
+from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling
 from tests.cases import pairs_by_day
@@ -34,12 +34,14 @@ def settling(percent: tuple[int, ...] = SHARES) -> Settling:
     return Settling((WHOLE - sum(shares), *shares))
 
 
-def robot(*, max_passes: int = 0, patience_ns: int = 0, period_ns: int = 0, known: Settling | None = None) -> Robot:
+def robot(
+    *, max_passes: int = 0, patience_ns: int = 0, period_ns: int = 0, known: Settling | None = None
+) -> ForecastSession:
     pace = Pace(0, Speculation(max_passes=max_passes))
-    return Robot(pace=pace, period_ns=period_ns, patience_ns=patience_ns, settling=known)
+    return ForecastSession(pace=pace, period_ns=period_ns, patience_ns=patience_ns, settling=known)
 
 
-def simulated(asked: Robot, *, passes: int = 20_000) -> Forecast:
+def simulated(asked: ForecastSession, *, passes: int = 20_000) -> Forecast:
     """One robot whose frames are always at hand, drawn at random: a frame begins in every pass, the others go on; all
     that settle leave with the newest of them as the only action, and those before it are overtaken.
     """
@@ -121,7 +123,7 @@ def test_no_action_of_a_busy_robot_is_older_than_its_patience():
 def test_robots_that_draft_and_others_share_a_device():
     robots = [
         robot(period_ns=90 * MS, known=settling()),
-        Robot(pace=Pace(1), period_ns=800 * MS),
+        ForecastSession(pace=Pace(1), period_ns=800 * MS),
         robot(period_ns=200 * MS),
     ]
     found = forecast(TIMES, LIMITS, robots)
@@ -133,6 +135,6 @@ def test_the_modes_are_those_of_the_paces():
     modes = by_mode(TIMES, LIMITS, settling())
     assert list(modes) == ["serial", "depth 2", "depth 3", "depth 4", "pipelined", "speculative"]
     assert modes["speculative"] == forecast(TIMES, LIMITS, [robot(known=settling())])[0]
-    assert modes["serial"] == forecast(TIMES, LIMITS, [Robot(pace=Pace(1), period_ns=0)])[0]
+    assert modes["serial"] == forecast(TIMES, LIMITS, [ForecastSession(pace=Pace(1), period_ns=0)])[0]
     assert [mode for mode, seen in by_mode(TIMES, LIMITS).items() if seen.assumed] == ["speculative"]
     assert list(by_mode(replace(TIMES, stages=1), replace(LIMITS, stages=1))) == ["serial"]

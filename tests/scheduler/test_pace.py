@@ -8,7 +8,7 @@ import pytest
 
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.forecast import Robot, forecast
+from edgeflow.scheduler.forecast import ForecastSession, forecast
 from edgeflow.scheduler.pace import depths_of, pace_of, rounds_of
 from edgeflow.scheduler.plan import Frame, FrameRef
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -96,7 +96,9 @@ def test_a_row_is_scaled_with_the_passes_that_have_a_prefill():
 
 def test_a_forecast_of_a_lone_robot_is_the_closed_form():
     """Design: r = ceil(K/d) rounds a tick; a frame's last round comes in its tick d."""
-    alone = {depth: forecast(TIMES, limits(), [Robot(pace=Pace(depth), period_ns=0)])[0] for depth in depths_of(7)}
+    alone = {
+        depth: forecast(TIMES, limits(), [ForecastSession(pace=Pace(depth), period_ns=0)])[0] for depth in depths_of(7)
+    }
     for depth, seen in alone.items():
         rounds = rounds_of(depth, 7)
         rows = [stage for stage in range(1, 7) if stage % rounds == 0]
@@ -111,19 +113,21 @@ def test_a_forecast_of_a_lone_robot_is_the_closed_form():
 
 
 def test_a_slow_camera_drains_what_is_under_way():
-    (seen,) = forecast(TIMES, limits(), [Robot(pace=Pace(7), period_ns=1000 * MS)])
+    (seen,) = forecast(TIMES, limits(), [ForecastSession(pace=Pace(7), period_ns=1000 * MS)])
     assert seen.fps == pytest.approx(1, rel=0.05)
     assert seen.age_ns == (60 + 2 + 6 * 10) * MS
 
 
 def test_a_fast_camera_loses_frames_not_age():
-    (seen,) = forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=10 * MS)])
+    (seen,) = forecast(TIMES, limits(), [ForecastSession(pace=Pace(1), period_ns=10 * MS)])
     assert seen.fps == pytest.approx(1000 / 120, rel=0.05)
     assert 120 * MS <= seen.age_ns <= seen.worst_age_ns <= 130 * MS
 
 
 def test_robots_share_the_device():
-    for seen in forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=0), Robot(pace=Pace(1), period_ns=0)]):
+    for seen in forecast(
+        TIMES, limits(), [ForecastSession(pace=Pace(1), period_ns=0), ForecastSession(pace=Pace(1), period_ns=0)]
+    ):
         assert seen.fps == pytest.approx(1000 / (110 + 6 * 11.2), rel=0.02)
 
 
@@ -142,5 +146,5 @@ def test_small_drift_is_kept_and_large_drift_is_taken_up():
 def test_rates_are_counted_from_action_to_action():
     """A window that is no whole number of periods must not cost a robot a part of its rate."""
     for count in (1, 2, 3, 5):
-        for seen in forecast(TIMES, limits(), [Robot(pace=Pace(1), period_ns=1000 * MS)] * count):
+        for seen in forecast(TIMES, limits(), [ForecastSession(pace=Pace(1), period_ns=1000 * MS)] * count):
             assert seen.fps == pytest.approx(1, rel=0.002)

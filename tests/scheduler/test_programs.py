@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.contract import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
-from edgeflow.scheduler.forecast import Robot, by_mode, forecast
+from edgeflow.scheduler.forecast import ForecastSession, by_mode, forecast
 from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
 from edgeflow.scheduler.scheduler import ROW_BUDGET, Scheduler, SchedulerLimits, row_budget_of
@@ -111,7 +111,7 @@ def test_a_forecast_of_a_lone_robot_is_the_sum_of_its_passes(program: StageProgr
     rows = [stage.decode_rows for stage in program.unrolled[1:]]
     serial_ns = TIMES.pass_ns(1, 0) + sum(TIMES.pass_ns(0, each) for each in rows)
     packed_ns = TIMES.pass_ns(1, sum(rows))
-    robot = Robot(pace=Pace(1), period_ns=0, program=program)
+    robot = ForecastSession(pace=Pace(1), period_ns=0, program=program)
     (serial,) = forecast(TIMES, LIMITS, [robot])
     (packed,) = forecast(TIMES, LIMITS, [replace(robot, pace=Pace(program.passes))])
     assert (serial.age_ns, serial.fps) == (serial_ns, pytest.approx(1e9 / serial_ns))
@@ -128,7 +128,7 @@ def test_a_forecast_of_a_lone_robot_is_the_sum_of_its_passes(program: StageProgr
     )
 )
 def test_forecasts_are_what_the_scheduler_does(programs: list[tuple[StageProgram, int]]):
-    robots = [Robot(pace=Pace(depth), period_ns=0, program=program) for program, depth in programs]
+    robots = [ForecastSession(pace=Pace(depth), period_ns=0, program=program) for program, depth in programs]
     for found, fps in zip(forecast(TIMES, LIMITS, robots), simulated(programs), strict=True):
         assert found.fps == pytest.approx(fps, rel=0.1)
 
@@ -192,7 +192,7 @@ def test_the_default_row_budget_lets_two_robots_share_a_pass():
 
 def test_each_robot_has_the_passes_of_its_own_answers():
     """Side by side in serial, the one with fewer passes answers more often."""
-    wide, narrow = (Robot(pace=Pace(1), period_ns=0, program=StageProgram.tokens(count)) for count in (7, 4))
+    wide, narrow = (ForecastSession(pace=Pace(1), period_ns=0, program=StageProgram.tokens(count)) for count in (7, 4))
     found = forecast(TIMES, LIMITS, [wide, narrow])
     assert [each.passes_per_action for each in found] == [7, 4]
     assert found[1].fps > 1.3 * found[0].fps
@@ -207,12 +207,12 @@ def test_the_modes_are_those_of_the_program():
     ]
     assert list(by_mode(TIMES, LIMITS, None, DENOISING)) == ["serial", "depth 2", "depth 3", "pipelined"]
     assert list(by_mode(TIMES, LIMITS, None, StageProgram((PROMPT_STAGE,)))) == ["serial"]
-    narrow = Robot(pace=Pace(4), period_ns=0, program=StageProgram.tokens(4))
+    narrow = ForecastSession(pace=Pace(4), period_ns=0, program=StageProgram.tokens(4))
     assert by_mode(TIMES, LIMITS, None, StageProgram.tokens(4))["pipelined"] == forecast(TIMES, LIMITS, [narrow])[0]
     assert by_mode(TIMES, LIMITS) == by_mode(TIMES, LIMITS, None, StageProgram.tokens(7))
 
 
 def test_drafts_of_a_narrow_robot_settle_within_its_own_passes():
     pace, program = Pace(0, Speculation()), StageProgram.tokens(4)
-    (found,) = forecast(TIMES, LIMITS, [Robot(pace=pace, period_ns=0, program=program)])
+    (found,) = forecast(TIMES, LIMITS, [ForecastSession(pace=pace, period_ns=0, program=program)])
     assert (found.passes_per_action, found.assumed) == (4, True)

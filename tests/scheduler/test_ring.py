@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from edgeflow.scheduler.plan import FrameRef, Move
-from edgeflow.scheduler.session import CopyingRing, FrameInFlight, Ring
+from edgeflow.scheduler.session import CopyingRing, FrameInFlight, SlotRing
 
 
 def test_by_rotation_prefills_claim_each_slot_in_turn_and_nothing_moves():
-    ring = Ring(range(6, 9))
+    ring = SlotRing(range(6, 9))
     claims = [ring.claim() for _ in range(4)]
     assert claims == [(6, 1), (7, 2), (8, 3), (6, 4)]
     assert ring.advance([FrameInFlight(frame=FrameRef(0, 1, 1), rows=5, slot=6, generation=1)]) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgeflow.contract import Pace, Speculation
-from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Place, Segment
+from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment, SlotPosition
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import AlreadyExists, ResourceExhausted
@@ -128,7 +128,7 @@ def test_a_guess_is_read_from_the_frame_before_in_its_epoch():
         assert first.guess is None
         offer(scheduler, 2)
         newest = next(segment for segment in segments(scheduler) if segment.stage == 0)
-        assert newest.guess == Place(1 if shift is Shift.COPY else 0, ROWS), "where it is before the slots move"
+        assert newest.guess == SlotPosition(1 if shift is Shift.COPY else 0, ROWS), "where it is before the slots move"
         assert [segment.guess for segment in segments(scheduler)] == [None, None], "a prompt's drafts alone are guessed"
         scheduler.reset(0, 2)
         offer(scheduler, 3, epoch=2)

@@ -15,7 +15,7 @@ import simplejpeg
 
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.app import Service
-from edgeflow.service.frontends.grpc.codec import Received, parse_client_message
+from edgeflow.service.frontends.grpc.codec import ParsedMessage, parse_client_message
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.status import ServiceStatus
@@ -52,14 +52,14 @@ def frame_message(seq: int, data: bytes = JPEG, **changes) -> pb.Frame:
     return pb.Frame(**{**values, **changes})
 
 
-def received(frame: pb.Frame) -> Received[pb.ClientMessage]:
+def received(frame: pb.Frame) -> ParsedMessage[pb.ClientMessage]:
     """The frame as it comes out of a stream."""
     message = parse_client_message(pb.ClientMessage(frame=frame).SerializeToString())
-    assert isinstance(message, Received)
+    assert isinstance(message, ParsedMessage)
     return message
 
 
-class Robot:
+class WireRobot:
     """A raw client of one stream; the request side takes bytes, so that anything can be sent."""
 
     def __init__(self, stream: grpc.aio.StreamStreamMultiCallable) -> None:
@@ -145,7 +145,7 @@ class Robot:
         return found
 
 
-class Served:
+class RunningService:
     """A running service."""
 
     def __init__(
@@ -166,11 +166,11 @@ class Served:
     def http(self) -> str:
         return self.service.status.http_address
 
-    def robot(self, channel: grpc.aio.Channel | None = None) -> Robot:
+    def robot(self, channel: grpc.aio.Channel | None = None) -> WireRobot:
         stream = (channel or self.channel).stream_stream(
             f"/{SERVICE}/Stream", request_serializer=bytes, response_deserializer=pb.ServerMessage.FromString
         )
-        return Robot(stream)
+        return WireRobot(stream)
 
     async def act(self, request: pb.ActRequest | bytes) -> pb.ActResponse:
         call = self.channel.unary_unary(
@@ -193,7 +193,7 @@ class Served:
         return sum(registry.get_sample_value(name, labels) or 0.0 for registry in registries)
 
 
-async def rush(served: Served, robot: Robot, frames: int, control_period_ms: int) -> grpc.StatusCode:
+async def rush(served: RunningService, robot: WireRobot, frames: int, control_period_ms: int) -> grpc.StatusCode:
     """A whole stream of frames that come faster than a holding worker answers; returns how it ended."""
     await robot.open(control_period_ms=control_period_ms)
     for seq in range(1, frames + 1):
@@ -226,7 +226,7 @@ async def serving(
     chat_path: str = "",
     observers: Sequence = (),
     **overrides,
-) -> AsyncIterator[Served]:
+) -> AsyncIterator[RunningService]:
     """checkpoint: a directory that passes the preflight. incidents: how many bugs the test provokes.
 
     chat_path: of a chat front that the test plays.
@@ -242,7 +242,7 @@ async def serving(
     address = service.status.grpc_address
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            served = Served(service, script, log, channel, inline)
+            served = RunningService(service, script, log, channel, inline)
             yield served
     finally:
         await service.stop()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import packet_pair
 from edgeflow.service.chat.front import ChatProcess
-from edgeflow.service.children.launch import LaunchedChild, Role
+from edgeflow.service.children.launch import ChildRole, LaunchedChild
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS, ChildStart
 from edgeflow.service.frontends.robots import RobotsFront
 from edgeflow.service.gateway.gateway import Gateway
@@ -32,7 +32,7 @@ class InlineChildren:
     def registries(self) -> list[CollectorRegistry]:
         return [child.metrics.registry for child in self.newest.values()]
 
-    async def launch(self, role: Role) -> LaunchedChild:
+    async def launch(self, role: ChildRole) -> LaunchedChild:
         ours, theirs = packet_pair()
         start = ChildStart(
             role=role.name,

@@ -22,7 +22,7 @@ def launch_worker(settings: ServiceConfig, entry: str) -> Launched:
         os.close(sealed)
 
 
-class Launcher:
+class ProcessLauncher:
     """Starts worker processes and remembers them."""
 
     def __init__(self, settings: ServiceConfig, entry: str = ENTRY) -> None:

@@ -14,7 +14,7 @@ import trustme
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.security.auth import digest
 from edgeflow_client.connection.credentials import Credentials, channel
-from tests.service.harness import WAIT_S, Robot, Served
+from tests.service.harness import WAIT_S, RunningService, WireRobot
 
 HOSTS = ("localhost", "127.0.0.1")
 OVERTAKEN = "Internal error from Core"  # grpc.aio's own word, where a refusal is there before its first write
@@ -54,13 +54,13 @@ def write_tokens(path: Path, *entries: tuple, **expires: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def robot_with(served: Served, credentials: Credentials | None):
+async def robot_with(served: RunningService, credentials: Credentials | None):
     """A raw robot that shows its credentials."""
     async with channel(served.service.status.grpc_address, credentials, (), aio=True) as opened:
         yield served.robot(opened)
 
 
-async def outcome(robot: Robot, **changes) -> str:
+async def outcome(robot: WireRobot, **changes) -> str:
     """OK, or the status that opening a session ends with, as the service sent it."""
     while True:
         try:

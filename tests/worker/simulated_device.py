@@ -14,7 +14,7 @@ from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Stamp, Ticket
 from edgeflow.engine.policy import TokenPolicy
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.scheduler.forecast import Robot
+from edgeflow.scheduler.forecast import ForecastSession
 from edgeflow.scheduler.plan import Pass, Ref, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
@@ -144,7 +144,9 @@ class ClosedLoop:
     others: what the worker said besides actions.
     """
 
-    def __init__(self, policy: TokenPolicy, robots: Sequence[Robot], times: PassTimes = TRUTH, **options: Any) -> None:
+    def __init__(
+        self, policy: TokenPolicy, robots: Sequence[ForecastSession], times: PassTimes = TRUTH, **options: Any
+    ) -> None:
         self.clock = ManualClock()
         self.others: list[Message] = []
         self.delivered = [Delivered() for _ in robots]

@@ -12,7 +12,7 @@ from edgeflow.contract import CameraNeed, Pace, PassTimes, PolicyInputs, Specula
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
-from edgeflow.scheduler.forecast import Forecast, Robot, forecast
+from edgeflow.scheduler.forecast import Forecast, ForecastSession, forecast
 from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimate
@@ -61,14 +61,14 @@ def check(foretold: Forecast, delivered: Delivered) -> None:
 @pytest.mark.parametrize("period_ms", [0, 33, 150])
 @pytest.mark.parametrize("depth", depths_of(K))
 def test_what_is_foretold_is_delivered(policy, times, depth: int, period_ms: int):
-    robots = [Robot(pace=Pace(depth), period_ns=period_ms * MS)]
+    robots = [ForecastSession(pace=Pace(depth), period_ns=period_ms * MS)]
     (delivered,) = ClosedLoop(policy, robots).run(60)
     check(forecast(times, limits(), robots)[0], delivered)
 
 
 @pytest.mark.parametrize("depths", [(1, 1), (7, 7), (1, 7), (3, 7)])
 def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int]):
-    robots = [Robot(pace=Pace(depth), period_ns=70 * MS) for depth in depths]
+    robots = [ForecastSession(pace=Pace(depth), period_ns=70 * MS) for depth in depths]
     found = ClosedLoop(policy, robots).run(40)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
         check(foretold, delivered)
@@ -77,22 +77,22 @@ def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int])
 SHARES = (25, 35, 20, 12, 8)
 
 
-def drafts(period_ms: int = 0, patience_ms: int = 0, max_passes: int = 0) -> Robot:
+def drafts(period_ms: int = 0, patience_ms: int = 0, max_passes: int = 0) -> ForecastSession:
     """A robot whose frames draft and settle by SHARES."""
     shares = [WHOLE * share // 100 for share in SHARES]
     settling = Settling((WHOLE - sum(shares[1:]), *shares[1:], *[0] * (K - len(shares))))
     pace = Pace(0, Speculation(max_passes=max_passes))
-    return Robot(pace=pace, period_ns=period_ms * MS, patience_ns=patience_ms * MS, settling=settling)
+    return ForecastSession(pace=pace, period_ns=period_ms * MS, patience_ns=patience_ms * MS, settling=settling)
 
 
-def drafting(policy, robots: list[Robot]) -> ClosedLoop:
+def drafting(policy, robots: list[ForecastSession]) -> ClosedLoop:
     """A loop whose frames settle by SHARES, drawn at random."""
     dice = random.Random(5)
     return ClosedLoop(policy, robots, settles_in=lambda: dice.choices(range(1, len(SHARES) + 1), SHARES)[0])
 
 
 @pytest.mark.parametrize("robot", [drafts(), drafts(33), drafts(150), drafts(7, 30), drafts(0, 0, 1), drafts(20, 0, 3)])
-def test_frames_that_draft_get_what_is_foretold(policy, times, robot: Robot):
+def test_frames_that_draft_get_what_is_foretold(policy, times, robot: ForecastSession):
     (delivered,) = drafting(policy, [robot]).run(600)
     (foretold,) = forecast(times, limits(), [robot])
     assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
@@ -102,7 +102,7 @@ def test_frames_that_draft_get_what_is_foretold(policy, times, robot: Robot):
 
 
 def test_frames_that_draft_beside_others_get_what_is_foretold(policy, times):
-    robots = [drafts(70), Robot(pace=Pace(K), period_ns=70 * MS)]
+    robots = [drafts(70), ForecastSession(pace=Pace(K), period_ns=70 * MS)]
     found = drafting(policy, robots).run(300)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
         assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
@@ -126,7 +126,7 @@ def test_the_worker_measures_how_frames_settle_though_slow_ones_are_overtaken(po
 
 
 def test_frames_that_do_not_draft_tell_nothing(policy):
-    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)])
+    loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=0)])
     loop.run(10)
     loop.worker.inbox.put(Ping(1))
     loop.worker.step()
@@ -136,14 +136,14 @@ def test_frames_that_do_not_draft_tell_nothing(policy):
 
 def test_serial_passes_do_not_run_far_ahead_of_the_device(policy):
     """A frame is taken when the last pass of the one before it has begun, not while that still decodes."""
-    (delivered,) = ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=0)]).run(20)
+    (delivered,) = ClosedLoop(policy, [ForecastSession(pace=Pace(1), period_ns=0)]).run(20)
     serial_ns = TRUTH.prefill_ns + 6 * TRUTH.decode_ns
     assert delivered.fps == pytest.approx(1e9 / serial_ns, rel=CLOSE)
     assert delivered.age_ns <= serial_ns + TRUTH.decode_ns + LAUNCH_NS
 
 
 def test_every_pass_is_sampled_the_last_of_a_burst_too(policy):
-    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=1000 * MS)])
+    loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=1000 * MS)])
     loop.run(3)
     samples = loop.worker.take_passes()
     assert len(samples) == 3 * K
@@ -153,7 +153,7 @@ def test_every_pass_is_sampled_the_last_of_a_burst_too(policy):
 
 def test_drift_of_the_device_is_seen_and_corrected(policy, times):
     slower = TRUTH.scaled(150)
-    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)], slower)
+    loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=0)], slower)
     model = CostModel(times)
     loop.run(10)
     assert not model.observe(loop.worker.take_passes()[:10]), "too few"
@@ -161,7 +161,7 @@ def test_drift_of_the_device_is_seen_and_corrected(policy, times):
     assert model.observe(loop.worker.take_passes())
     assert model.times.packed_ns == pytest.approx(slower.packed_ns, rel=CLOSE)
     (delivered,) = loop.delivered
-    assert forecast(model.times, limits(), [Robot(pace=Pace(K), period_ns=0)])[0].fps == pytest.approx(
+    assert forecast(model.times, limits(), [ForecastSession(pace=Pace(K), period_ns=0)])[0].fps == pytest.approx(
         delivered.fps, rel=CLOSE
     )
 
@@ -204,7 +204,7 @@ def request(period_ms: int, age_ms: int = 0) -> OpenRequest:
 def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, age_ms: int):
     period_ms = 7
     found = {
-        depth: ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=period_ms * MS)]).run(60)[0]
+        depth: ClosedLoop(policy, [ForecastSession(pace=Pace(depth), period_ns=period_ms * MS)]).run(60)[0]
         for depth in depths_of(K)
     }
     limit_ns = age_ms * MS - OVERHEAD_NS
@@ -216,7 +216,7 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
 
 def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
     best = min(
-        ClosedLoop(policy, [Robot(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns
+        ClosedLoop(policy, [ForecastSession(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns
         for depth in depths_of(K)
     )
     with pytest.raises(FailedPrecondition, match="cannot be kept"):
@@ -238,16 +238,20 @@ def test_so_many_serial_robots_are_admitted_as_the_device_serves(policy, times):
         front.enter(count, plan)
         count += 1
     assert 1 < count < 8
-    rates = [each.fps for each in ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=period_ms * MS)] * count).run(15)]
+    rates = [
+        each.fps
+        for each in ClosedLoop(policy, [ForecastSession(pace=Pace(1), period_ns=period_ms * MS)] * count).run(15)
+    ]
     assert min(rates) >= 0.98 * 1000 / period_ms
     crowded = [
-        each.fps for each in ClosedLoop(policy, [Robot(pace=Pace(1), period_ns=period_ms * MS)] * (2 * count)).run(15)
+        each.fps
+        for each in ClosedLoop(policy, [ForecastSession(pace=Pace(1), period_ns=period_ms * MS)] * (2 * count)).run(15)
     ]
     assert min(crowded) < 0.98 * 1000 / period_ms
 
 
 def test_a_pong_of_this_device_changes_nothing(policy, times):
-    loop = ClosedLoop(policy, [Robot(pace=Pace(K), period_ns=0)])
+    loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=0)])
     loop.run(60)
     samples = loop.worker.take_passes()
     front = admission(times)

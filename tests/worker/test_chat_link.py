@@ -74,7 +74,7 @@ def picture(request: int, side: int = 64) -> ChatStart:
     )
 
 
-class Bench:
+class ChatLinkBench:
     """A link whose loop is the test."""
 
     def __init__(self, ready: ChatReady | None = READY) -> None:
@@ -119,8 +119,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    with contextlib.closing(Bench()) as made:
+def bench() -> Iterator[ChatLinkBench]:
+    with contextlib.closing(ChatLinkBench()) as made:
         yield made
 
 
@@ -137,7 +137,7 @@ def ends(front: BlockingChannel) -> bool:
     return True
 
 
-def test_requests_and_answers_pass_under_the_numbers_of_each_side(bench: Bench):
+def test_requests_and_answers_pass_under_the_numbers_of_each_side(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1, 2], 70))
     front.send(SetPrefix(71, "arm", [3]))
@@ -156,7 +156,7 @@ def test_a_prompt_of_the_longest_length_passes_whatever_a_slot_holds():
     ready = replace(
         READY, length=MOST_TOKENS, capacity=32, long=LongSlots(sink=4, window=6, segment=10, memory_bytes=1)
     )
-    with contextlib.closing(Bench(ready)) as bench:
+    with contextlib.closing(ChatLinkBench(ready)) as bench:
         front = bench.front()
         assert front.receive() == ready
         ids = list(range(1 << 31, (1 << 31) + MOST_TOKENS))
@@ -165,7 +165,7 @@ def test_a_prompt_of_the_longest_length_passes_whatever_a_slot_holds():
         assert isinstance(start, ChatStart) and start.ids == ids
 
 
-def test_messages_of_control_come_first_and_few_of_chat_at_a_time(bench: Bench):
+def test_messages_of_control_come_first_and_few_of_chat_at_a_time(bench: ChatLinkBench):
     front = bench.greeted()
     for number in range(20):
         front.send(SetPrefix(number, "arm", []))
@@ -178,7 +178,7 @@ def test_messages_of_control_come_first_and_few_of_chat_at_a_time(bench: Bench):
     bench.chat(20 - 2 * CHAT_PER_TURN)
 
 
-def test_no_more_is_read_than_is_answered(bench: Bench):
+def test_no_more_is_read_than_is_answered(bench: ChatLinkBench):
     front = bench.greeted()
     for number in range(MAX_REQUESTS + 1):
         front.send(SetPrefix(number, "arm", []))
@@ -190,7 +190,7 @@ def test_no_more_is_read_than_is_answered(bench: Bench):
     assert isinstance(bench.chat(1)[0], SetPrefix)
 
 
-def test_one_payload_is_held_at_a_time(bench: Bench):
+def test_one_payload_is_held_at_a_time(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(picture(1))
     front.send(picture(2))
@@ -202,7 +202,7 @@ def test_one_payload_is_held_at_a_time(bench: Bench):
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
-def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: Bench):
+def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1], 9))
     (start,) = bench.chat(1)
@@ -228,7 +228,7 @@ def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: Be
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
-def test_a_slow_reader_learns_why_even_if_its_request_is_refused_in_the_end(bench: Bench):
+def test_a_slow_reader_learns_why_even_if_its_request_is_refused_in_the_end(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1], 9))
     (start,) = bench.chat(1)
@@ -242,7 +242,7 @@ def test_a_slow_reader_learns_why_even_if_its_request_is_refused_in_the_end(benc
     assert isinstance(last, ChatRefused) and (last.request, last.reason) == (9, "SLOW_READER")
 
 
-def test_an_unexpected_error_ends_the_socket_but_not_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_an_unexpected_error_ends_the_socket_but_not_the_link(bench: ChatLinkBench, monkeypatch: pytest.MonkeyPatch):
     front = bench.greeted()
     with monkeypatch.context() as patch:
 
@@ -257,7 +257,7 @@ def test_an_unexpected_error_ends_the_socket_but_not_the_link(bench: Bench, monk
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
-def test_the_end_of_a_chat_front_ends_its_requests(bench: Bench):
+def test_the_end_of_a_chat_front_ends_its_requests(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1], 3))
     (start,) = bench.chat(1)
@@ -268,7 +268,7 @@ def test_the_end_of_a_chat_front_ends_its_requests(bench: Bench):
     bench.greeted()
 
 
-def test_a_newer_chat_front_replaces_the_older_and_gets_none_of_its_answers(bench: Bench):
+def test_a_newer_chat_front_replaces_the_older_and_gets_none_of_its_answers(bench: ChatLinkBench):
     old = bench.greeted()
     old.send(request_of([1], 3))
     (start,) = bench.chat(1)
@@ -285,7 +285,7 @@ def test_a_newer_chat_front_replaces_the_older_and_gets_none_of_its_answers(benc
     assert new.receive() == done(3)
 
 
-def test_what_a_chat_front_may_not_send_ends_its_socket(bench: Bench):
+def test_what_a_chat_front_may_not_send_ends_its_socket(bench: ChatLinkBench):
     wrong = (
         OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""),
         ChatStart(**{name: getattr(picture(1), name) for name in ChatStart.__slots__ if name != "sizes"}, sizes=[64]),
@@ -304,7 +304,7 @@ def test_what_a_chat_front_may_not_send_ends_its_socket(bench: Bench):
 
 
 def test_without_a_chat_model_nothing_is_read():
-    with contextlib.closing(Bench(None)) as bench:
+    with contextlib.closing(ChatLinkBench(None)) as bench:
         front = bench.front()
         front.send(request_of([1]))
         bench.front()
@@ -312,7 +312,7 @@ def test_without_a_chat_model_nothing_is_read():
         assert bench.inbox.chat_waiting == 0
 
 
-def test_a_message_with_other_than_one_descriptor_changes_nothing(bench: Bench):
+def test_a_message_with_other_than_one_descriptor_changes_nothing(bench: ChatLinkBench):
     front = bench.greeted()
     bench.handover.send(b"c")
     ours, theirs = socket.socketpair()

@@ -40,7 +40,7 @@ SCHEMA = ActionSchema(
 )
 
 
-class StubPolicy:
+class RowPolicy:
     inputs = PolicyInputs(cameras=(), state=(StateSpec(name="state", size=1),))
     unnorm_keys = ("data",)
     fixed_rows = 1
@@ -68,7 +68,7 @@ class DistantEngine:
     text_rows, sessions, kv_bytes = 100, 1, 0
 
     def __init__(self, clock: ManualClock, ahead: int) -> None:
-        self.policy, self.launch_ahead = StubPolicy(), ahead
+        self.policy, self.launch_ahead = RowPolicy(), ahead
         self.asked: list[Previous] = []
         self._clock, self._free_ns = clock, 0
 
@@ -104,7 +104,7 @@ class DistantEngine:
 
 
 @dataclass
-class Robot:
+class RowPlayer:
     """A robot that plays the row that is due. continues, late: of its answers. commands: at each moment of a row."""
 
     clock: ManualClock
@@ -156,10 +156,10 @@ class Robot:
         )
 
 
-def lived(ahead: int, *, limits: dict[str, Any] | None = None, rtc: bool = True, answers: int = 40) -> Robot:
+def lived(ahead: int, *, limits: dict[str, Any] | None = None, rtc: bool = True, answers: int = 40) -> RowPlayer:
     """A robot with a serial session and a camera that is faster than a chunk."""
     clock = ManualClock(START_NS)
-    robot, engine = Robot(clock), DistantEngine(clock, ahead)
+    robot, engine = RowPlayer(clock), DistantEngine(clock, ahead)
     scheduler = Scheduler(SchedulerLimits(STEPS + 1, 1, row_budget=4096, drain_after_ns=5 * MS))
     trajectory = TrajectoryConfig.model_validate({"limits": limits or {}})
     worker = Worker(engine, scheduler, clock, robot.hear, trajectory=trajectory)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def policy(tmp_path_factory):
     return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
-class Bench:
+class WorkerBench:
     """A worker, its clock and what it said."""
 
     def __init__(self, policy: OpenVLAPolicy, sessions: int = 2) -> None:
@@ -99,7 +99,7 @@ def drops(said: list[Message]) -> list[tuple[int, str, str]]:
 
 
 def test_a_session_opens_with_the_models_schema(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
     (opened,) = bench.drain()
     assert isinstance(opened, SessionOpened)
@@ -108,7 +108,7 @@ def test_a_session_opens_with_the_models_schema(policy):
 
 
 def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
-    bench = Bench(policy, sessions=1)
+    bench = WorkerBench(policy, sessions=1)
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="bridge"),
         OpenSession(session=2, epoch=1, pace=Pace(K), unnorm_key=""),
@@ -120,7 +120,7 @@ def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
 
 @pytest.mark.parametrize("depth", [1, 3, K])
 def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(depth), unnorm_key=""))
     said: list[Message] = []
     for seq in range(1, 6):
@@ -137,7 +137,7 @@ def test_the_action_of_a_frame_is_that_of_serial_decoding(policy, depth: int):
 
 
 def test_times_are_those_of_the_passes(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(1)
     bench.tell(frame(2))
@@ -148,7 +148,7 @@ def test_times_are_those_of_the_passes(policy):
 
 
 def test_a_new_instruction_drops_what_is_under_way(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(2)
     bench.tell(ResetSession(1, 2), frame(2, epoch=2, instruction="stop"))
@@ -158,7 +158,7 @@ def test_a_new_instruction_drops_what_is_under_way(policy):
 
 
 def test_closing_frees_the_ring(policy):
-    bench = Bench(policy, sessions=1)
+    bench = WorkerBench(policy, sessions=1)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(2)
     bench.tell(CloseSession(1), OpenSession(session=2, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, session=2))
@@ -168,7 +168,7 @@ def test_closing_frees_the_ring(policy):
 
 
 def test_a_superseded_frame_is_told(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""), frame(1), frame(2))
     said = bench.drain()
     assert drops(said) == [(1, "superseded", "SUPERSEDED")]
@@ -176,7 +176,7 @@ def test_a_superseded_frame_is_told(policy):
 
 
 def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
     short = policy.prompt_ids("")
@@ -186,7 +186,7 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
 
 
 def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", instruction="x" * CAPACITY))
     (refused,) = bench.drain()
     assert isinstance(refused, SessionRefused)
@@ -198,7 +198,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy)
 
 
 def test_a_ping_is_answered_with_the_counts(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.drain()
     bench.tell(Ping(42))
@@ -208,13 +208,13 @@ def test_a_ping_is_answered_with_the_counts(policy):
 
 
 def test_shutdown_ends_the_loop(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.tell(Shutdown())
     bench.worker.run()
     assert not bench.worker.running
 
 
 def test_the_front_going_ends_the_loop(policy):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     bench.worker.inbox.close()
     bench.worker.run()

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.proc import repeated
-from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.robots import http_status
-from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 
 STEP, HIGHEST = 4, 256
@@ -62,7 +62,7 @@ class Prober:
             self.ready.append((at, time.time()))
 
 
-def descriptors(setting: Setting) -> list[Row]:
+def descriptors(setting: FaultOptions) -> list[BoundedFigure]:
     """Workers are killed with all ports full of strangers, which leave no descriptors for another reserve."""
     limit = _least(setting.limit)
     with _limited(limit) as patient:
@@ -75,14 +75,14 @@ def descriptors(setting: Setting) -> list[Row]:
         code = patient.exit_code()
     setting.samples["descriptors"] = {"acting_s": took, "cold_s": cold_s}
     return [
-        Row("descriptors with which it starts", limit, "", setting.limit),
-        Row("workers killed", len(took)),
-        Row("cold start of a worker", cold_s, "s"),
-        Row("acting again, median", percentile(took, 50), "s", SLOWER * cold_s),
-        Row("probes of /ready without an answer", 100 * prober.unanswered / max(prober.asked, 1), "%"),
-        Row("ready without a worker", wrong, "", 0),
-        Row("HOLDs other than WORKER_LOST", strange, "", 0),
-        Row("exit code after SIGTERM", code, "", 0),
+        BoundedFigure("descriptors with which it starts", limit, "", setting.limit),
+        BoundedFigure("workers killed", len(took)),
+        BoundedFigure("cold start of a worker", cold_s, "s"),
+        BoundedFigure("acting again, median", percentile(took, 50), "s", SLOWER * cold_s),
+        BoundedFigure("probes of /ready without an answer", 100 * prober.unanswered / max(prober.asked, 1), "%"),
+        BoundedFigure("ready without a worker", wrong, "", 0),
+        BoundedFigure("HOLDs other than WORKER_LOST", strange, "", 0),
+        BoundedFigure("exit code after SIGTERM", code, "", 0),
     ]
 
 

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.resource_faults.patient import Patient, Setting, compared
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.resource_faults.patient import FaultOptions, Patient, compared
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import Surroundings
 
 DISK = "size=128k"
@@ -28,24 +28,24 @@ class Outlet:
     spoil: Callable[[], object]
 
 
-def full_disk(setting: Setting) -> list[Row]:
+def full_disk(setting: FaultOptions) -> list[BoundedFigure]:
     return _case(setting, "full-disk", disk())
 
 
-def closed_pipe(setting: Setting) -> list[Row]:
+def closed_pipe(setting: FaultOptions) -> list[BoundedFigure]:
     return _case(setting, "closed-pipe", pipe(closed=True))
 
 
-def blocked_pipe(setting: Setting) -> list[Row]:
+def blocked_pipe(setting: FaultOptions) -> list[BoundedFigure]:
     """Nobody reads either output; the last workers are killed after --blocked-s."""
     pause_s = setting.blocked_s / setting.trials
     rows = _case(setting, "blocked-pipe", pipe(closed=False), both=True, pause_s=pause_s)
-    return [Row("blocked for, at least", setting.blocked_s, "s"), *rows]
+    return [BoundedFigure("blocked for, at least", setting.blocked_s, "s"), *rows]
 
 
 def _case(
-    setting: Setting, name: str, opened: AbstractContextManager[Outlet], both: bool = False, pause_s: float = 0.0
-) -> list[Row]:
+    setting: FaultOptions, name: str, opened: AbstractContextManager[Outlet], both: bool = False, pause_s: float = 0.0
+) -> list[BoundedFigure]:
     with opened as outlet:
         around = Surroundings(errors=outlet.descriptor, output=outlet.descriptor if both else None)
         with Patient() as well, Patient(around) as ill:

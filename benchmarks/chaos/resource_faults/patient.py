@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.chaos.report import progress
 from benchmarks.chaos.robots import OVERCOMMIT
-from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import MANY_CRASHES, ServiceUnderTest, Surroundings
 
@@ -23,7 +23,7 @@ CONFIG = {"max_sessions": 1, **OVERCOMMIT, **MANY_CRASHES}
 
 
 @dataclass(slots=True, kw_only=True)
-class Setting:
+class FaultOptions:
     """Options of the run. trials: workers killed per case. samples: raw measurements, for the report."""
 
     trials: int
@@ -86,8 +86,8 @@ class Patient:
 
 
 def compared(
-    setting: Setting, name: str, ill: Patient, well: Patient, before: Callable[[], None] = lambda: None
-) -> list[Row]:
+    setting: FaultOptions, name: str, ill: Patient, well: Patient, before: Callable[[], None] = lambda: None
+) -> list[BoundedFigure]:
     """Kill the workers of both in turn, and compare; then stop the ill one. before: called before each trial."""
     took: dict[str, list[float]] = {"fault": [], "control": []}
     with progress() as bar:
@@ -99,10 +99,10 @@ def compared(
     setting.samples[name] = took
     control, usual = percentile(took["control"], 50), well.strange_holds("WORKER_LOST")
     return [
-        Row("workers killed", len(took["fault"])),
-        Row("acting again in the control, median", control, "s"),
-        Row("acting again, median", percentile(took["fault"], 50), "s", SLOWER * control),
-        Row("HOLDs other than WORKER_LOST in the control", usual),
-        Row("HOLDs other than WORKER_LOST", ill.strange_holds("WORKER_LOST"), "", usual),
-        Row("exit code after SIGTERM", ill.exit_code(), "", 0),
+        BoundedFigure("workers killed", len(took["fault"])),
+        BoundedFigure("acting again in the control, median", control, "s"),
+        BoundedFigure("acting again, median", percentile(took["fault"], 50), "s", SLOWER * control),
+        BoundedFigure("HOLDs other than WORKER_LOST in the control", usual),
+        BoundedFigure("HOLDs other than WORKER_LOST", ill.strange_holds("WORKER_LOST"), "", usual),
+        BoundedFigure("exit code after SIGTERM", ill.exit_code(), "", 0),
     ]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.chaos.proc import wait_for
-from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
-from benchmarks.chaos.rules import Row, percentile
+from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import START_S, Surroundings
 
 LACKING_S = 3.0
@@ -23,7 +23,7 @@ CAPABILITIES = "+dac_override,+dac_read_search"  # the files may be root's
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps=-all,{CAPABILITIES}")
 
 
-def processes(setting: Setting) -> list[Row]:
+def processes(setting: FaultOptions) -> list[BoundedFigure]:
     """The worker is killed with one in reserve, which takes over, and again: then a process is needed."""
     with_reserve, without = [], []
     root = os.geteuid() == 0
@@ -46,18 +46,18 @@ def processes(setting: Setting) -> list[Row]:
         code = patient.exit_code()
     setting.samples["processes"] = {"with_reserve_s": with_reserve, "without_s": without, "cold_s": cold_s}
     return [
-        Row("workers killed", 2 * len(without)),
-        Row("cold start of a worker", cold_s, "s"),
-        Row("acting again with the reserve, median", percentile(with_reserve, 50), "s", SLOWER * cold_s),
-        Row(
+        BoundedFigure("workers killed", 2 * len(without)),
+        BoundedFigure("cold start of a worker", cold_s, "s"),
+        BoundedFigure("acting again with the reserve, median", percentile(with_reserve, 50), "s", SLOWER * cold_s),
+        BoundedFigure(
             "acting again once processes can be started, median",
             percentile(without, 50),
             "s",
             LONGEST_PAUSE_S + SLOWER * cold_s,
         ),
-        Row("reserves missing at the end", float(back is None), "", 0),
-        Row("HOLDs other than WORKER_LOST", strange, "", 0),
-        Row("exit code after SIGTERM", code, "", 0),
+        BoundedFigure("reserves missing at the end", float(back is None), "", 0),
+        BoundedFigure("HOLDs other than WORKER_LOST", strange, "", 0),
+        BoundedFigure("exit code after SIGTERM", code, "", 0),
     ]
 
 

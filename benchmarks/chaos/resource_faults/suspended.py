@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.chaos.proc import alive, wait_for
-from benchmarks.chaos.resource_faults.patient import SLOWER, Patient, Setting
+from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.robots import http_status
-from benchmarks.chaos.rules import Row
+from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import START_S
 
 NOTICED_S = 2.5  # a process that shows no progress (timing.worker_progress_ms and a margin)
@@ -27,7 +27,7 @@ HTTP_S = 5.0
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
-def suspended(setting: Setting) -> list[Row]:
+def suspended(setting: FaultOptions) -> list[BoundedFigure]:
     """Suspend each once, with a robot that acts."""
     with Patient() as patient:
         cold_s, again_s = patient.service.cold_start_s(), SLOWER * patient.killed()
@@ -41,21 +41,23 @@ def suspended(setting: Setting) -> list[Row]:
         lost = len(patient.service.events("worker_lost"))
         before = len(patient.fleet.reasons())
         rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold), *_fork_server(patient, cold)]
-        rows.append(Row("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
+        rows.append(BoundedFigure("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
         rows += _control(patient)
         rows.append(
-            Row(
+            BoundedFigure(
                 "workers lost by suspended children or control",
                 len(patient.service.events("worker_lost")) - lost,
                 "",
                 0,
             )
         )
-        rows.append(Row("HOLDs for strange reasons", patient.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
-        rows.append(Row("exit code after SIGTERM", patient.exit_code(), "", 0))
+        rows.append(BoundedFigure("HOLDs for strange reasons", patient.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
+        rows.append(BoundedFigure("exit code after SIGTERM", patient.exit_code(), "", 0))
     setting.samples["suspended"] = {"cold_s": cold_s, **{name: value for name, (value, _) in took.items()}}
-    acting = [Row(f"acting again after SIGSTOP, {name}", value, "s", bar) for name, (value, bar) in took.items()]
-    return [Row("cold start of a worker", cold_s, "s"), *acting, *rows]
+    acting = [
+        BoundedFigure(f"acting again after SIGSTOP, {name}", value, "s", bar) for name, (value, bar) in took.items()
+    ]
+    return [BoundedFigure("cold start of a worker", cold_s, "s"), *acting, *rows]
 
 
 def _worker(patient: Patient) -> float:
@@ -96,7 +98,7 @@ def _stopped(pid: int | None) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
+def _child(patient: Patient, role: str, cold_s: float) -> list[BoundedFigure]:
     """Suspend a child; it is replaced, and chat is answered again."""
     pid, at = patient.service.child(role), time.time()
     assert pid is not None
@@ -104,7 +106,7 @@ def _child(patient: Patient, role: str, cold_s: float) -> list[Row]:
     return _replaced(patient, role, pid, at, cold_s)
 
 
-def _fork_server(patient: Patient, cold_s: float) -> list[Row]:
+def _fork_server(patient: Patient, cold_s: float) -> list[BoundedFigure]:
     """Suspend the fork server and kill a child, which cannot be replaced before the server is."""
     pid, gateway, at = patient.service.fork_server(), patient.service.child("gateway"), time.time()
     assert pid is not None and gateway is not None
@@ -113,14 +115,16 @@ def _fork_server(patient: Patient, cold_s: float) -> list[Row]:
     return _replaced(patient, "forks", pid, at, cold_s)
 
 
-def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -> list[Row]:
+def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -> list[BoundedFigure]:
     """A suspended process is lost, and chat is answered again."""
     lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
     answered_s = wait_for(lambda: _chat_is_answered(patient), START_S, 0.05)
     return [
-        Row(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
-        Row(f"{role} noticed to chat answered", float("nan") if answered_s is None else answered_s, "s", cold_s),
-        Row(f"{role}: suspended process still there", float(alive(pid)), "", 0),
+        BoundedFigure(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
+        BoundedFigure(
+            f"{role} noticed to chat answered", float("nan") if answered_s is None else answered_s, "s", cold_s
+        ),
+        BoundedFigure(f"{role}: suspended process still there", float(alive(pid)), "", 0),
     ]
 
 
@@ -130,7 +134,7 @@ def _chat_is_answered(patient: Patient) -> bool:
     return status == http.HTTPStatus.OK
 
 
-def _control(patient: Patient) -> list[Row]:
+def _control(patient: Patient) -> list[BoundedFigure]:
     """Suspend control, too shortly for anybody to replace it; the robot holds and goes on with the same worker."""
     patient.steady()
     worker = patient.service.worker()
@@ -142,7 +146,7 @@ def _control(patient: Patient) -> list[Row]:
     held = patient.fleet.wait("hold", at_ns)[0]
     acting_ns = max(patient.fleet.wait("act", max(held.at_ns, resumed_ns))[0].at_ns - resumed_ns, 0)
     return [
-        Row("control suspended to HOLD", (held.at_ns - at_ns) / 1e9, "s", CONTROL_S),
-        Row("control resumed to acting", acting_ns / 1e9, "s", BACK_S),
-        Row("workers replaced by it", float(patient.service.worker() != worker), "", 0),
+        BoundedFigure("control suspended to HOLD", (held.at_ns - at_ns) / 1e9, "s", CONTROL_S),
+        BoundedFigure("control resumed to acting", acting_ns / 1e9, "s", BACK_S),
+        BoundedFigure("workers replaced by it", float(patient.service.worker() != worker), "", 0),
     ]

@@ -20,7 +20,7 @@ BROKEN = (OSError, http.client.HTTPException, ValueError)
 """Exceptions of a connection whose other side disappears or is not an HTTP service."""
 
 
-class Refused(RequestError):
+class HTTPError(RequestError):
     """The service answered with an error. status: the HTTP status; the text is the service's own."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -87,7 +87,7 @@ class HttpService:
         finally:
             connection.close()
         if response.status != 200:
-            raise Refused(response.status, error_text(data))
+            raise HTTPError(response.status, error_text(data))
         try:
             return json.loads(data)
         except ValueError:

@@ -75,7 +75,7 @@ class Incidents:
         return EdgeflowError(f"unexpected {name} in {self._where}; the log has its traceback")
 
 
-class Outgoing(Iterator[pb.ClientMessage]):
+class OutgoingMessages(Iterator[pb.ClientMessage]):
     """Messages in the order Open, Reset, frame, Close; gRPC takes the next one once the previous one is written.
 
     Offering never waits: a frame that was not taken yet is replaced.
@@ -141,10 +141,10 @@ class Outgoing(Iterator[pb.ClientMessage]):
         return None
 
 
-class Listener(Protocol):
+class LinkListener(Protocol):
     """Receiver of a link's events, called from the link's thread."""
 
-    def stream_opened(self, message: pb.Opened, outgoing: Outgoing) -> None: ...
+    def stream_opened(self, message: pb.Opened, outgoing: OutgoingMessages) -> None: ...
 
     def stream_said(self, message: pb.ServerMessage) -> None: ...
 
@@ -159,7 +159,7 @@ class Link:
         self,
         address: str,
         credentials: Credentials | None,
-        listener: Listener,
+        listener: LinkListener,
         opening: Callable[[], pb.Open],
         clock: Clock,
     ) -> None:
@@ -172,7 +172,7 @@ class Link:
         self._closing = threading.Event()
         self._wanted = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgeflow-link", daemon=True)
-        self._outgoing: Outgoing | None = None
+        self._outgoing: OutgoingMessages | None = None
         self._call: Any = None
         self._incidents = Incidents("the link")
         self._unwritable: Exception | None = None  # why no message could be taken for this stream
@@ -246,7 +246,7 @@ class Link:
         self._opened = self._given_up = False
         self._unwritable = None
         self._heard_ns = self._clock.now_ns()
-        outgoing = self._outgoing = Outgoing(self._opening())
+        outgoing = self._outgoing = OutgoingMessages(self._opening())
         try:
             opened = channel(self._address, self._credentials, _CHANNEL_OPTIONS)
         except InvalidArgument as error:
@@ -272,7 +272,7 @@ class Link:
                 call.cancel()
         return Unavailable("the service ended the stream", reason=Reason.STREAM_ENDED)
 
-    def _written(self, outgoing: Outgoing) -> Iterator[pb.ClientMessage]:
+    def _written(self, outgoing: OutgoingMessages) -> Iterator[pb.ClientMessage]:
         """The messages for gRPC's thread, which must not end by an exception: gRPC would hide it."""
         try:
             yield from outgoing
@@ -282,7 +282,7 @@ class Link:
             if call is not None:
                 call.cancel()
 
-    def _hear(self, message: pb.ServerMessage, outgoing: Outgoing) -> None:
+    def _hear(self, message: pb.ServerMessage, outgoing: OutgoingMessages) -> None:
         self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0
         if message.WhichOneof("kind") == "opened":
             self._listener.stream_opened(message.opened, outgoing)

@@ -16,9 +16,9 @@ from typing import IO, cast
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.http import HTTP_PORT, HttpService
 from edgeflow_client.errors import RequestError, StartError
-from edgeflow_client.loadtest.chat_clients import Asked, ChatPlan, job_line
+from edgeflow_client.loadtest.chat_clients import ChatLoad, ChatSample, job_line
 from edgeflow_client.loadtest.measure import Distribution, distribution
-from edgeflow_client.loadtest.summary import Summary
+from edgeflow_client.loadtest.summary import RobotSummary
 
 CHECK_S = 10.0
 END_S = 10.0
@@ -46,16 +46,16 @@ class ChatSummary:
 class Beside:
     """The robots' figures without chat, and the figures of the chat that then ran beside them."""
 
-    alone: Summary
+    alone: RobotSummary
     chat: ChatSummary
 
-    def jitter_ratio(self, total: Summary) -> float:
+    def jitter_ratio(self, total: RobotSummary) -> float:
         """Pass-start jitter (p99) with chat divided by that without."""
         without = self.alone.start_jitter_ms.p99
         return total.start_jitter_ms.p99 / without if without > 0 else math.nan
 
 
-def check_chat(plan: ChatPlan, credentials: Credentials) -> None:
+def check_chat(plan: ChatLoad, credentials: Credentials) -> None:
     """Raise StartError unless a chat model is served at the address."""
     try:
         models = HttpService.of(plan.address, credentials).call("GET", "/v1/models", timeout_s=CHECK_S)["data"]
@@ -67,7 +67,7 @@ def check_chat(plan: ChatPlan, credentials: Credentials) -> None:
 
 
 @contextlib.contextmanager
-def chatting(plan: ChatPlan, credentials: Credentials, seed: int) -> Iterator[list[Asked]]:
+def chatting(plan: ChatLoad, credentials: Credentials, seed: int) -> Iterator[list[ChatSample]]:
     """Let clients chat until the context ends; the list is filled with all requests at the end."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from edgeflow_client.loadtest.chat_clients import main; main()"
     pipe = subprocess.PIPE
@@ -75,16 +75,16 @@ def chatting(plan: ChatPlan, credentials: Credentials, seed: int) -> Iterator[li
     stdin = cast("IO[str]", process.stdin)
     stdin.write(job_line(plan, credentials, seed))
     stdin.flush()
-    asked: list[Asked] = []
+    asked: list[ChatSample] = []
     try:
         yield asked
-        asked += [Asked(**each) for each in json.loads(process.communicate(timeout=END_S)[0])]
+        asked += [ChatSample(**each) for each in json.loads(process.communicate(timeout=END_S)[0])]
     finally:
         process.kill()
         process.communicate()
 
 
-def chat_summary(clients: int, asked: Sequence[Asked], begin_ns: int, end_ns: int) -> ChatSummary:
+def chat_summary(clients: int, asked: Sequence[ChatSample], begin_ns: int, end_ns: int) -> ChatSummary:
     """Figures of the requests that ended, and the text that arrived, between begin and end."""
 
     def inside(instant_ns: int) -> bool:

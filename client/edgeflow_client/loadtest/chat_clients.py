@@ -29,7 +29,7 @@ ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near t
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
+class ChatLoad:
     """The chat load."""
 
     address: str
@@ -40,7 +40,7 @@ class ChatPlan:
 
 
 @dataclass(slots=True)
-class Asked:
+class ChatSample:
     """One request."""
 
     asked_ns: int
@@ -57,7 +57,7 @@ class Client:
     """Sends the next request as soon as one is answered, until `stop`."""
 
     def __init__(self, service: HttpService, max_tokens: int, random: Random) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[ChatSample] = []
         self._max_tokens = max_tokens
         self._service = service
         self._random = random
@@ -67,7 +67,7 @@ class Client:
     def run(self) -> None:
         """Run in a separate thread; errors are recorded in `asked`."""
         while not self._stopping.is_set():
-            asked = Asked(time.monotonic_ns())
+            asked = ChatSample(time.monotonic_ns())
             self.asked.append(asked)
             try:
                 self._ask(asked)
@@ -86,7 +86,7 @@ class Client:
             with contextlib.suppress(OSError):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _ask(self, asked: Asked) -> None:
+    def _ask(self, asked: ChatSample) -> None:
         if self._connection is None:
             self._connection = self._service.connect(ANSWER_S)
         self._connection.request("POST", "/v1/chat/completions", json.dumps(self._body()), self._service.headers)
@@ -97,7 +97,7 @@ class Client:
             return
         self._read(response, asked)
 
-    def _read(self, response: Response, asked: Asked) -> None:
+    def _read(self, response: Response, asked: ChatSample) -> None:
         while line := response.readline():
             if not line.startswith(b"data: {"):
                 continue
@@ -122,7 +122,7 @@ class Client:
             connection.close()
 
 
-def job_line(plan: ChatPlan, credentials: Credentials, seed: int) -> str:
+def job_line(plan: ChatLoad, credentials: Credentials, seed: int) -> str:
     """The work of the clients, for the process that runs them."""
     named = {"ca": credentials.ca, "cert": credentials.cert, "key": credentials.key}
     files = {name: str(path) for name, path in named.items() if path is not None}
@@ -133,7 +133,7 @@ def main() -> None:
     """Run until standard input ends."""
     os.nice(NICENESS)
     job = json.loads(sys.stdin.readline())
-    plan, files = ChatPlan(**job["plan"]), {name: Path(path) for name, path in job["files"].items()}
+    plan, files = ChatLoad(**job["plan"]), {name: Path(path) for name, path in job["files"].items()}
     service = HttpService.of(plan.address, Credentials(token=job["token"], **files))
     randoms = (Random(f"{job['seed']} {number}") for number in range(plan.clients))
     clients = [Client(service, plan.max_tokens, random) for random in randoms]

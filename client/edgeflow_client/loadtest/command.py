@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import ConfigError, InvalidArgument
 from edgeflow_client.loadtest.chat import Beside, chat_summary, chatting, check_chat
-from edgeflow_client.loadtest.chat_clients import ChatPlan
+from edgeflow_client.loadtest.chat_clients import ChatLoad
 from edgeflow_client.loadtest.results import Results, results_json, results_of, write_csv
 from edgeflow_client.loadtest.robots.frames import frames_for
 from edgeflow_client.loadtest.robots.ledger import Fate, Ledger
@@ -88,7 +88,7 @@ def loadtest_command(
     *,
     as_json: bool,
     out: Path | None,
-    chat: ChatPlan | None = None,
+    chat: ChatLoad | None = None,
 ) -> int:
     """Run the test and report it; exit code 0 or 1, StartError when it cannot run.
 
@@ -110,7 +110,7 @@ def measured(
     limits: Mapping[str, float],
     credentials: Credentials,
     terminal: Console,
-    chat: ChatPlan | None = None,
+    chat: ChatLoad | None = None,
 ) -> tuple[Measurement, Results]:
     """Run with progress on a terminal. With chat there are two runs, and the second one is returned."""
     with terminal.status("encoding frames"):

@@ -49,7 +49,7 @@ def distribution(values: Sequence[float] | NDArray[np.float64]) -> Distribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RampStep:
     """One step of a ramp; rate_hz is per robot."""
 
     rate_hz: float
@@ -71,13 +71,13 @@ class StepResult:
         return self.acted_hz >= FOLLOWS * self.offered_hz
 
 
-def step_of(pattern: Ramp, index: int, begin_ns: int) -> Step:
+def step_of(pattern: Ramp, index: int, begin_ns: int) -> RampStep:
     """The index-th step of a ramp that began at begin_ns."""
     step_ns = round(pattern.step_s * 1e9)
-    return Step(pattern.rates_hz[index], begin_ns + index * step_ns, begin_ns + (index + 1) * step_ns)
+    return RampStep(pattern.rates_hz[index], begin_ns + index * step_ns, begin_ns + (index + 1) * step_ns)
 
 
-def step_result(step: Step, ledgers: Sequence[Ledger]) -> StepResult:
+def step_result(step: RampStep, ledgers: Sequence[Ledger]) -> StepResult:
     """The result of a step: frames count as offered when they were due, as acted when their action arrived."""
     frames = [frame for ledger in ledgers for frame in ledger.frames]
     offered = sum(step.begin_ns <= frame.scheduled_ns < step.end_ns for frame in frames)

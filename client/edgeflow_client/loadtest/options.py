@@ -58,7 +58,7 @@ def loadtest(
         _option(
             SENT,
             "Another field of the plan, of its session, pattern, limits or chat, such as pattern.window=4 or "
-            "limits.max_misses=0; see docs/loadtest.md. Repeatable.",
+            "limits.max_misses=0; see docs/operate/load-test.md. Repeatable.",
             "--set",
             metavar="KEY=VALUE",
         ),
@@ -81,7 +81,7 @@ def loadtest(
     Exit code 0: every threshold met; 1: a threshold missed, or a robot refused; 2: the test could not run.
     """
     from edgeflow_client.loadtest.chat import default_address
-    from edgeflow_client.loadtest.chat_clients import ChatPlan
+    from edgeflow_client.loadtest.chat_clients import ChatLoad
     from edgeflow_client.loadtest.command import credentials_of, loadtest_command
     from edgeflow_client.loadtest.results import RATIO, read_limits
     from edgeflow_client.loadtest.robots.plan import filled, parse_cameras, parse_size, parse_state, read_plan
@@ -104,7 +104,7 @@ def loadtest(
     chat = None
     if asked is not None:
         where = default_address(address, encrypted=bool(tls_ca or tls_cert))
-        chat = filled(ChatPlan, {"address": where, **asked}, "chat.")
+        chat = filled(ChatLoad, {"address": where, **asked}, "chat.")
     elif RATIO in limits:
         raise ConfigError("limits.max_jitter_ratio: needs chat: --set chat.clients=N")
     raise typer.Exit(loadtest_command(plan, limits, credentials, as_json=as_json, out=out, chat=chat))
@@ -114,12 +114,12 @@ def _keys() -> list[str]:
     """The keys of `--set`."""
     from dataclasses import fields
 
-    from edgeflow_client.loadtest.chat_clients import ChatPlan
+    from edgeflow_client.loadtest.chat_clients import ChatLoad
     from edgeflow_client.loadtest.results import FIGURES
     from edgeflow_client.loadtest.robots.plan import plan_keys
 
     limits = [f"limits.{name.replace('-', '_')}" for name in FIGURES]
-    return [*plan_keys(), *limits, *(f"chat.{field.name}" for field in fields(ChatPlan))]
+    return [*plan_keys(), *limits, *(f"chat.{field.name}" for field in fields(ChatLoad))]
 
 
 LoadtestCommand = setting_command(_keys, RENAMED)

@@ -18,7 +18,7 @@ from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import (
     Generator,
     Prediction,
-    Summary,
+    RobotSummary,
     generator_of,
     prediction_of,
     summarise,
@@ -52,7 +52,7 @@ class Check:
         return f"{self.name}: {self.measured:.4g}{self.unit}, {relation} {self.limit:.4g}{self.unit}: {verdict}"
 
 
-Figure = Callable[[Summary, Sequence[Summary], "Beside | None"], float]
+Figure = Callable[[RobotSummary, Sequence[RobotSummary], "Beside | None"], float]
 
 FIGURES: Mapping[str, tuple[str, Figure]] = {
     "max-age-p50": (" ms", lambda total, *_: total.age_ms.p50),
@@ -96,8 +96,8 @@ def read_limits(settings: Mapping[str, object]) -> dict[str, float]:
 
 def judge(
     limits: Mapping[str, float],
-    total: Summary,
-    robots: Sequence[Summary],
+    total: RobotSummary,
+    robots: Sequence[RobotSummary],
     refused: int,
     beside: Beside | None = None,
 ) -> list[Check]:
@@ -120,8 +120,8 @@ class Results:
     plan: LoadPlan
     seconds: float
     interrupted: bool
-    total: Summary
-    robots: list[Summary]
+    total: RobotSummary
+    robots: list[RobotSummary]
     predictions: list[Prediction | None]
     refusals: list[str]
     """All three: one entry per robot."""
@@ -240,7 +240,7 @@ def _ms(nanoseconds: int | None) -> str:
     return "" if nanoseconds is None else f"{nanoseconds / 1e6:.3f}"
 
 
-def _summary(summary: Summary) -> dict[str, Any]:
+def _summary(summary: RobotSummary) -> dict[str, Any]:
     frames = summary.frames
     derived = {"jitter_ms": summary.jitter_ms, "pass_jitter": summary.pass_jitter}
     return {**asdict(summary), "frames": {**asdict(frames), **frames.shares}, **derived}

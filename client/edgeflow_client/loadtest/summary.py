@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from edgeflow_client.connection.wire import Opened
 from edgeflow_client.loadtest.measure import Distribution, distribution
-from edgeflow_client.loadtest.robots.ledger import Fate, FrameRecord, Ledger
+from edgeflow_client.loadtest.robots.ledger import Fate, Ledger, SentFrame
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.reasons import Reason
@@ -19,7 +19,7 @@ LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any mor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frames:
+class FrameCounts:
     """Counts of frames: each offered frame is acted, superseded, rejected, dropped or unanswered.
 
     The mappings count by reason.
@@ -48,11 +48,11 @@ class Frames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RobotSummary:
     """Figures of one robot, or of all of them."""
 
     robots: int
-    frames: Frames
+    frames: FrameCounts
     fps: float
     """Actions received per second. age: due to received, on the client's clock. service, decode, queue, inference:
     as reported by the service; transport: age minus service. interval: between actions of one robot. start_jitter:
@@ -132,7 +132,7 @@ class Prediction:
         return 100 * (self.measured_age_ms / self.age_ms - 1) if self.kept else math.nan
 
 
-def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
+def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> RobotSummary:
     """Summarise the frames that were due, and the events that happened, in the measured time."""
     offered = [frame for ledger in ledgers for frame in ledger.frames if _inside(frame.scheduled_ns, run)]
     acted = [frame for frame in offered if frame.fate is Fate.ACTED]
@@ -140,7 +140,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> Summary:
     gaps_ms = [gap for ledger in ledgers for gap in _gaps_ms(run, received_of(run, ledger))]
     limit_s = run.plan.session.max_action_age_s
     timings = [frame.timings for frame in acted]
-    return Summary(
+    return RobotSummary(
         robots=len(ledgers),
         frames=_frames(offered),
         fps=len(received) / ((run.end_ns - run.begin_ns) / 1e9),
@@ -172,7 +172,7 @@ def generator_of(run: Measurement) -> Generator:
     return Generator(distribution(late), distribution([lag / 1e6 for lag in run.lags_ns]))
 
 
-def prediction_of(plan: LoadPlan, opened: Opened | None, summary: Summary) -> Prediction | None:
+def prediction_of(plan: LoadPlan, opened: Opened | None, summary: RobotSummary) -> Prediction | None:
     """The prediction for one robot; None when the service gave no forecast or no action."""
     if opened is None or not (opened.predicted_fps > 0 and opened.predicted_age_s > 0 and summary.frames.acted):
         return None
@@ -188,15 +188,15 @@ def prediction_of(plan: LoadPlan, opened: Opened | None, summary: Summary) -> Pr
     )
 
 
-def received_of(run: Measurement, ledger: Ledger) -> list[FrameRecord]:
+def received_of(run: Measurement, ledger: Ledger) -> list[SentFrame]:
     """Frames whose actions arrived in the measured time, in the order of arrival."""
     acted = (frame for frame in ledger.frames if frame.fate is Fate.ACTED and _inside(frame.received_ns, run))
     return sorted(acted, key=lambda frame: frame.received_ns)
 
 
-def _frames(offered: Sequence[FrameRecord]) -> Frames:
+def _frames(offered: Sequence[SentFrame]) -> FrameCounts:
     reasons = {fate: Counter(frame.reason for frame in offered if frame.fate is fate) for fate in Fate}
-    return Frames(
+    return FrameCounts(
         offered=len(offered),
         acted=reasons[Fate.ACTED].total(),
         superseded=reasons[Fate.SUPERSEDED].total(),
@@ -210,7 +210,7 @@ def _frames(offered: Sequence[FrameRecord]) -> Frames:
     )
 
 
-def _intervals_ms(received: Sequence[FrameRecord]) -> list[float]:
+def _intervals_ms(received: Sequence[SentFrame]) -> list[float]:
     return [(after.received_ns - before.received_ns) / 1e6 for before, after in pairwise(received)]
 
 
@@ -221,7 +221,7 @@ def _start_jitter_ms(run: Measurement, ledger: Ledger) -> list[float]:
     return [abs(after.start_ns - before.start_ns) / 1e6 for before, after in neighbours]
 
 
-def _gaps_ms(run: Measurement, received: Sequence[FrameRecord]) -> list[float]:
+def _gaps_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
     """Intervals from an action to the next, or to the end, that outlast its validity; the whole run without actions."""
     if not received:
         return [(run.end_ns - run.begin_ns) / 1e6]

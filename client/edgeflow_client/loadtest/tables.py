@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from edgeflow_client.loadtest.chat import Beside, ChatSummary
 from edgeflow_client.loadtest.results import Results
-from edgeflow_client.loadtest.summary import Summary
+from edgeflow_client.loadtest.summary import RobotSummary
 from edgeflow_client.loadtest.terminal import FoldingTable
 
 TIMES = {
@@ -27,7 +27,7 @@ TIMES = {
 FRAMES = ("offered", "acted", "superseded", "rejected", "dropped", "unanswered")
 SHARES = ("frames overtaken", "actions with unsettled tokens", "chunks that continue another", "late chunks")
 ACTIONS = ("FPS", "age p50", "age p99", "jitter", "misses", "gaps")
-Cells = Callable[[Summary], list[str]]
+Cells = Callable[[RobotSummary], list[str]]
 
 
 def print_results(results: Results, console: Console) -> None:
@@ -70,19 +70,19 @@ def _robots_table(results: Results, title: str, headings: Sequence[str], cells: 
     return table
 
 
-def _frame_cells(summary: Summary) -> list[str]:
+def _frame_cells(summary: RobotSummary) -> list[str]:
     frames = summary.frames
     refusals = (frames.rejected, frames.dropped, frames.unanswered)
     counts = [frames.offered, frames.acted, frames.superseded, *(sum(each.values()) for each in refusals)]
     return [*map(str, counts)]
 
 
-def _action_cells(summary: Summary) -> list[str]:
+def _action_cells(summary: RobotSummary) -> list[str]:
     times = [_ms(summary.age_ms.p50), _ms(summary.age_ms.p99), _ms(summary.jitter_ms)]
     return [f"{summary.fps:.1f}", *times, str(summary.misses), str(summary.gaps)]
 
 
-def _times_table(total: Summary) -> FoldingTable:
+def _times_table(total: RobotSummary) -> FoldingTable:
     points = ("p50", "p90", "p99", "p999", "max")
     rows = [[name, *(_number(getattr(getattr(total, key), point)) for point in points)] for name, key in TIMES.items()]
     return _table("times, ms", numbers=("p50", "p90", "p99", "p99.9", "max"), rows=rows, title="all robots")
@@ -98,7 +98,7 @@ def _chat_table(chat: ChatSummary) -> FoldingTable:
     )
 
 
-def _beside_table(beside: Beside, total: Summary) -> FoldingTable:
+def _beside_table(beside: Beside, total: RobotSummary) -> FoldingTable:
     rows = []
     for name, each in (("without chat", beside.alone), ("with chat", total)):
         times = [_ms(time) for time in (each.age_ms.p50, each.age_ms.p99, each.start_jitter_ms.p99)]
@@ -149,7 +149,7 @@ def _sentences(results: Results) -> list[str]:
     return lines + _generator_sentence(results)
 
 
-def _passes_sentence(total: Summary) -> str:
+def _passes_sentence(total: RobotSummary) -> str:
     passes = total.passes
     text = f"passes per action: mean {_number(passes.mean)}, p50 {_number(passes.p50)}, max {_number(passes.max)}"
     shares = zip(SHARES, total.frames.shares.values(), strict=True)

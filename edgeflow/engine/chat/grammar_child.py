@@ -37,7 +37,7 @@ def following(handle: int, tokens: Sequence[int], drafts: Sequence[int] = ()) ->
 
 
 @dataclass(slots=True, kw_only=True)
-class _Answer:
+class _SchemaPosition:
     """The place of an answer in its schema, and the tokens that lead there."""
 
     schema: str
@@ -53,7 +53,7 @@ class Compiler:
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._answers: OrderedDict[int, _Answer] = OrderedDict()
+        self._answers: OrderedDict[int, _SchemaPosition] = OrderedDict()
 
     def answer(self, message: bytes) -> bytes:
         """The answer to COMPILE: the first mask; to NEXT: the mask after the tokens, and those after the drafts that
@@ -62,14 +62,14 @@ class Compiler:
         rest = message[1 + HANDLE.size :]
         if message[:1] == COMPILE:
             schema = rest.decode()
-            self._answers[handle] = _Answer(schema=schema, matcher=self._compiled(schema).deep_copy())
+            self._answers[handle] = _SchemaPosition(schema=schema, matcher=self._compiled(schema).deep_copy())
             _bound(self._answers, KEPT_ANSWERS)
             count, numbers = 0, []
         else:
             count, *numbers = (number for (number,) in HANDLE.iter_unpack(rest))
         return MASK + b"".join(self._masks(self._answers[handle], numbers[:count], numbers[count:]))
 
-    def _masks(self, answer: _Answer, tokens: Sequence[int], drafts: Sequence[int]) -> list[bytes]:
+    def _masks(self, answer: _SchemaPosition, tokens: Sequence[int], drafts: Sequence[int]) -> list[bytes]:
         answer.tokens += tokens
         try:
             _follow(answer.matcher, tokens)
@@ -84,7 +84,7 @@ class Compiler:
                 self._restore(answer)
         return masks
 
-    def _restore(self, answer: _Answer) -> None:
+    def _restore(self, answer: _SchemaPosition) -> None:
         """Compile the schema of an answer again, whose drafts broke a limit; it gets no further masks after drafts.
 
         Copies of a matcher share its lexer: what broke the limit of one is an error of all.
@@ -164,6 +164,6 @@ def _check(matcher: LLMatcher) -> None:
         raise ValueError(matcher.get_error().partition("\n")[0][:MAX_REASON])
 
 
-def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, _Answer], most: int) -> None:
+def _bound(kept: OrderedDict[str, LLMatcher] | OrderedDict[int, _SchemaPosition], most: int) -> None:
     while len(kept) > most:
         kept.popitem(last=False)

@@ -61,7 +61,7 @@ def _yield_to_the_loop() -> None:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Request:
+class _PlaneRequest:
     """A request and its times in nanoseconds on the worker's clock; 0 = not yet."""
 
     message: ChatStart
@@ -106,7 +106,7 @@ class ChatPlane:
         self._publish = publish
         self._grammars = grammars
         self._images = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=_yield_to_the_loop)
-        self._waiting: dict[int, _Request | SetPrefix] = {}
+        self._waiting: dict[int, _PlaneRequest | SetPrefix] = {}
         self._sources: dict[int, PromptSource] = {}  # of the request that runs
         self._masked: Ticket[int] | None = None
 
@@ -129,7 +129,7 @@ class ChatPlane:
 
     def start(self, message: ChatStart) -> None:
         """A request arrives. The chat front sends one at a time, so few prompts with images are in memory at once."""
-        request = _Request(message=message, arrived_ns=self._clock.now_ns())
+        request = _PlaneRequest(message=message, arrived_ns=self._clock.now_ns())
         if message.sizes:
             request.prompt = self._images.submit(lambda: self.engine.model.prompt(message.ids, images_of(message)))
             request.prompt.add_done_callback(lambda _: self.wake())
@@ -150,7 +150,7 @@ class ChatPlane:
     def stop(self, request: int, reason: str) -> None:
         """End a request; an unknown number is ignored."""
         found = self._waiting.get(request)
-        if isinstance(found, _Request):
+        if isinstance(found, _PlaneRequest):
             if found.prompt is not None:
                 found.prompt.cancel()  # else the images of the next request would wait for these
             if found.plan is not None:
@@ -188,7 +188,7 @@ class ChatPlane:
             return None
         tokens = self.requests.commit(planned.number, [outcome])
         found = self._waiting.get(outcome.sequence)
-        if isinstance(found, _Request) and found.plan is not None:
+        if isinstance(found, _PlaneRequest) and found.plan is not None:
             self._answer(found, found.plan, tokens, outcome)
         elif isinstance(found, SetPrefix) and self.requests.running is None:
             self._prefix_computed(found)
@@ -221,7 +221,7 @@ class ChatPlane:
             raise ValueError("a pass waits for a mask that nobody makes")
         return self.engine.sample(ticket, constraint.allowed())
 
-    def _answer(self, request: _Request, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
+    def _answer(self, request: _PlaneRequest, plan: RequestPlan, tokens: Sequence[int], outcome: Sampled[int]) -> None:
         if request.constraint is not None and tokens and plan.finish is None:
             request.constraint.accept(tokens, outcome.drafts)
         for index, token in enumerate(tokens):
@@ -234,7 +234,7 @@ class ChatPlane:
     def _constraint(self) -> Grammar | None:
         """The grammar of the request that runs."""
         running = self._waiting[self.requests.running.number] if self.requests.running is not None else None
-        return running.constraint if isinstance(running, _Request) else None
+        return running.constraint if isinstance(running, _PlaneRequest) else None
 
     @property
     def _may_go_on(self) -> bool:
@@ -262,7 +262,7 @@ class ChatPlane:
             self._sources = {message.request: PromptSource(self.engine.model, prompt)}
             self.engine.clear(slot)
 
-    def _begin_request(self, number: int, request: _Request) -> None:
+    def _begin_request(self, number: int, request: _PlaneRequest) -> None:
         message, model = request.message, self.engine.model
         request.started_ns = self._clock.now_ns()
         if message.model != self._name:
@@ -309,14 +309,14 @@ class ChatPlane:
     def _refuse(self, request: int, error: RequestError) -> None:
         self._publish(ChatRefused(request, error.code, error.text, error.field, error.reason))
 
-    def _tell(self, request: _Request, token: int, found: TokenLogprobs | None) -> None:
+    def _tell(self, request: _PlaneRequest, token: int, found: TokenLogprobs | None) -> None:
         request.first_token_ns = request.first_token_ns or self._clock.now_ns()
         most = request.message.logprobs
         top = found.top[: max(most, 0)] if found is not None else ()
         logprobs = [found.logprob, *(value for _, value in top)] if most >= 0 and found is not None else []
         self._publish(ChatToken(request.message.request, token, logprobs, [each for each, _ in top]))
 
-    def _done(self, request: _Request, reason: str) -> None:
+    def _done(self, request: _PlaneRequest, reason: str) -> None:
         now_ns, plan, placement = self._clock.now_ns(), request.plan, self.engine.placement
         drafts, counts = self.engine.drafts, plan.drafts.counts if plan is not None else DraftCounts()
         folds = plan.folds if plan is not None else 0
@@ -345,7 +345,7 @@ class ChatPlane:
         )
 
 
-def _ready(waiting: _Request | SetPrefix) -> bool:
+def _ready(waiting: _PlaneRequest | SetPrefix) -> bool:
     """True when it can begin: its images are resized, its grammar is compiled."""
     if isinstance(waiting, SetPrefix):
         return True

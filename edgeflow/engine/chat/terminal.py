@@ -51,7 +51,7 @@ class AnswerTimes:
         return f"first token after {first_ms:.0f} ms, then {rate:.1f} tokens/s ({self.tokens} tokens{drafted}{folded})"
 
 
-class Conversation:
+class ChatSession:
     """A conversation over one slot; each answer is computed from all turns so far.
 
     remarks: what a person should know of the model before the first question.
@@ -111,7 +111,7 @@ def read_text(file: Path, key: str) -> str:
 
 def open_conversation(
     config: ChatConfig, path: Path, device: str, temperature: float | None, system: str = ""
-) -> Conversation:
+) -> ChatSession:
     """Load the model at `path`; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
     if is_artifact(path):
@@ -124,21 +124,21 @@ def open_conversation(
     kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
     drafts = choose_drafts(config, model)
     engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
-    return Conversation(engine, params, system, [*model.remarks, *remarks(gate, config, model.config)])
+    return ChatSession(engine, params, system, [*model.remarks, *remarks(gate, config, model.config)])
 
 
 def _open_exported(
     config: ChatConfig, path: Path, device: torch.device, temperature: float | None, system: str
-) -> Conversation:
+) -> ChatSession:
     exported = read_exported_chat(path)
     check_exported_chat(config, exported, device)
     model = exported.load(Runtime(threads=torch.get_num_threads()))
     engine = ChatEngine(model, model.decoder.kv_slots(1, exported.manifest.kv.positions))
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
-    return Conversation(engine, params, system, model.remarks)
+    return ChatSession(engine, params, system, model.remarks)
 
 
-def converse(conversation: Conversation, read: Callable[[], str], write: Callable[[str], None]) -> None:
+def converse(conversation: ChatSession, read: Callable[[], str], write: Callable[[str], None]) -> None:
     """Converse until `read` raises EOFError or KeyboardInterrupt. After a refused request, which is printed, or Ctrl-C
     in an answer, which ends there, the conversation continues.
     """
@@ -151,7 +151,7 @@ def converse(conversation: Conversation, read: Callable[[], str], write: Callabl
             _answer(conversation, text, write)
 
 
-def _answer(conversation: Conversation, text: str, write: Callable[[str], None]) -> None:
+def _answer(conversation: ChatSession, text: str, write: Callable[[str], None]) -> None:
     stopped = ""
     try:
         with contextlib.closing(conversation.ask(text)) as pieces:

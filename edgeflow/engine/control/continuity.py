@@ -35,7 +35,7 @@ class PlayedRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Kept:
+class _KeptAnswer:
     """An answer."""
 
     seq: int
@@ -54,7 +54,7 @@ class Continuity:
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns
         self._epoch = 0
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _KeptAnswer] = {}
 
     def keep(
         self,
@@ -68,7 +68,7 @@ class Continuity:
         fits_ns = message.stamp_ns + report.conditioned_steps * self._step_ns if report.continues else None
         rows, dims = actions.shape
         values = None if values is None else values[:rows, :dims].copy()
-        self._kept[message.seq] = _Kept(
+        self._kept[message.seq] = _KeptAnswer(
             seq=message.seq,
             stamp_ns=message.stamp_ns,
             actions=actions.copy(),
@@ -117,7 +117,7 @@ class Continuity:
         """The rows that will have passed when the answer to a frame is played."""
         return -(-message.delay_ns // self._step_ns)
 
-    def _parts(self, playing: _Kept, message: SubmitFrame) -> list[tuple[_Kept, slice]]:
+    def _parts(self, playing: _KeptAnswer, message: SubmitFrame) -> list[tuple[_KeptAnswer, slice]]:
         """The chunks that are played from the capture on, with the rows of each; the last one to its end."""
         parts, begun = [], 0
         for newer in self._on_their_way(playing, message):
@@ -128,7 +128,7 @@ class Continuity:
         parts.append((playing, slice(self._row(playing, message) + begun, None)))
         return parts
 
-    def _on_their_way(self, playing: _Kept, message: SubmitFrame) -> list[_Kept]:
+    def _on_their_way(self, playing: _KeptAnswer, message: SubmitFrame) -> list[_KeptAnswer]:
         """The answers that arrive between the capture of a frame and its own answer, and fit what is played then.
 
         One that should have arrived before the capture never will, or too late to fit.
@@ -140,14 +140,14 @@ class Continuity:
                 playing = each
         return found
 
-    def _first(self, message: SubmitFrame) -> _Kept | None:
+    def _first(self, message: SubmitFrame) -> _KeptAnswer | None:
         """The first answer that arrives at a robot that plays none."""
         if not message.unplayed_from:
             return None
         fresh = (each for each in self._unarrived(message) if not each.continues)
         return next((each for each in fresh if message.unplayed_from <= each.seq), None)
 
-    def _unarrived(self, message: SubmitFrame) -> list[_Kept]:
+    def _unarrived(self, message: SubmitFrame) -> list[_KeptAnswer]:
         """The answers to older frames that may arrive and fit after the capture of a frame, the oldest first."""
         found = []
         for each in sorted(self._kept.values(), key=lambda kept: kept.seq):
@@ -156,11 +156,11 @@ class Continuity:
                 found.append(each)
         return found
 
-    def _row(self, kept: _Kept, message: SubmitFrame) -> int:
+    def _row(self, kept: _KeptAnswer, message: SubmitFrame) -> int:
         """The row of a chunk that is due at the capture of a frame, to the nearest."""
         return (2 * (message.stamp_ns - kept.stamp_ns) + self._step_ns) // (2 * self._step_ns)
 
-    def _arrival(self, kept: _Kept, message: SubmitFrame) -> int:
+    def _arrival(self, kept: _KeptAnswer, message: SubmitFrame) -> int:
         """The rows after the capture of a frame that will have passed when an older one's answer arrives."""
         arrived_ns = kept.stamp_ns + message.delay_ns
         if kept.fits_ns is not None:

@@ -37,7 +37,7 @@ class MotionBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Motion:
+class MotionState:
     """The last position, velocity and acceleration, as far as they are known. An acceleration needs a velocity."""
 
     x: float | None = None
@@ -45,18 +45,18 @@ class Motion:
     a: float | None = None
 
     @classmethod
-    def of(cls, positions: Sequence[float]) -> Motion:
+    def of(cls, positions: Sequence[float]) -> MotionState:
         """The motion after these positions, the oldest first."""
         x = positions[-1] if positions else None
         v = positions[-1] - positions[-2] if len(positions) > 1 else None
         a = v - (positions[-2] - positions[-3]) if v is not None and len(positions) > 2 else None
         return cls(x, v, a)
 
-    def after(self, v: float, x: float | None = None) -> Motion:
+    def after(self, v: float, x: float | None = None) -> MotionState:
         """The motion after a step of v, to x where that is given."""
         if x is None:
             x = None if self.x is None else self.x + v
-        return Motion(x, v, None if self.v is None else v - self.v)
+        return MotionState(x, v, None if self.v is None else v - self.v)
 
 
 ROUNDING = 1e-9  # of a limit, or of a step
@@ -82,7 +82,7 @@ def braked(v: float | None, a: float | None, bounds: MotionBounds) -> float:
     return 0.0 if change == -speed else v + sign * change
 
 
-def reach(motion: Motion, bounds: MotionBounds) -> tuple[float, float]:
+def reach(motion: MotionState, bounds: MotionBounds) -> tuple[float, float]:
     """The lowest and the highest position of a motion that brakes from now on, the present one included.
 
     ValueError where its position is not known.
@@ -182,7 +182,7 @@ MOST_TRIES = 8  # of a step between the safe one and the wanted one
 CLOSE = 2.0**-10  # of the way between them
 
 
-def rows_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) -> tuple[list[float], bool]:
+def rows_within(wanted: Sequence[float], start: MotionState, bounds: MotionBounds) -> tuple[list[float], bool]:
     """Positions near the wanted ones, within the bounds; False where the start could not be continued.
 
     The motion that was given is then forgotten as far as needed, its acceleration first. From a position outside the
@@ -190,13 +190,13 @@ def rows_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) ->
     """
     motion, continued = _safe(start, bounds)
     if motion.x is None and start.x is not None:
-        motion, wanted = Motion(start.x), [min(max(target, bounds.low), bounds.high) for target in wanted]
+        motion, wanted = MotionState(start.x), [min(max(target, bounds.low), bounds.high) for target in wanted]
         bounds = replace(bounds, low=min(bounds.low, start.x), high=max(bounds.high, start.x))
     rows = []
     for target in wanted:
         if motion.x is None:
             x = min(max(target, bounds.low), bounds.high)
-            motion = Motion(x)
+            motion = MotionState(x)
         else:
             v = next_step(motion, target - motion.x, bounds)
             x = target if v == target - motion.x else min(max(motion.x + v, bounds.low), bounds.high)
@@ -205,14 +205,14 @@ def rows_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) ->
     return rows, continued
 
 
-def steps_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) -> tuple[list[float], bool]:
+def steps_within(wanted: Sequence[float], start: MotionState, bounds: MotionBounds) -> tuple[list[float], bool]:
     """The same for displacements; x of the start is the pose that they begin from, if it is known.
 
     Where that is outside the bounds, no step leads further out.
     """
     motion, continued = _safe(start, bounds)
     if motion.x is None and start.x is not None:
-        motion = Motion(start.x)
+        motion = MotionState(start.x)
         bounds = replace(bounds, low=min(bounds.low, start.x), high=max(bounds.high, start.x))
     rows = []
     for target in wanted:
@@ -222,7 +222,7 @@ def steps_within(wanted: Sequence[float], start: Motion, bounds: MotionBounds) -
     return rows, continued
 
 
-def next_step(motion: Motion, wanted: float, bounds: MotionBounds) -> float:
+def next_step(motion: MotionState, wanted: float, bounds: MotionBounds) -> float:
     """The velocity nearest to the wanted one after which the motion is safe, if it was."""
     low, high = _interval(motion, bounds)
     v = min(max(wanted, low), high)
@@ -232,7 +232,7 @@ def next_step(motion: Motion, wanted: float, bounds: MotionBounds) -> float:
     return v if outside <= 0.0 else _nearest_step(motion, v, outside, bounds)
 
 
-def _nearest_step(motion: Motion, v: float, outside: float, bounds: MotionBounds) -> float:
+def _nearest_step(motion: MotionState, v: float, outside: float, bounds: MotionBounds) -> float:
     """The velocity nearest to v, which leads so far outside, after which the motion is safe: by false position."""
     safe = braked(motion.v, motion.a, bounds)
     near, far = 0.0, 1.0  # shares of the way from the safe step to v
@@ -251,13 +251,13 @@ def _nearest_step(motion: Motion, v: float, outside: float, bounds: MotionBounds
     return safe + near * (v - safe)
 
 
-def _outside(motion: Motion, bounds: MotionBounds) -> float:
+def _outside(motion: MotionState, bounds: MotionBounds) -> float:
     """How far a motion that brakes from now on leads outside the positions; 0 or less where it does not."""
     low, high = reach(motion, bounds)
     return max(bounds.low - low, high - bounds.high)
 
 
-def is_safe(motion: Motion, bounds: MotionBounds, slack: float = 0.0) -> bool:
+def is_safe(motion: MotionState, bounds: MotionBounds, slack: float = 0.0) -> bool:
     """True when a motion is within the bounds and can be brought to rest within them. slack: for rounding."""
     v, a, share = motion.v, motion.a, 1.0 + ROUNDING
     if v is not None and abs(v) > bounds.velocity * share + slack:
@@ -270,20 +270,20 @@ def is_safe(motion: Motion, bounds: MotionBounds, slack: float = 0.0) -> bool:
     return not bounds.boxed or motion.x is None or _outside(motion, bounds) <= slack
 
 
-def _safe(start: Motion, bounds: MotionBounds) -> tuple[Motion, bool]:
+def _safe(start: MotionState, bounds: MotionBounds) -> tuple[MotionState, bool]:
     """As much of a motion as is safe; False where that is not all of it."""
-    for motion in (start, Motion(start.x, start.v), Motion(start.x)):
+    for motion in (start, MotionState(start.x, start.v), MotionState(start.x)):
         if is_safe(motion, bounds, _slack(start)):
             return motion, motion == start
-    return Motion(), start.x is None and start.v is None
+    return MotionState(), start.x is None and start.v is None
 
 
-def _slack(motion: Motion) -> float:
+def _slack(motion: MotionState) -> float:
     """For the rounding of positions."""
     return 64.0 * sys.float_info.epsilon * (abs(motion.x) if motion.x is not None else 0.0)
 
 
-def _interval(motion: Motion, bounds: MotionBounds) -> tuple[float, float]:
+def _interval(motion: MotionState, bounds: MotionBounds) -> tuple[float, float]:
     """The velocities that the limits permit next, but for those on positions."""
     v, a = motion.v, motion.a
     if v is None:

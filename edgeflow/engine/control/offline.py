@@ -61,7 +61,7 @@ def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedFrame:
     """A frame's answer, and its logits [K, V] if the engine keeps them."""
 
     sampled: Answer
@@ -100,10 +100,10 @@ class OfflineRun:
             pace = mode if isinstance(mode, Pace) else pace_of(mode, self._program.passes, depth, speculation)
             scheduler.open(session, 1, pace, self._program)
 
-    def decode(self, streams: Sequence[Iterable[Any]]) -> list[list[Decoded]]:
+    def decode(self, streams: Sequence[Iterable[Any]]) -> list[list[DecodedFrame]]:
         """Decode every frame of every stream, one stream per session; results in the order of the frames."""
         sources = [iter(stream) for stream in streams]
-        results: list[list[Decoded]] = [[] for _ in streams]
+        results: list[list[DecodedFrame]] = [[] for _ in streams]
         counts = [0] * len(streams)
         while True:
             for session, source in enumerate(sources):
@@ -114,7 +114,7 @@ class OfflineRun:
             for decoded in self.collect(launched):
                 results[decoded.sampled.frame.session].append(decoded)
 
-    def collect(self, launched: Ticket[FrameRef]) -> list[Decoded]:
+    def collect(self, launched: Ticket[FrameRef]) -> list[DecodedFrame]:
         """Wait for a pass and commit what it gave; the frames it finished."""
         outcomes = self.engine.collect(launched)
         self.answers.add(outcomes)
@@ -125,7 +125,7 @@ class OfflineRun:
                 self.answers.drop(departure.frame)
                 self._logits.pop(departure.frame, None)
         done = [departure.frame for departure in left if departure.why is Leaving.DONE]
-        return [Decoded(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
+        return [DecodedFrame(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
     def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:
         """Those behind settled tokens, in the order of the tokens."""
@@ -178,7 +178,7 @@ def program_of(engine: PassEngine) -> StageProgram:
     return max((policy.program(key) for key in policy.unnorm_keys), key=lambda program: program.passes)
 
 
-def decode_serially(engine: PassEngine, frames: Iterable[Any]) -> list[Decoded]:
+def decode_serially(engine: PassEngine, frames: Iterable[Any]) -> list[DecodedFrame]:
     """Answer each frame by itself, pass after pass: the reference of every other mode."""
     scheduler = Scheduler(limits_for(program_of(engine).passes))
     return OfflineRun(engine, scheduler, [Mode.SERIAL]).decode([frames])[0]

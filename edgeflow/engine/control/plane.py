@@ -17,7 +17,7 @@ from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.tracks import (
     Begun,
     FrameRecord,
-    OpenedSession,
+    SessionParameters,
     SteadyTokens,
     departed,
     dropped,
@@ -74,7 +74,7 @@ class ControlLoop:
         self._default_unnorm_key = default_unnorm_key
         self._pacer = pacer
         self._trajectory = trajectory or TrajectoryConfig()
-        self._opened: dict[int, OpenedSession] = {}
+        self._opened: dict[int, SessionParameters] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._tracks: dict[FrameRef, FrameRecord] = {}
         self._answers = engine.answers()
@@ -152,7 +152,7 @@ class ControlLoop:
             self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
-        self._opened[message.session] = OpenedSession(
+        self._opened[message.session] = SessionParameters(
             unnorm_key=key,
             schema=schema,
             program=program,
@@ -318,7 +318,7 @@ class ControlLoop:
             )
         )
 
-    def _choose(self, answer: Answer, track: FrameRecord, opened: OpenedSession) -> tuple[Chosen, ChunkReport]:
+    def _choose(self, answer: Answer, track: FrameRecord, opened: SessionParameters) -> tuple[Chosen, ChunkReport]:
         """The chunk to be sent, and how it came about.
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.

@@ -79,7 +79,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedSession:
+class SessionParameters:
     """The parameters of a session, as in OpenSession, and what they mean with this policy."""
 
     unnorm_key: str | None

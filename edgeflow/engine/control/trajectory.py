@@ -16,8 +16,8 @@ from edgeflow.contract import PolicyInputs
 from edgeflow.engine.control.continuity import HISTORY, PlayedRows
 from edgeflow.engine.control.motion import (
     ROUNDING,
-    Motion,
     MotionBounds,
+    MotionState,
     braking_rows,
     is_safe,
     rows_within,
@@ -132,7 +132,7 @@ _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
+class _ExecutedDimension:
     """A dimension of what is played: its rows before the capture, and those up to the delay."""
 
     before: list[float]
@@ -220,7 +220,9 @@ class Trajectory:
             ]
         return result, tuple(found)
 
-    def _column(self, dimension: Dimension, wanted: Rows, played: _Played, pose: float | None) -> tuple[Rows, bool]:
+    def _column(
+        self, dimension: Dimension, wanted: Rows, played: _ExecutedDimension, pose: float | None
+    ) -> tuple[Rows, bool]:
         """One dimension within its limits; the same array where it is."""
         before, passed = played.before, played.passed
         if _keeps(dimension, wanted, before, passed, pose):
@@ -231,7 +233,7 @@ class Trajectory:
         return np.array([*passed, *rest]), continued
 
     def _exceeded(
-        self, dimension: Dimension, wanted: Rows, played: _Played, pose: float | None
+        self, dimension: Dimension, wanted: Rows, played: _ExecutedDimension, pose: float | None
     ) -> list[tuple[LimitKind, float]]:
         """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
         before, passed = played.before, played.passed
@@ -258,27 +260,27 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _played(dimension: Dimension, plan: PlayedRows) -> _Played:
+def _played(dimension: Dimension, plan: PlayedRows) -> _ExecutedDimension:
     passed = plan.actions[: plan.delay, dimension.index]
-    return _Played(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
+    return _ExecutedDimension(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
 
 
-def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int) -> _Played:
+def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int) -> _ExecutedDimension:
     """A robot that stays where it is. A row is left to move in, however long the delay."""
     rows = min(delay, horizon - 1)
     if dimension.relative:
-        return _Played(before=[], passed=[0.0] * rows)
-    return _Played(before=[], passed=[] if pose is None else [pose] * rows)
+        return _ExecutedDimension(before=[], passed=[0.0] * rows)
+    return _ExecutedDimension(before=[], passed=[] if pose is None else [pose] * rows)
 
 
-def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pose: float | None) -> Motion:
+def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pose: float | None) -> MotionState:
     """The motion after rows that are played. moved: by displacements since the capture, at which the pose was."""
     last = list(rows[-HISTORY:])
     if not dimension.relative:
-        return Motion.of(last if last or pose is None else [pose])
+        return MotionState.of(last if last or pose is None else [pose])
     v = last[-1] if last else None
     a = last[-1] - last[-2] if len(last) > 1 else None
-    return Motion(None if pose is None else pose + moved, v, a)
+    return MotionState(None if pose is None else pose + moved, v, a)
 
 
 def _keeps(dimension: Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:

@@ -21,7 +21,7 @@ from edgeflow.contract import Observation
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.engine import OnePassEngine, PassEngine, PolicyEngine
 from edgeflow.engine.control.offline import (
-    Decoded,
+    DecodedFrame,
     OfflineRun,
     brightened,
     decode_serially,
@@ -112,7 +112,7 @@ def nudged(frames: Iterable[PreparedFrame], dtype: torch.dtype) -> list[Prepared
     return moved
 
 
-def deviations(right: Sequence[Decoded], found: Sequence[Decoded]) -> Deviations:
+def deviations(right: Sequence[DecodedFrame], found: Sequence[DecodedFrame]) -> Deviations:
     """How far decodings, which must hold logits, are off those that are right.
 
     The comparison of a frame ends behind its first token that differs, for later tokens follow from it.
@@ -134,7 +134,7 @@ class _Row:
     finite: bool
 
 
-def _compared(right: Decoded, found: Decoded) -> Iterable[_Row]:
+def _compared(right: DecodedFrame, found: DecodedFrame) -> Iterable[_Row]:
     ids = zip(right.sampled.token_ids, found.sampled.token_ids, strict=True)
     for index, (wanted_id, found_id) in enumerate(ids):
         wanted, logits = right.logits[index].float(), found.logits[index].float()
@@ -203,14 +203,16 @@ def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, ro
 
 
 def _rounding(
-    engine: PolicyEngine, frames: list[PreparedFrame], right: list[Decoded], *, rounds: bool
+    engine: PolicyEngine, frames: list[PreparedFrame], right: list[DecodedFrame], *, rounds: bool
 ) -> Deviations | None:
     """How far rounding moves the logits of these frames; None where nothing is rounded: tokens must be equal."""
     dtype = EIGHT_BITS if rounds else engine.kv.dtype
     return None if dtype == torch.float32 else deviations(right, decode_serially(engine, nudged(frames, dtype)))
 
 
-def _objection(right: list[Decoded], found: list[Decoded], allowed: Deviations | None, dtype: torch.dtype) -> str:
+def _objection(
+    right: list[DecodedFrame], found: list[DecodedFrame], allowed: Deviations | None, dtype: torch.dtype
+) -> str:
     """How these frames differ from serial decoding by more than they may; "" where they do not."""
     if allowed is not None:
         return deviations(right, found).objection(allowed, dtype)

@@ -178,7 +178,7 @@ class StaticStages:
         self._held: dict[int, _Held] = {}
         self._written = [0] * there  # places of each slot that are not zeros
         self._prefixes = [_Prefix(self, index, masks) for index, masks in enumerate(self._masks)]
-        self._steps = {each.graph.batch: _Step(self, each, sizes.steps) for each in graphs.steps}
+        self._steps = {each.graph.batch: _FlowStep(self, each, sizes.steps) for each in graphs.steps}
         self._candidates = sizes.candidates
 
     def rows(self, frame: FlowFrame) -> int:
@@ -275,7 +275,7 @@ class _Prefix:
         return self._prefill.bind(self._inputs, kv_arrays(kv, "_rows"))
 
 
-class _Step(BatchedStep):
+class _FlowStep(BatchedStep):
     """A step of one batch. steps: N, the index of flow time 0."""
 
     def __init__(self, stages: StaticStages, session: GraphSession, steps: int) -> None:

@@ -214,7 +214,7 @@ class _Store:
         towers = graphs.towers if graphs.embeds else (None,) * len(graphs.prefills)
         pairs = zip(towers, graphs.prefills, strict=True)
         self._prefills = [_Prefill(tower, prefill, self.kv) for tower, prefill in pairs]
-        self._steps = {each.graph.batch: _Step(each, self.kv) for each in graphs.steps}
+        self._steps = {each.graph.batch: _TokenStep(each, self.kv) for each in graphs.steps}
 
     def run(self, hidden: Tensor, segments: Sequence[SlotRows], samples: int) -> Tensor:
         """Logits [samples, V]; keys and values enter the slots."""
@@ -300,7 +300,7 @@ class _Prefill:
         return self._session.bind(self._inputs | past, outputs)
 
 
-class _Step(BatchedStep):
+class _TokenStep(BatchedStep):
     def __init__(self, session: GraphSession, kv: Array) -> None:
         super().__init__(session, kv)
         self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves

@@ -20,7 +20,7 @@ from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
-from edgeflow.models.stack_norms import Condition
+from edgeflow.models.stack_norms import NormCondition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class FlowNetwork(Protocol):
         device, without reading anything on the host."""
         ...
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
         [n (lead + H), E'], and the condition of the norms where they are adaptive."""
         ...

@@ -40,13 +40,13 @@ AttendInto = Callable[[Tensor, DenseLayer, Tensor], None]
 """(q, layer, out): attention of q is written to out"""
 
 
-class Run(Protocol):
+class PlannedWrapper(Protocol):
     """A planned wrapper: q [L_Q, H, D] over pages of keys and of values, written to out [L_Q, H, D]"""
 
     def __call__(self, q: Tensor, pages: tuple[Tensor, Tensor], *, out: Tensor) -> object: ...
 
 
-class Paged:
+class PagedAttention:
     """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows alone.
 
     Each plan overwrites the one before, so passes over a store run one after the other, and kinds of layers that see
@@ -68,7 +68,7 @@ class Paged:
         """True while the last plan is that of this layout."""
         return self._planned.get(_single(layout)) is layout
 
-    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:
+    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> PlannedWrapper:
         """The wrapper for a layout of these spans, planned."""
         spans, mask = (spans, None) if layout.sees is None else _masked(layout)
         table = PageTable.of(spans, self._capacity)
@@ -87,7 +87,7 @@ class Paged:
             )
         self._mark(single)
         self._planned[single] = layout
-        run: Run = wrapper.run
+        run: PlannedWrapper = wrapper.run
         return run
 
     def _host(self, values: list[int]) -> Tensor:
@@ -133,15 +133,15 @@ class OneShape:
             disable_split_kv=True,
         )
 
-    def placed(self, layout: PackedLayout) -> Run:
+    def placed(self, layout: PackedLayout) -> PlannedWrapper:
         """The wrapper over the slots and positions that the device holds now, read from the same memory each time."""
         self._slots.copy_(layout.row_slot[self._final])
         self._ends.copy_(layout.row_position[self._final] + 1)
-        run: Run = self._wrapper.run
+        run: PlannedWrapper = self._wrapper.run
         return run
 
 
-class Mixed:
+class MixedAttention:
     """BatchAttention: one persistent kernel for prefills and decode rows. Planning waits for the device."""
 
     def __init__(self, kv: KVSlots) -> None:
@@ -153,7 +153,7 @@ class Mixed:
         """True: all layers of a pass see the same."""
         return True
 
-    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> Run:  # noqa: ARG002
+    def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> PlannedWrapper:  # noqa: ARG002
         """The kernel, planned for a pass."""
         table = PageTable.of(spans, self._capacity)
         rows, pages, indices, ends = (
@@ -175,7 +175,7 @@ class Mixed:
             q_data_type=q.dtype,
             kv_data_type=q.dtype,
         )
-        run: Run = self._attention.run
+        run: PlannedWrapper = self._attention.run
         return run
 
 
@@ -200,7 +200,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
     """Refused in a graph, and for rows that are not causal."""
     _check_causal(layout, "flashinfer_mixed")
-    attend_into = _attending(layout, kv.kept("flashinfer mixed", Mixed))
+    attend_into = _attending(layout, kv.kept("flashinfer mixed", MixedAttention))
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         q = q.contiguous()
@@ -243,7 +243,7 @@ def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
     if layout.places is None:
         _check_causal(layout, "flashinfer in a graph")
         return _held(layout)
-    planner = kv.kept(f"flashinfer {tensor_cores}", partial(Paged, tensor_cores=bool(tensor_cores)))
+    planner = kv.kept(f"flashinfer {tensor_cores}", partial(PagedAttention, tensor_cores=bool(tensor_cores)))
     return _attending(layout, planner)
 
 
@@ -264,8 +264,8 @@ def _masked(layout: PackedLayout) -> tuple[list[Span], Tensor]:
     return spans, torch.cat(masks)
 
 
-def _attending(layout: PackedLayout, planner: Paged | Mixed) -> AttendInto:
-    run: Run | None = None
+def _attending(layout: PackedLayout, planner: PagedAttention | MixedAttention) -> AttendInto:
+    run: PlannedWrapper | None = None
     spans = layout.spans
 
     def attend(q: Tensor, layer: DenseLayer, out: Tensor) -> None:
@@ -279,7 +279,7 @@ def _attending(layout: PackedLayout, planner: Paged | Mixed) -> AttendInto:
 
 
 def _held(layout: PackedLayout) -> AttendInto:
-    run: Run | None = None
+    run: PlannedWrapper | None = None
 
     def attend(q: Tensor, layer: DenseLayer, out: Tensor) -> None:
         nonlocal run

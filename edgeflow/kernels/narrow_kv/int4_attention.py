@@ -30,7 +30,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
     ends = {slot: max(tile.end for tile in tiles if tile.span.slot == slot) for slot in slots}
     rounds = _rounds(tiles)
     narrow = {tile.span.slot: tile.narrow for tile in rounds[0]} if rounds else {}
-    runs = [_Run.of(run, place, ends, narrow) for run in _adjacent(slots)]
+    runs = [_WidenedSlots.of(run, place, ends, narrow) for run in _adjacent(slots)]
     _clear_beyond(runs, ends, kv)
     room = KVSlots(
         layers=1,
@@ -41,7 +41,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
         dtype=kv.dtype,
         device=kv.data.device,
     )
-    steps = [_Step.of(each, place, room) for each in rounds]
+    steps = [_TileStep.of(each, place, room) for each in rounds]
     widen = _Widening(max((run.numbers(room) for run in runs), default=0), room)
     order = row_order([row for step in steps for row in step.rows], kv.data.device)
 
@@ -108,7 +108,7 @@ def _rounds(tiles: Sequence[_Tile]) -> list[list[_Tile]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _TileStep:
     """Tiles of different slots."""
 
     rows: list[int]
@@ -121,7 +121,7 @@ class _Step:
     """Over the widened slots."""
 
     @classmethod
-    def of(cls, tiles: Sequence[_Tile], place: dict[int, int], room: KVSlots) -> _Step:
+    def of(cls, tiles: Sequence[_Tile], place: dict[int, int], room: KVSlots) -> _TileStep:
         device = room.data.device
         rows = [row for tile in tiles for row in range(tile.first_row, tile.first_row + tile.span.length)]
         spans = [Span(place[tile.span.slot], tile.span.start, tile.span.length) for tile in tiles]
@@ -138,7 +138,7 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _WidenedSlots:
     """Slots side by side, which are widened together."""
 
     slots: slice
@@ -149,7 +149,9 @@ class _Run:
     """Both: the furthest place that rows see in any of them, and the most keys in 4 bits that first rows see."""
 
     @classmethod
-    def of(cls, slots: Sequence[int], place: dict[int, int], ends: dict[int, int], narrow: dict[int, int]) -> _Run:
+    def of(
+        cls, slots: Sequence[int], place: dict[int, int], ends: dict[int, int], narrow: dict[int, int]
+    ) -> _WidenedSlots:
         furthest, most = max(ends[slot] for slot in slots), max(narrow[slot] for slot in slots)
         return cls(slots=slice(slots[0], slots[-1] + 1), first=place[slots[0]], end=furthest, narrow=most)
 
@@ -177,7 +179,7 @@ def _adjacent(slots: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _clear_beyond(runs: Sequence[_Run], ends: dict[int, int], kv: KVSlots) -> None:
+def _clear_beyond(runs: Sequence[_WidenedSlots], ends: dict[int, int], kv: KVSlots) -> None:
     """Zero the steps of what a run reads beyond the end of a slot, in all layers: -inf hides a number, but not NaN."""
     _, key_grids, value_grids, *_ = kv.tensors
     for run in runs:

@@ -70,7 +70,7 @@ class OperatorKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TableEntry:
     """Where `key` matches, `impl_id` serves. An empty op_name stands for every operator that has such a candidate."""
 
     key: OperatorKey
@@ -104,7 +104,7 @@ class OperatorTable:
     def __init__(
         self,
         implementations: Iterable[Implementation],
-        entries: Iterable[Entry],
+        entries: Iterable[TableEntry],
         conversions: frozenset[str] = frozenset(),
     ) -> None:
         self._implementations = tuple(implementations)
@@ -140,7 +140,7 @@ class OperatorTable:
             each for each in self._implementations if each.impl_id == impl_id and op_name in ("", each.op_name)
         )
 
-    def overlaid(self, *entries: Entry) -> OperatorTable:
+    def overlaid(self, *entries: TableEntry) -> OperatorTable:
         """A table with further entries, which win over equally specific ones."""
         return self._with((*self.entries, *entries))
 
@@ -151,7 +151,9 @@ class OperatorTable:
             raise ConfigError(f"no implementation takes {to!r} weights")
         origin = f"float weights become {to}"
         entries = [
-            Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage), each.impl_id, origin=origin)
+            TableEntry(
+                OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage), each.impl_id, origin=origin
+            )
             for each in serving
             for device in each.devices
         ]
@@ -160,16 +162,16 @@ class OperatorTable:
     def forcing(self, **impl_ids: str) -> OperatorTable:
         """A table in which each operator named has one entry: that implementation, everywhere."""
         others = [entry for entry in self.entries if entry.key.op_name not in impl_ids]
-        forced = [Entry(OperatorKey(op_name=name), impl_id, origin=FORCED) for name, impl_id in impl_ids.items()]
+        forced = [TableEntry(OperatorKey(op_name=name), impl_id, origin=FORCED) for name, impl_id in impl_ids.items()]
         return self._with([*others, *forced])
 
     def forces(self, op_name: str, impl_id: str) -> bool:
         """True where the one entry of an operator is this implementation, everywhere."""
         return [entry for entry in self.entries if entry.key.op_name == op_name] == [
-            Entry(OperatorKey(op_name=op_name), impl_id, origin=FORCED)
+            TableEntry(OperatorKey(op_name=op_name), impl_id, origin=FORCED)
         ]
 
-    def _with(self, entries: Iterable[Entry], conversions: frozenset[str] | None = None) -> OperatorTable:
+    def _with(self, entries: Iterable[TableEntry], conversions: frozenset[str] | None = None) -> OperatorTable:
         kept = self._conversions if conversions is None else conversions
         return OperatorTable(self._implementations, entries, kept)
 
@@ -237,7 +239,7 @@ class OperatorTable:
         )
         return any(not self.choose(key, hardware, dtype).implementation.replayable for key in keys)
 
-    def _best_first(self, context: OperatorKey) -> list[Entry]:
+    def _best_first(self, context: OperatorKey) -> list[TableEntry]:
         matching = [entry for entry in self.entries if is_for(entry, context)]
         known = self.candidates(context.op_name, context.kv)
         matching = [entry for entry in matching if entry.impl_id in known]
@@ -246,7 +248,7 @@ class OperatorTable:
     def _depends_on_the_call(self, context: OperatorKey) -> bool:
         """True when entries distinguish stages or shapes that the context leaves open."""
 
-        def open_to(entry: Entry) -> bool:
+        def open_to(entry: TableEntry) -> bool:
             key = entry.key
             known = {name: getattr(key, name) if getattr(context, name) else "" for name in ("stage", "shape_sig")}
             closed = replace(key, **known)
@@ -254,7 +256,7 @@ class OperatorTable:
 
         return any(open_to(entry) for entry in self.entries)
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: TableEntry) -> None:
         meant = [each for each in self.named(entry.key.op_name, entry.impl_id) if each.takes(entry.key.kv)]
         if not meant:
             self.implementation(entry.key.op_name or self.operators[0], entry.impl_id, entry.key.kv)
@@ -278,24 +280,26 @@ def known(context: OperatorKey, hardware: Hardware) -> OperatorKey:
     )
 
 
-def is_for(entry: Entry, context: OperatorKey) -> bool:
+def is_for(entry: TableEntry, context: OperatorKey) -> bool:
     return entry.key.op_name in ("", context.op_name) and entry.key.matches(_named_as(entry, context))
 
 
-def _named_as(entry: Entry, context: OperatorKey) -> OperatorKey:
+def _named_as(entry: TableEntry, context: OperatorKey) -> OperatorKey:
     return context if entry.key.op_name else replace(context, op_name="")
 
 
 def built_in_table(*others: Implementation) -> OperatorTable:
     """The table of the implementations and defaults in this package, and of other implementations."""
     entries = [
-        Entry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
+        TableEntry(OperatorKey(op_name=op_name, hw_profile=profile), impl_id)
         for profile, defaults in DEFAULTS.items()
         for op_name, impl_ids in defaults.items()
         for impl_id in (impl_ids if isinstance(impl_ids, tuple) else (impl_ids,))
     ]
     entries += [
-        Entry(OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage, weight=each.weight), each.impl_id)
+        TableEntry(
+            OperatorKey(op_name=each.op_name, hw_profile=device, stage=each.stage, weight=each.weight), each.impl_id
+        )
         for each in BUILT_IN
         if each.weight not in ("", FLOAT) and each.stored
         for device in each.devices

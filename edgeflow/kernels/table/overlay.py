@@ -23,7 +23,7 @@ from edgeflow import __version__
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey
+from edgeflow.kernels.table.operator_table import OperatorKey, TableEntry
 from edgeflow.kernels.weights import FLOAT
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.files import read_regular
@@ -37,7 +37,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Stamp(_Strict):
+class OverlayStamp(_Strict):
     """The machine and software that a measurement is valid for; "" where there is none."""
 
     device: str
@@ -78,7 +78,7 @@ class Overlay(_Strict):
     """The file."""
 
     format: Literal[1] = 1
-    stamp: Stamp | None = None
+    stamp: OverlayStamp | None = None
     model: ModelShape | None = None
     """The tuned model."""
     entries: list[OverlayEntry] = []
@@ -98,7 +98,7 @@ def read_overlay(path: Path) -> Overlay:
 
 def load_entries(
     path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float", tuned_for: str = ANY_MODEL
-) -> Sequence[Entry]:
+) -> Sequence[TableEntry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
 
     tuned_for: as of `refuse_stale`.
@@ -109,12 +109,12 @@ def load_entries(
     return table_entries(overlay, path.name)
 
 
-def table_entries(overlay: Overlay, origin: str) -> list[Entry]:
+def table_entries(overlay: Overlay, origin: str) -> list[TableEntry]:
     """The entries of an overlay as the table has them."""
-    return [Entry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
+    return [TableEntry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
 
 
-def refuse_stale(path: Path, stamp: Stamp, now: Stamp, tuned_for: str = ANY_MODEL) -> None:
+def refuse_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: str = ANY_MODEL) -> None:
     """ConfigError where a stamp differs from that of this machine.
 
     tuned_for: the options by which `edgeflow tune` tunes for the model that is served (`tune_options`).
@@ -135,9 +135,9 @@ def tune_options(model: str, head: str = FLOAT) -> str:
     return f"--model {shlex.quote(model)}" + (f" --head {head}" if head != FLOAT else "")
 
 
-def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> Stamp:
+def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> OverlayStamp:
     """The stamp of this machine."""
-    return Stamp(
+    return OverlayStamp(
         device=_device_name(device),
         hw_profile=Hardware.of(device).profile,
         dtype=str(dtype).removeprefix("torch."),

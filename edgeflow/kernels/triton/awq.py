@@ -50,7 +50,7 @@ def _multiply(
     VALUE has BITS; WIDE: products in float32.
 
     A shift and a mask leave two codes in the halves of a word; one addition gives both the bits of VALUE + code - zero.
-    BLOCK_M and the dtype of out follow from the number of rows: `Tuning.row_counts` has one for each compiled kernel.
+    BLOCK_M and the dtype of out follow from the number of rows: `AWQParameters.row_counts` has one for each kernel.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -109,7 +109,7 @@ def _add_parts(parts, bias, out, m, N, splits, MOST: tl.constexpr, BLOCK: tl.con
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class AWQParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 0
@@ -120,7 +120,7 @@ class Tuning:
     num_warps: int = 0
     num_stages: int = 4
 
-    def of_call(self, rows: int, outputs: int, chunks: int, multiprocessors: int) -> Tuning:
+    def of_call(self, rows: int, outputs: int, chunks: int, multiprocessors: int) -> AWQParameters:
         """With no 0 left: the tiles with the least to compute, and as many splits as the device needs to be full."""
         block_m = self.block_m or min(ROW_BLOCKS, key=lambda block: cdiv(rows, block) * (block + UNPACKING))
         tiles = cdiv(rows, block_m) * cdiv(outputs, self.block_n)
@@ -145,15 +145,17 @@ class Tuning:
 class AwqLinear:
     """The kernel with a weight in its order. borrowed: another one has the weight and counts its bytes."""
 
-    def __init__(self, chunks: AwqChunks, bias: Tensor | None, tuning: Tuning, *, borrowed: bool = False) -> None:
+    def __init__(
+        self, chunks: AwqChunks, bias: Tensor | None, tuning: AWQParameters, *, borrowed: bool = False
+    ) -> None:
         self._chunks = chunks
         self._bias = bias
         self._tuning = tuning
         self._borrowed = borrowed
 
     def retuned(self, **tuning: int) -> AwqLinear:
-        """Another one that reads the same memory. tuning: fields of `Tuning`."""
-        return AwqLinear(self._chunks, self._bias, Tuning(**tuning), borrowed=True)
+        """Another one that reads the same memory. tuning: fields of `AWQParameters`."""
+        return AwqLinear(self._chunks, self._bias, AWQParameters(**tuning), borrowed=True)
 
     @property
     def nbytes(self) -> int:
@@ -192,8 +194,8 @@ class AwqLinear:
 
 
 def linear(weight: AwqWeight, bias: Tensor | None, **tuning: int) -> AwqLinear:
-    """Reorder a weight for the kernel, which does not need the given one any more. tuning: fields of `Tuning`."""
-    return AwqLinear(AwqChunks.of(weight), bias, Tuning(**tuning))
+    """Reorder a weight for the kernel, which needs the given one no longer. tuning: fields of `AWQParameters`."""
+    return AwqLinear(AwqChunks.of(weight), bias, AWQParameters(**tuning))
 
 
 CHUNK = 128

@@ -177,7 +177,7 @@ def _join(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class AttentionParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 64
@@ -192,8 +192,8 @@ class Tuning:
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
-    """tuning: fields of `Tuning`."""
-    run = _Launch(layout, Tuning(**tuning))
+    """tuning: fields of `AttentionParameters`."""
+    run = _Launch(layout, AttentionParameters(**tuning))
 
     def attend(q: Tensor, layer: DenseLayer) -> Tensor:
         return run(q, Stored(form=AS_THEY_ARE, numbers=(layer.keys, layer.values)))
@@ -204,9 +204,9 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend
 def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
     """Attention over slots of int8 or e4m3 and their scales; products in the dtype of the queries.
 
-    tuning: fields of `Tuning`.
+    tuning: fields of `AttentionParameters`.
     """
-    run = _Launch(layout, Tuning(**tuning))
+    run = _Launch(layout, AttentionParameters(**tuning))
 
     def attend(q: Tensor, layer: ScaledLayer) -> Tensor:
         scales = layer.key_scales, layer.value_scales
@@ -218,11 +218,11 @@ def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) ->
 def packed_attention_int4(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
     """Attention of causal rows over slots of 4 bits; ConfigError where a layout says what rows see.
 
-    tuning: fields of `Tuning` but for block_n: a block of keys is a group. With 64 queries in a tile, heads of 128 take
-    all registers of sm_87.
+    tuning: fields of `AttentionParameters` but for block_n: a block of keys is a group. With 64 queries in a tile,
+    heads of 128 take all registers of sm_87.
     """
     check_causal(layout)
-    run = _Launch(layout, Tuning(**{"block_m": 32, "block_n": GROUP, **tuning}))
+    run = _Launch(layout, AttentionParameters(**{"block_m": 32, "block_n": GROUP, **tuning}))
 
     def attend(q: Tensor, layer: Int4Layer) -> Tensor:
         (k_steps, k_offsets), (v_steps, v_offsets) = layer.key_grids.unbind(), layer.value_grids.unbind()
@@ -261,7 +261,7 @@ class Stored:
 class _Launch:
     """Attention of one layout; its tiles and the room for parts serve all layers and all passes that replay it."""
 
-    def __init__(self, layout: PackedLayout, tuning: Tuning) -> None:
+    def __init__(self, layout: PackedLayout, tuning: AttentionParameters) -> None:
         self._layout = layout
         self._tuning = tuning
 

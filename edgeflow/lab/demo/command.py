@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan, run_robot
+from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
 from edgeflow.lab.demo.evaluate import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, objects_at, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
@@ -98,7 +98,7 @@ class RunView:
     def __init__(self, console: Console, modes: Sequence[Mode], title: str) -> None:
         self._console = console
         self._title = title
-        self._latest: dict[Mode, Progress | None] = dict.fromkeys(modes)
+        self._latest: dict[Mode, RunProgress | None] = dict.fromkeys(modes)
         self._live = Live(self._table(), console=console, auto_refresh=False) if console.is_terminal else None
         self._next_line_s = _LINE_EVERY_S
 
@@ -113,7 +113,7 @@ class RunView:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: RunProgress) -> None:
         """Show the latest state of a run."""
         if self._latest.get(progress.mode) is None:
             self._next_line_s = _LINE_EVERY_S
@@ -131,7 +131,7 @@ class RunView:
         return table
 
 
-def _cells(mode: Mode, progress: Progress | None) -> tuple[str, ...]:
+def _cells(mode: Mode, progress: RunProgress | None) -> tuple[str, ...]:
     if progress is None:
         return (mode.value, "-", "-", "-", "-", "-")
     summary = progress.summary

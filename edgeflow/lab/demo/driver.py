@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from edgeflow.lab.demo.recording import RunRecorder, RunSummary, Series, Snapshot, TimeSeries
+from edgeflow.lab.demo.recording import CommandedFrame, RunRecorder, RunSummary, Series, TimeSeries
 from edgeflow.lab.demo.world.robot import STATE_NAMES, STATE_UNITS, state_of
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials
@@ -65,7 +65,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """State of a run."""
 
     mode: Mode
@@ -90,20 +90,20 @@ class RobotRun:
     ages_ms: Series
     passes: Series
     """The passes of each action."""
-    outcomes: tuple[Outcome, ...]
-    snapshots: tuple[Snapshot, ...]
+    outcomes: tuple[EpisodeOutcome, ...]
+    snapshots: tuple[CommandedFrame, ...]
     statistics: Statistics
 
     @property
     def successes(self) -> int:
-        return self.outcomes.count(Outcome.SUCCESS)
+        return self.outcomes.count(EpisodeOutcome.SUCCESS)
 
 
 @dataclass(slots=True)
 class _Album:
     """Keeps a few frames of the run, with the commands given for them."""
 
-    snapshots: list[Snapshot] = field(default_factory=list)
+    snapshots: list[CommandedFrame] = field(default_factory=list)
     _images: dict[int, tuple[Image, float]] = field(default_factory=dict)
     _next_ns: int = 0
 
@@ -122,10 +122,10 @@ class _Album:
         x, y, z, *_, gripper = (float(value) for value in action.values)
         grip = "close" if gripper < 0.5 else "open"
         caption = f"{instruction}\n{100 * x:+.1f} {100 * y:+.1f} {100 * z:+.1f} cm, {grip}"
-        self.snapshots.append(Snapshot(image, seconds, (x, -y), caption))  # the camera's up is the tool's -y
+        self.snapshots.append(CommandedFrame(image, seconds, (x, -y), caption))  # the camera's up is the tool's -y
 
 
-class Robot:
+class DemoRobot:
     """One arm, one client, one run."""
 
     def __init__(self, plan: RunPlan, sim: RobotSim, client: RobotClient, clock: Clock) -> None:
@@ -136,11 +136,11 @@ class Robot:
         self._recorder = RunRecorder()
         self._album = _Album()
         self._passes: list[int] = []
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[EpisodeOutcome] = []
         self._obeyed: Directive | None = None
         self._answered = 0  # the newest frame whose answer was obeyed
 
-    def run(self, on_update: Callable[[Progress], None]) -> RobotRun:
+    def run(self, on_update: Callable[[RunProgress], None]) -> RobotRun:
         """Run episodes until the plan is fulfilled."""
         while not self._finished():
             self._episode(on_update)
@@ -165,13 +165,13 @@ class Robot:
         enough = plan.episodes is not None and len(self._outcomes) >= plan.episodes
         return enough or (plan.seconds is not None and seconds >= plan.seconds)
 
-    def _episode(self, on_update: Callable[[Progress], None]) -> None:
+    def _episode(self, on_update: Callable[[RunProgress], None]) -> None:
         sim, clock = self._sim, self._clock
         sim.reset(self._plan.seed + len(self._outcomes))
         self._client.reset(sim.instruction)
         start_ns = frame_ns = update_ns = clock.now_ns()
         self._recorder.start(start_ns)
-        while sim.outcome is Outcome.RUNNING:
+        while sim.outcome is EpisodeOutcome.RUNNING:
             now_ns = clock.now_ns()
             sim.step(max(0.0, (now_ns - start_ns) / 1e9 - sim.time))
             if now_ns >= frame_ns:
@@ -216,16 +216,16 @@ class Robot:
         if left_ns > 0:
             time.sleep(left_ns / 1e9)
 
-    def _progress(self, now_ns: int) -> Progress:
-        successes = self._outcomes.count(Outcome.SUCCESS)
+    def _progress(self, now_ns: int) -> RunProgress:
+        successes = self._outcomes.count(EpisodeOutcome.SUCCESS)
         mode = self._plan.mode or self._client.opened.mode
-        return Progress(mode, self._recorder.summary(now_ns), len(self._outcomes), successes)
+        return RunProgress(mode, self._recorder.summary(now_ns), len(self._outcomes), successes)
 
 
 def run_robot(
     address: str,
     plan: RunPlan,
-    on_update: Callable[[Progress], None],
+    on_update: Callable[[RunProgress], None],
     sim: RobotSim | None = None,
     credentials: Credentials | None = None,
 ) -> RobotRun:
@@ -251,7 +251,7 @@ def run_robot(
             credentials=credentials,
         ) as client:
             _check_schema(client.opened.schema)
-            return Robot(plan, world, client, clock).run(on_update)
+            return DemoRobot(plan, world, client, clock).run(on_update)
     finally:
         if sim is None:
             world.close()

@@ -14,14 +14,14 @@ from edgeflow.lab.demo.recording import wilson
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Pose
 
 Asked = TypeVar("Asked")
 Answered = TypeVar("Answered")
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
-Episode = Generator[tuple[Image, str], NDArray[np.floating], Outcome]
+Episode = Generator[tuple[Image, str], NDArray[np.floating], EpisodeOutcome]
 FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
 _TOGETHER: Final = 25  # simulations in lockstep
 _NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
@@ -44,7 +44,7 @@ class Timing:
 def episode(sim: RobotSim, timing: Timing) -> Episode:
     """One episode as a generator: yields each tick's frame and instruction, is sent the frame's action."""
     in_flight: list[tuple[Pose, NDArray[np.floating]]] = []
-    while sim.outcome is Outcome.RUNNING:
+    while sim.outcome is EpisodeOutcome.RUNNING:
         frame_pose = sim.pose()
         in_flight.append((frame_pose, (yield sim.capture(), sim.instruction)))
         if len(in_flight) > timing.age_ticks:
@@ -61,7 +61,7 @@ def apply_action(sim: RobotSim, anchor: Pose, action: NDArray[np.floating]) -> N
 
 def run_episode(
     sim: RobotSim, policy: Policy, period: float = 0.05, age_ticks: int = 0, anchored: bool = True
-) -> Outcome:
+) -> EpisodeOutcome:
     """Run the simulation's episode to its end under a policy."""
 
     def one_by_one(images: Sequence[Image], texts: Sequence[str]) -> NDArray[np.floating]:
@@ -70,7 +70,7 @@ def run_episode(
     return run_together([sim], one_by_one, Timing(period, age_ticks, anchored))[0]
 
 
-def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[Outcome]:
+def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[EpisodeOutcome]:
     """Run one episode in each simulation, in lockstep, with one batched policy call per tick."""
 
     def answer(asked: Sequence[tuple[Image, str]]) -> NDArray[np.floating]:
@@ -81,12 +81,12 @@ def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) 
 
 
 def run_in_lockstep(
-    episodes: Sequence[Generator[Asked, Answered, Outcome]],
+    episodes: Sequence[Generator[Asked, Answered, EpisodeOutcome]],
     answer: Callable[[Sequence[Asked]], Iterable[Answered]],
-) -> list[Outcome]:
+) -> list[EpisodeOutcome]:
     """Run episodes to their ends; what all of them ask for is answered together."""
     waiting = {index: next(run) for index, run in enumerate(episodes)}
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, EpisodeOutcome] = {}
     while waiting:
         answers = answer(list(waiting.values()))
         for index, answered in zip(list(waiting), answers, strict=True):
@@ -115,12 +115,12 @@ class SuccessRate:
         return estimate.low, estimate.high
 
 
-def success_rate(outcomes: Sequence[Outcome]) -> SuccessRate:
-    return SuccessRate(sum(outcome is Outcome.SUCCESS for outcome in outcomes), len(outcomes))
+def success_rate(outcomes: Sequence[EpisodeOutcome]) -> SuccessRate:
+    return SuccessRate(sum(outcome is EpisodeOutcome.SUCCESS for outcome in outcomes), len(outcomes))
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class EpisodeCondition:
     """A condition."""
 
     object_speed: float = 0.0
@@ -131,7 +131,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """Success and its outcomes."""
 
     rate: SuccessRate
@@ -140,7 +140,9 @@ class Result:
     """Mean length of the successful episodes in simulated time; NaN without any."""
 
 
-def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed: int = FRESH_SEEDS) -> Result:
+def measure(
+    policy: BatchPolicy, condition: EpisodeCondition, episodes: int, first_seed: int = FRESH_SEEDS
+) -> EvaluationResult:
     """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ..."""
     asked = policy if condition.dropped is None else without(policy, condition.dropped)
     return measure_runs(
@@ -149,20 +151,20 @@ def measure(policy: BatchPolicy, condition: Condition, episodes: int, first_seed
 
 
 def measure_runs(
-    run: Callable[[Sequence[RobotSim]], list[Outcome]],
+    run: Callable[[Sequence[RobotSim]], list[EpisodeOutcome]],
     object_speed: float,
     episodes: int,
     first_seed: int = FRESH_SEEDS,
-) -> Result:
+) -> EvaluationResult:
     """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ...; `run` runs one in each of some simulations."""
-    outcomes: list[Outcome] = []
+    outcomes: list[EpisodeOutcome] = []
     seconds: list[float] = []
     for sims in _groups(episodes, first_seed, object_speed):
         ended = run(sims)
         outcomes += ended
-        seconds += [sim.time for sim, end in zip(sims, ended, strict=True) if end is Outcome.SUCCESS]
+        seconds += [sim.time for sim, end in zip(sims, ended, strict=True) if end is EpisodeOutcome.SUCCESS]
     mean = float(np.mean(seconds)) if seconds else float("nan")
-    return Result(success_rate(outcomes), dict(Counter(outcome.value for outcome in outcomes)), mean)
+    return EvaluationResult(success_rate(outcomes), dict(Counter(outcome.value for outcome in outcomes)), mean)
 
 
 def _groups(episodes: int, first_seed: int, object_speed: float) -> Iterator[list[RobotSim]]:

@@ -43,7 +43,7 @@ THIS_MACHINE = "this machine"  # the profile "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class TableCondition:
     """One row of the table."""
 
     mode: str
@@ -64,7 +64,7 @@ class Condition:
 class ConditionResult:
     """Figures over all episodes of a condition, in simulated time."""
 
-    condition: Condition
+    condition: TableCondition
     success: SuccessRate
     by_seed: tuple[SuccessRate, ...]
     seconds_per_success: float
@@ -160,7 +160,7 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
     executions = _executions(plan, built)
     grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
     for profile, speed, pace, anchored, execution in grid:
-        condition = Condition(
+        condition = TableCondition(
             mode=pace_name(pace, stages),
             pace=pace,
             anchored=anchored,
@@ -201,7 +201,7 @@ def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
 
 
 def run_episodes(
-    service: VirtualService, condition: Condition, seeds: Sequence[int], period_s: float
+    service: VirtualService, condition: TableCondition, seeds: Sequence[int], period_s: float
 ) -> Iterator[EpisodeRun]:
     """Run one episode for each seed."""
     sim = RobotSim(seeds[0], condition.speed)
@@ -212,7 +212,7 @@ def run_episodes(
     sim.close()
 
 
-def result_of(condition: Condition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
+def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
     """The figures of a condition's episodes."""
     runs = [run for of_seed in by_seed for run in of_seed]
     acted = [action for run in runs for action in run.acted]
@@ -246,7 +246,7 @@ def _times(name: str, built: BuiltEngine) -> tuple[str, PassTimes]:
 
 def _of_seed(
     service: VirtualService,
-    condition: Condition,
+    condition: TableCondition,
     plan: EvaluationPlan,
     seed: int,
     progress: Callable[[str, int, int], None],
@@ -313,7 +313,7 @@ def _frame_table(results: list[ConditionResult]) -> FoldingTable:
     return table
 
 
-def _name(condition: Condition) -> str:
+def _name(condition: TableCondition) -> str:
     anchored = "" if condition.anchored else ", not anchored"
     chunks = f", {condition.execution.value}" if condition.execution else ""
     return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"

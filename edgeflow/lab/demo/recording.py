@@ -107,7 +107,7 @@ class RunRecorder:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
+class CommandedFrame:
     """A camera frame `[height, width, 3]` uint8 and the command given for it."""
 
     image: NDArray[np.uint8]

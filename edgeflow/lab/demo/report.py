@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
 from edgeflow.lab.demo.driver import RobotRun
-from edgeflow.lab.demo.recording import ModeResult, Series, Snapshot, TimeSeries
+from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
 from edgeflow_client.loadtest.drawing import figure_of, mode_colour, save, share_bars
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
@@ -189,7 +189,7 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series], title: str) -> None:
     save(figure, path)
 
 
-def plot_strip(path: Path, snapshots: Sequence[Snapshot], title: str) -> None:
+def plot_strip(path: Path, snapshots: Sequence[CommandedFrame], title: str) -> None:
     """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
     legend = "Wrist camera, by time in the episode; arrow: the displacement commanded, a picture is 0.3 m wide"
     figure = figure_of(1.9 * max(len(snapshots), 5), 3.4, f"{title}\n{legend}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
 from edgeflow.lab.export.graphs.graph_files import OPSET
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow_client.errors import CheckpointError
 
 CLOSE = 1e-4
@@ -35,7 +35,7 @@ SCALES = ("DequantizeLinear", "QuantizeLinear")
 ALLOWED = frozenset((*ARITHMETIC, *PRODUCTS, *NONLINEAR, *REDUCTIONS, *SHAPES, *BY_INDEX, *MASKS, *CONSTANTS, *SCALES))
 
 
-def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] | None = None) -> float:
+def error_of(path: Path, stage: StageGraph, given: Mapping[str, NDArray[Any]] | None = None) -> float:
     """The largest difference of an output, over the largest number of this output.
 
     given: the inputs; None for random floats, with the masks and positions of the example.
@@ -50,7 +50,7 @@ def error_of(path: Path, stage: StageProgram, given: Mapping[str, NDArray[Any]] 
     return float(np.max(errors))  # not finite where one is not
 
 
-def random_inputs(stage: StageProgram) -> dict[str, Tensor]:
+def random_inputs(stage: StageGraph) -> dict[str, Tensor]:
     """The example inputs of a stage, floats drawn anew, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     return {

@@ -30,7 +30,7 @@ from edgeflow.lab.export.graphs.graph_files import (
     write_graph,
 )
 from edgeflow.lab.export.graphs.rewrites import rewritten
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph
 from edgeflow.lab.export.programs import program_of
 from edgeflow.lab.export.quantised.frames import RANDOM, calibration_frames
 from edgeflow.lab.export.quantised.masks import calibrate_mask
@@ -88,7 +88,7 @@ def _files(traced: Sequence[Traced]) -> list[str]:
     """towers.onnx, or towers-41.onnx and so on by rows, where a stage has several buckets; steps by batch."""
     counts = Counter(each.stage.stage for each in traced)
 
-    def name(stage: StageProgram) -> str:
+    def name(stage: StageGraph) -> str:
         size = stage.batch if stage.stage is StageName.STEP else stage.rows
         return stage.stage.value + (f"-{size}" if counts[stage.stage] > 1 else "") + ".onnx"
 
@@ -100,7 +100,7 @@ def _write(
     traced: Traced,
     file: str,
     *,
-    calibration: Calibration,
+    calibration: GraphCalibration,
     weights: SharedWeights,
     report: Report,
 ) -> Exported:
@@ -128,7 +128,7 @@ def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class GraphCalibration:
     """Inputs and settings of a graph's quantisation."""
 
     rewrites: tuple[str, ...]
@@ -140,18 +140,20 @@ class Calibration:
     remarks: tuple[str, ...] = ()
 
 
-def calibrated(request: ExportRequest, program: ModelProgram, traced: Sequence[Traced], report: Report) -> Calibration:
+def calibrated(
+    request: ExportRequest, program: ModelProgram, traced: Sequence[Traced], report: Report
+) -> GraphCalibration:
     """Record the inputs of all stages where the request needs them.
 
     Quantised graphs need a finite mask, so they get one. ConfigError for frames that the model does not take.
     """
     if not request.calibrates:
-        return Calibration(rewrites=request.rewrites)
+        return GraphCalibration(rewrites=request.rewrites)
     report("calibration frames", 0, 1)
     frames, source = calibration_frames(request.folder, program, request.frames, report)
     inputs = record_stage_inputs(program, frames, "first" if request.first_step else "all")
     rewrites = request.rewrites if MASK in request.rewrites else (*request.rewrites, MASK)
-    return Calibration(
+    return GraphCalibration(
         rewrites=rewrites,
         inputs=inputs,
         constant=_constant(request, traced, inputs),

@@ -32,9 +32,9 @@ from edgeflow.lab.gpu.sections.served import service
 from edgeflow.lab.gpu.sections.token_checks import tokens
 from edgeflow.lab.gpu.sections.towers import towers
 from edgeflow.lab.gpu.sections.tuning import tune_models
-from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
+from edgeflow.lab.gpu.setting import OffError, SectionSetting, SkipError
 
-FUNCTIONS: dict[str, Callable[[Setting], Found]] = {
+FUNCTIONS: dict[str, Callable[[SectionSetting], Found]] = {
     "facts": facts,
     "ceilings": ceilings,
     "kernels": kernels,
@@ -77,7 +77,7 @@ def run(order: Order, result: Path) -> Found:
         keep("running", found=found)
 
     try:
-        found = FUNCTIONS[order.section](Setting.of(order, tell))
+        found = FUNCTIONS[order.section](SectionSetting.of(order, tell))
         return keep("partial" if found.get(LEFT_OUT) else "ok", found=found)
     except SkipError as error:
         return keep("skipped", error=str(error))

@@ -11,14 +11,14 @@ import torch
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import Setting, named
+from edgeflow.lab.gpu.setting import SectionSetting, named
 
 SAMPLES = 15
 TIMEOUT_S = 10
 LIBRARIES = ("torch", "triton", "transformers", "numpy", "pydantic", "flashinfer-python")
 
 
-def facts(setting: Setting) -> Found:
+def facts(setting: SectionSetting) -> Found:
     """The device, its driver and the versions of libraries; None for a library that is missing."""
     device = setting.device
     found: Found = {
@@ -40,7 +40,7 @@ def facts(setting: Setting) -> Found:
     return found
 
 
-def ceilings(setting: Setting) -> Found:
+def ceilings(setting: SectionSetting) -> Found:
     """Bytes per second of a copy of 1 GiB, read and written, and FLOP/s of a product of 8192 cubed; less on a CPU."""
     device, dtype = setting.device, setting.dtype
     large = device.type == "cuda"

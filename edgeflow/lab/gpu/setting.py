@@ -21,7 +21,7 @@ CLOSING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class SectionSetting:
     """The device, the policy and the time of one section."""
 
     device: torch.device
@@ -43,7 +43,7 @@ class Setting:
     """Folder of recorded checkpoints."""
 
     @classmethod
-    def of(cls, order: Order, tell: Callable[[Found], None]) -> Setting:
+    def of(cls, order: Order, tell: Callable[[Found], None]) -> SectionSetting:
         """The setting that an order describes."""
         device = torch.device(order.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

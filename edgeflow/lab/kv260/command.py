@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.lab.kv260 import constants
-from edgeflow.lab.kv260.hybrid import Run, compare_run
+from edgeflow.lab.kv260.hybrid import HybridRun, compare_run
 from edgeflow.lab.kv260.placement import TokenTime
-from edgeflow.lab.kv260.report import ROWS, Report, Subject, cosimulate, subject
+from edgeflow.lab.kv260.report import ROWS, CosimModel, CosimReport, cosimulate, subject
 from edgeflow.lab.kv260.sizes import MIB
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
@@ -34,7 +34,7 @@ def cosim_command(
     return 0 if report.run is None or report.run.equal else 1
 
 
-def _run(about: Subject, macros: Path | None, prompt: str | None, tokens: int) -> Run | None:
+def _run(about: CosimModel, macros: Path | None, prompt: str | None, tokens: int) -> HybridRun | None:
     if prompt is None:
         if macros is not None:
             raise ConfigError("macros: give a prompt too, with --prompt")
@@ -44,7 +44,7 @@ def _run(about: Subject, macros: Path | None, prompt: str | None, tokens: int) -
     return compare_run(about.checkpoint, macros, prompt, tokens)
 
 
-def _print(report: Report, console: Console) -> None:
+def _print(report: CosimReport, console: Console) -> None:
     console.print(_layer_table(report))
     console.print(_token_table(report))
     console.print(_size_table(report))
@@ -54,7 +54,7 @@ def _print(report: Report, console: Console) -> None:
         _print_run(report.run, console)
 
 
-def _layer_table(report: Report) -> FoldingTable:
+def _layer_table(report: CosimReport) -> FoldingTable:
     """A layer as in Table I. Placements that differ in the head alone have one column."""
     columns: list[TokenTime] = []
     for time in report.times:
@@ -84,7 +84,7 @@ def _limits(limits: Mapping[str, float]) -> str:
     return "\n".join(f"{limit} {time:.1f}" if len(limits) > 1 else limit for limit, time in limits.items())
 
 
-def _token_table(report: Report) -> FoldingTable:
+def _token_table(report: CosimReport) -> FoldingTable:
     table = FoldingTable(title="a token: milliseconds, tokens per second")
     table.add_column("placement")
     for name in ("layers", "head", "token", "tokens/s", "no overlap", "paper"):
@@ -100,7 +100,7 @@ def _token_table(report: Report) -> FoldingTable:
     return table
 
 
-def _size_table(report: Report) -> FoldingTable:
+def _size_table(report: CosimReport) -> FoldingTable:
     sizes, second = report.sizes, report.second_head
     table = FoldingTable("weights", "MiB", "of FP16", title=f"sizes, groups of {report.subject.group}")
     for name, count in (
@@ -113,7 +113,7 @@ def _size_table(report: Report) -> FoldingTable:
     return table
 
 
-def _print_run(run: Run, console: Console) -> None:
+def _print_run(run: HybridRun, console: Console) -> None:
     console.print(escape(run.text), highlight=False)
     verdict = (
         f"[green]all {len(run.tokens)} tokens equal the W4A16 reference's in float32[/]"

@@ -23,8 +23,8 @@ from edgeflow.lab.kv260.plan import (
     FORMAT,
     LAYOUT,
     VERSION,
-    Plan,
-    Span,
+    FileSpan,
+    MacroFilePlan,
     laid_out,
     planned,
 )
@@ -45,7 +45,7 @@ class MacroFile:
     """An open macro file: sizes and checksum are checked, numbers are read when they are asked for."""
 
     directory: Path
-    plan: Plan
+    plan: MacroFilePlan
     config: Mapping[str, Any]
     """The config.json of its model."""
 
@@ -64,13 +64,13 @@ class MacroFile:
         tensor = self.plan.tensors[name]
         return self._mapped("<f2", tensor.span, tensor.shape)
 
-    def _mapped(self, dtype: str, span: Span, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _mapped(self, dtype: str, span: FileSpan, shape: tuple[int, ...]) -> NDArray[Any]:
         if not span.nbytes:
             return np.empty(shape, dtype)
         return np.memmap(self.directory / BINARY, dtype, "r", span.offset, shape)
 
 
-def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -> Plan:
+def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -> MacroFilePlan:
     """Write a checkpoint in AutoAWQ's GEMM layout as a macro file in a directory, which is made where it is missing.
 
     Parts in other float formats become FP16. report: called with the name of a part, its number and their count.
@@ -114,11 +114,11 @@ def open_macro(directory: Path) -> MacroFile:
     return MacroFile(directory, plan, values["config"])
 
 
-def _write_parts(file: BinaryIO, plan: Plan, weights: Weights, report: Report) -> str:
+def _write_parts(file: BinaryIO, plan: MacroFilePlan, weights: Weights, report: Report) -> str:
     """Write every part at its place. Returns the SHA-256 of the file."""
     digest, end = hashlib.sha256(), 0
 
-    def put(span: Span, values: NDArray[Any]) -> None:
+    def put(span: FileSpan, values: NDArray[Any]) -> None:
         nonlocal end
         data = bytes(span.offset - end) + values.tobytes()
         file.write(data)
@@ -146,7 +146,7 @@ def _words(weights: Weights, shape: MacroShape) -> GemmWords:
     return GemmWords(*(part.numpy() for part in weight.gemm()))
 
 
-def _described(plan: Plan, digest: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _described(plan: MacroFilePlan, digest: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -157,7 +157,7 @@ def _described(plan: Plan, digest: str, config: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _entries(plan: Plan) -> dict[str, list[dict[str, Any]]]:
+def _entries(plan: MacroFilePlan) -> dict[str, list[dict[str, Any]]]:
     """The parts of a plan as the JSON lists them."""
     linears = [
         {
@@ -176,7 +176,7 @@ def _entries(plan: Plan) -> dict[str, list[dict[str, Any]]]:
     return {"linears": linears, "tensors": tensors}
 
 
-def _plan_of(values: Mapping[str, Any], path: Path) -> Plan:
+def _plan_of(values: Mapping[str, Any], path: Path) -> MacroFilePlan:
     """The plan of a description. Names and sizes lead to one plan, whose entries must be those of the file."""
     try:
         linears = {str(each["name"]): _shape(each) for each in values["linears"]}

@@ -19,7 +19,7 @@ from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import REFERENCE, Implementation
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.lab.kv260 import mac
 from edgeflow.lab.kv260.file import macro_weights, open_macro, stem_of
 from edgeflow.lab.kv260.macro import GemmWords, pack
@@ -73,7 +73,9 @@ def hybrid_table(backend: str = ACCELERATED) -> OperatorTable:
     """A table in which one of BACKENDS serves every linear in 4 bits on a CPU. All else is chosen as usual."""
     own = (_implementation(ACCELERATED, Accelerated), _implementation(EXACT, Exact))
     entries = (
-        Entry(OperatorKey(op_name="linear", hw_profile="cpu", stage=stage, weight=AWQ), backend, origin="co-simulation")
+        TableEntry(
+            OperatorKey(op_name="linear", hw_profile="cpu", stage=stage, weight=AWQ), backend, origin="co-simulation"
+        )
         for stage in STAGES
     )
     return built_in_table(*own).overlaid(*entries)
@@ -86,7 +88,7 @@ def _implementation(impl_id: str, function: type) -> Implementation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class HybridRun:
     """Greedy tokens of a prompt, hybrid and by the W4A16 reference in float32."""
 
     prompt: str
@@ -154,7 +156,7 @@ def greedy(decoder: LlamaDecoder, ids: list[int], count: int) -> list[int]:
     return tokens
 
 
-def compare_run(checkpoint: Path, macros: Path | None, prompt: str, count: int) -> Run:
+def compare_run(checkpoint: Path, macros: Path | None, prompt: str, count: int) -> HybridRun:
     """Run a prompt hybrid and by the reference. A model with a chat template is asked as in a chat."""
     reference, hybrid = load_hybrid(checkpoint, backend=REFERENCE), load_hybrid(checkpoint, macros)
     ids = list(_prompt_ids(hybrid, prompt))
@@ -162,7 +164,7 @@ def compare_run(checkpoint: Path, macros: Path | None, prompt: str, count: int) 
     started = time.perf_counter()
     tokens = greedy(hybrid.decoder, ids, count)
     elapsed = time.perf_counter() - started
-    return Run(
+    return HybridRun(
         prompt=prompt,
         rows=len(ids),
         tokens=tokens,

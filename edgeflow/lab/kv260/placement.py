@@ -65,7 +65,7 @@ def _microseconds(cycles: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class AcceleratorPlacement:
     """The operations on the accelerator; all others run on the A53s."""
 
     name: str
@@ -78,16 +78,18 @@ class Placement:
 
 
 PLACEMENTS = (
-    Placement("all on the A53s, no head", frozenset(), NO_HEAD, constants.PAPER_BASELINE.value),
-    Placement("all on the A53s", frozenset(), A53, constants.PAPER_BASELINE.value),
-    Placement("output projection and head on the A53s", PAPER_LINEARS, A53, constants.PAPER_ACCELERATED.value),
-    Placement("head on the A53s", frozenset(LINEARS), A53),
-    Placement("all linears and the head on the accelerator", frozenset(LINEARS), ACCELERATOR),
+    AcceleratorPlacement("all on the A53s, no head", frozenset(), NO_HEAD, constants.PAPER_BASELINE.value),
+    AcceleratorPlacement("all on the A53s", frozenset(), A53, constants.PAPER_BASELINE.value),
+    AcceleratorPlacement(
+        "output projection and head on the A53s", PAPER_LINEARS, A53, constants.PAPER_ACCELERATED.value
+    ),
+    AcceleratorPlacement("head on the A53s", frozenset(LINEARS), A53),
+    AcceleratorPlacement("all linears and the head on the accelerator", frozenset(LINEARS), ACCELERATOR),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlacedOperation:
     """An operation of a layer or the head."""
 
     name: str
@@ -105,10 +107,10 @@ class Part:
 class TokenTime:
     """The time of a token in a placement."""
 
-    placement: Placement
-    layer: tuple[Part, ...]
+    placement: AcceleratorPlacement
+    layer: tuple[PlacedOperation, ...]
     layers: int
-    head: Part | None
+    head: PlacedOperation | None
     """None where none is counted."""
 
     @property
@@ -141,7 +143,7 @@ class TokenTime:
         return {limit: time / (1e3 * self.milliseconds) for limit, time in total.most_common()}
 
 
-def token_time(config: LlamaConfig, group: int, placement: Placement) -> TokenTime:
+def token_time(config: LlamaConfig, group: int, placement: AcceleratorPlacement) -> TokenTime:
     """The time of a token of this network. CheckpointError where macros cannot hold a linear."""
     linears = {
         name: linear_time(MacroShape(outputs, inputs, group, name))
@@ -155,7 +157,7 @@ def token_time(config: LlamaConfig, group: int, placement: Placement) -> TokenTi
     return TokenTime(placement, layer, config.num_hidden_layers, _head(config, group, placement))
 
 
-def _head(config: LlamaConfig, group: int, placement: Placement) -> Part | None:
+def _head(config: LlamaConfig, group: int, placement: AcceleratorPlacement) -> PlacedOperation | None:
     if placement.head == NO_HEAD:
         return None
     if placement.head == ACCELERATOR:
@@ -163,12 +165,12 @@ def _head(config: LlamaConfig, group: int, placement: Placement) -> Part | None:
     return _on_a53s("head", head_time(config))
 
 
-def _on_a53s(name: str, time: float) -> Part:
-    return Part(name, time, {A53: time})
+def _on_a53s(name: str, time: float) -> PlacedOperation:
+    return PlacedOperation(name, time, {A53: time})
 
 
-def _on_accelerator(name: str, time: LinearTime) -> Part:
-    return Part(name, time.in_turn, time.limits)
+def _on_accelerator(name: str, time: LinearTime) -> PlacedOperation:
+    return PlacedOperation(name, time.in_turn, time.limits)
 
 
 def layer_times(config: LlamaConfig) -> dict[str, float]:

@@ -34,7 +34,7 @@ LAYOUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """Bytes of the binary file."""
 
     offset: int
@@ -50,7 +50,7 @@ class PlannedLinear:
     """A linear in macros and the span of each channel."""
 
     shape: MacroShape
-    channels: tuple[Span, ...]
+    channels: tuple[FileSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class PlannedTensor:
     """A tensor in FP16."""
 
     shape: tuple[int, ...]
-    span: Span
+    span: FileSpan
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MacroFilePlan:
     """The places of everything in a macro file."""
 
     linears: Mapping[str, PlannedLinear]
@@ -71,7 +71,7 @@ class Plan:
     """The nbytes of the binary file."""
 
 
-def planned(shapes: Mapping[str, tuple[int, ...]]) -> Plan:
+def planned(shapes: Mapping[str, tuple[int, ...]]) -> MacroFilePlan:
     """The plan of an AutoAWQ checkpoint (GEMM layout) from the shapes of its tensors; nothing is read.
 
     CheckpointError names a linear that lacks a part, or whose parts do not fit together or into macros.
@@ -82,13 +82,13 @@ def planned(shapes: Mapping[str, tuple[int, ...]]) -> Plan:
     return laid_out(linears, {name: shapes[name] for name in sorted(shapes, key=_natural) if name not in parts})
 
 
-def laid_out(linears: Mapping[str, MacroShape], tensors: Mapping[str, tuple[int, ...]]) -> Plan:
+def laid_out(linears: Mapping[str, MacroShape], tensors: Mapping[str, tuple[int, ...]]) -> MacroFilePlan:
     """The plan of these linears and tensors, in their order."""
     end = 0
 
-    def take(nbytes: int) -> Span:
+    def take(nbytes: int) -> FileSpan:
         nonlocal end
-        span = Span(-(-end // ALIGNMENT) * ALIGNMENT, nbytes)
+        span = FileSpan(-(-end // ALIGNMENT) * ALIGNMENT, nbytes)
         end = span.end
         return span
 
@@ -97,7 +97,7 @@ def laid_out(linears: Mapping[str, MacroShape], tensors: Mapping[str, tuple[int,
         for name, shape in linears.items()
     }
     halves = {name: PlannedTensor(tuple(shape), take(2 * math.prod(shape))) for name, shape in tensors.items()}
-    return Plan(placed, halves, end)
+    return MacroFilePlan(placed, halves, end)
 
 
 def macro_shape(shapes: Mapping[str, tuple[int, ...]], stem: str) -> MacroShape:

@@ -8,10 +8,19 @@ from typing import Any
 
 from edgeflow.kernels.awq import GROUPS
 from edgeflow.lab.kv260 import constants
-from edgeflow.lab.kv260.hybrid import Run
+from edgeflow.lab.kv260.hybrid import HybridRun
 from edgeflow.lab.kv260.network import PAPER_MODEL, PUBLISHED
-from edgeflow.lab.kv260.placement import PLACEMENTS, Part, TokenTime, token_time
-from edgeflow.lab.kv260.sizes import MIB, Memory, Sizes, check_fits, memory_of, positions, second_head_bytes, sizes
+from edgeflow.lab.kv260.placement import PLACEMENTS, PlacedOperation, TokenTime, token_time
+from edgeflow.lab.kv260.sizes import (
+    MIB,
+    BoardMemory,
+    WeightBytes,
+    check_fits,
+    memory_of,
+    positions,
+    second_head_bytes,
+    sizes,
+)
 from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import ConfigError
@@ -34,7 +43,7 @@ MACS = ("qkv", "gate_up", "down")
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class CosimModel:
     """A decoder and the group of its macros."""
 
     name: str
@@ -44,7 +53,7 @@ class Subject:
     """Its directory, None for a published configuration."""
 
 
-def subject(model: str, group: int | None) -> Subject:
+def subject(model: str, group: int | None) -> CosimModel:
     """Find a network by name or path; its weights are not read.
 
     group: by default the one that the checkpoint is quantised in, else the paper's. ConfigError for what is neither a
@@ -55,12 +64,12 @@ def subject(model: str, group: int | None) -> Subject:
     return about
 
 
-def _found(model: str, group: int | None) -> Subject:
+def _found(model: str, group: int | None) -> CosimModel:
     if group is not None and group not in GROUPS:
         raise ConfigError(f"group: must be one of {', '.join(map(str, GROUPS))}, got {group}")
     usual = int(constants.GROUP.value)
     if model in PUBLISHED:
-        return Subject(model, PUBLISHED[model], group or usual, None)
+        return CosimModel(model, PUBLISHED[model], group or usual, None)
     path = Path(model).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model: {model} is neither a checkpoint directory nor one of {', '.join(PUBLISHED)}")
@@ -68,19 +77,19 @@ def _found(model: str, group: int | None) -> Subject:
     stated = published.quantization.group if published.quantization else None
     if group is not None and stated is not None and group != stated:
         raise ConfigError(f"group: {model} is quantised in groups of {stated}, got {group}: leave --group out")
-    return Subject(model, published.text, group or stated or usual, path)
+    return CosimModel(model, published.text, group or stated or usual, path)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CosimReport:
     """The result of a co-simulation."""
 
-    subject: Subject
+    subject: CosimModel
     times: tuple[TokenTime, ...]
-    sizes: Sizes
+    sizes: WeightBytes
     second_head: int
     """Bytes of a head in macros."""
-    run: Run | None = None
+    run: HybridRun | None = None
     """None where no prompt was given."""
 
     @property
@@ -89,7 +98,7 @@ class Report:
         return self.subject.config == PUBLISHED[PAPER_MODEL]
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> BoardMemory:
         """The memory of the board that the network takes."""
         return memory_of(self.subject.config, self.subject.group)
 
@@ -150,12 +159,12 @@ class Report:
         }
 
 
-def cosimulate(subject: Subject, run: Run | None = None) -> Report:
+def cosimulate(subject: CosimModel, run: HybridRun | None = None) -> CosimReport:
     """All placements of a network; CheckpointError where macros cannot hold a linear."""
     config, group = subject.config, subject.group
     times = tuple(token_time(config, group, placement) for placement in PLACEMENTS)
     head = second_head_bytes(config, group)
-    return Report(subject, times, sizes(config, group), head, run)
+    return CosimReport(subject, times, sizes(config, group), head, run)
 
 
 def _placement(time: TokenTime, paper: float | None) -> dict[str, Any]:
@@ -174,7 +183,7 @@ def _placement(time: TokenTime, paper: float | None) -> dict[str, Any]:
     }
 
 
-def _part(part: Part, total: float) -> dict[str, Any]:
+def _part(part: PlacedOperation, total: float) -> dict[str, Any]:
     microseconds = part.microseconds
     return {
         "name": part.name,

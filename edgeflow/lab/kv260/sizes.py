@@ -18,7 +18,7 @@ FLOAT_BYTES = 4  # of a key or value
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WeightBytes:
     """Bytes of all weights: in FP16, as an AutoAWQ file (tensors without the header), as a macro file (its binary)."""
 
     fp16: int
@@ -27,7 +27,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class BoardMemory:
     """Bytes of the board's memory that a network takes, in the placement that takes most."""
 
     weights: int
@@ -51,10 +51,10 @@ class Memory:
         )
 
 
-def sizes(config: LlamaConfig, group: int) -> Sizes:
+def sizes(config: LlamaConfig, group: int) -> WeightBytes:
     """From the configuration alone, with all linears of the layers in 4 bits."""
     shapes = gemm_shapes_of(config, group)
-    return Sizes(
+    return WeightBytes(
         fp16=sum(2 * math.prod(shape) for _, shape in tensor_shapes_of(config)),
         autoawq=sum((4 if name.endswith(WORDS) else 2) * math.prod(shape) for name, shape in shapes.items()),
         macro=planned(shapes).nbytes,
@@ -66,9 +66,9 @@ def second_head_bytes(config: LlamaConfig, group: int) -> int:
     return head_in_macros(config, group).nbytes
 
 
-def memory_of(config: LlamaConfig, group: int) -> Memory:
+def memory_of(config: LlamaConfig, group: int) -> BoardMemory:
     """From the configuration alone."""
-    return Memory(
+    return BoardMemory(
         weights=sizes(config, group).macro,
         head=second_head_bytes(config, group) if config.tie_word_embeddings else 0,
         kv=positions(config) * config.num_hidden_layers * 2 * config.kv_width * FLOAT_BYTES,

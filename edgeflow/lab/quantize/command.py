@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from edgeflow.lab.progress import Report, reporting
-from edgeflow.lab.quantize.outcome import Outcome
+from edgeflow.lab.quantize.outcome import QuantisedCheckpoint
 from edgeflow.lab.quantize.policies.sources import is_policy
 from edgeflow.lab.quantize.policy_run import Loss, quantize_policy
 from edgeflow.lab.quantize.request import Request
@@ -39,7 +39,7 @@ def quantize_command(
     questions, loss, keep_frames: None where they were not given. loss: all or actions. keep_frames: a file for a
     policy's frames.
     """
-    work: Callable[[Request, Report], Outcome]
+    work: Callable[[Request, Report], QuantisedCheckpoint]
     if is_policy(request.folder):
         if questions is not None:
             raise ConfigError(f"questions: are for {EMBEDDED_CHAT}, and {model} is a policy; remove it")
@@ -61,7 +61,7 @@ def quantize_command(
         _show(model, outcome)
 
 
-def _show(model: str, outcome: Outcome) -> None:
+def _show(model: str, outcome: QuantisedCheckpoint) -> None:
     table = FoldingTable("held out", "round to nearest", "AWQ", title=escape(f"{model} in 4 bits"))
     for name, nearest, awq in outcome.rows():
         table.add_row(name, nearest, awq)

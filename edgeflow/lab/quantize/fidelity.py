@@ -11,17 +11,17 @@ from torch import Tensor
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.files.quantised import quantised_block
-from edgeflow.lab.quantize.outcome import Figures
-from edgeflow.lab.quantize.search.block import LINEARS, Block
+from edgeflow.lab.quantize.outcome import QuantisationError
+from edgeflow.lab.quantize.search.block import LINEARS, DecoderBlock
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 
 LINEAR_ROWS = 40
 """Texts, or batches of frames, whose inputs the error of linears is taken over."""
 
 
 @dataclass(slots=True, eq=False)
-class Fidelity(Figures):
+class Fidelity(QuantisationError):
     """Sums over held-out tokens.
 
     kl, in nats.
@@ -64,7 +64,7 @@ class Passed:
 
 @torch.inference_mode()
 def measure(
-    decoder: Decoder,
+    decoder: DecoderTensors,
     group: int,
     variants: Mapping[str, Sequence[BlockChoice]],
     texts: Sequence[Tensor],
@@ -88,7 +88,7 @@ def measure(
 
 @torch.inference_mode()
 def passed_through(
-    decoder: Decoder,
+    decoder: DecoderTensors,
     group: int,
     variants: Mapping[str, Sequence[BlockChoice]],
     batches: Sequence[Tensor],
@@ -120,7 +120,7 @@ def passed_through(
 class _LinearErrors:
     """The errors of the linears of one block in one variant."""
 
-    def __init__(self, block: Block, choice: BlockChoice, group: int) -> None:
+    def __init__(self, block: DecoderBlock, choice: BlockChoice, group: int) -> None:
         self.quantised = quantised_block(block, choice, group)
         self._block = block
         self._off = {

@@ -12,7 +12,7 @@ NEAREST, AWQ = "nearest", "awq"
 
 
 @dataclass(slots=True, eq=False)
-class Figures:
+class QuantisationError:
     """How far a quantised model is from the float one on held-out inputs."""
 
     linear: Mapping[str, float]
@@ -44,7 +44,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class QuantisedCheckpoint:
     """A quantised checkpoint."""
 
     group: int
@@ -53,8 +53,8 @@ class Outcome:
     stored_inner: int
     calibration: str
     choices: Sequence[BlockChoice]
-    nearest: Figures
-    awq: Figures
+    nearest: QuantisationError
+    awq: QuantisationError
     bytes_before: int
     bytes_after: int
     exact: float | None

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import passed_through
-from edgeflow.lab.quantize.outcome import Figures
+from edgeflow.lab.quantize.outcome import QuantisationError
 from edgeflow.lab.quantize.policies.served import ActionRows
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 
 NEAR = 1
 """Bins by which a near token is off, at most."""
 
 
 @dataclass(slots=True, eq=False)
-class TokenFidelity(Figures):
+class TokenFidelity(QuantisationError):
     """Sums over the action tokens that the float policy chose, each behind those before it."""
 
     tokens: int = 0
@@ -47,7 +47,7 @@ class TokenFidelity(Figures):
 
 
 @dataclass(slots=True, eq=False)
-class ChunkFidelity(Figures):
+class ChunkFidelity(QuantisationError):
     """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise."""
 
     chunk_error: float
@@ -74,7 +74,7 @@ class ChunkFidelity(Figures):
 
 @torch.inference_mode()
 def measure_tokens(
-    decoder: Decoder,
+    decoder: DecoderTensors,
     group: int,
     variants: Mapping[str, Sequence[BlockChoice]],
     rows: ActionRows,

@@ -17,9 +17,9 @@ from edgeflow.lab.quantize.files.quantised import check_outside
 from edgeflow.lab.quantize.files.source import Source
 from edgeflow.lab.quantize.files.state import FOLDER, SearchState, check_folder
 from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
-from edgeflow.lab.quantize.outcome import AWQ, NEAREST, Figures, Outcome
+from edgeflow.lab.quantize.outcome import AWQ, NEAREST, QuantisationError, QuantisedCheckpoint
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
-from edgeflow.lab.quantize.policies.frames import Frames, check_kept, chosen, read_frames, write_frames
+from edgeflow.lab.quantize.policies.frames import CalibrationFrames, check_kept, chosen, read_frames, write_frames
 from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.lab.quantize.policy_fidelity import ChunkFidelity, measure_tokens
@@ -42,7 +42,7 @@ class Loss(str, Enum):
     ACTIONS = "actions"
 
 
-def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path | None = None) -> Outcome:
+def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path | None = None) -> QuantisedCheckpoint:
     """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
 
     kept: a file that the frames are written to.
@@ -64,7 +64,7 @@ def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path 
     )
     _write(opened, choices, request.out, report)
     nearest, awq = _figures(request, opened, choices, frames.held_out, report)
-    outcome = Outcome(
+    outcome = QuantisedCheckpoint(
         group=group,
         inner=source.grouping.inner,
         stored_inner=source.decoder.config.intermediate_size,
@@ -100,7 +100,7 @@ def _check_loss(loss: Loss, opened: PolicySource) -> None:
         )
 
 
-def _frames(request: Request, kept: Path | None, report: Report) -> Frames:
+def _frames(request: Request, kept: Path | None, report: Report) -> CalibrationFrames:
     """The frames of the search and of the report, kept where that was asked for."""
     embedded = request.folder.resolve() in (EMBEDDED_POLICY.resolve(), EMBEDDED_FLOW_POLICY.resolve())
     if request.calibration == CLOSED_LOOP or (request.calibration == BUILT_IN and embedded):
@@ -129,7 +129,7 @@ def _figures(
     choices: Sequence[BlockChoice],
     held_out: Sequence[Observation],
     report: Report,
-) -> tuple[Figures, Figures]:
+) -> tuple[QuantisationError, QuantisationError]:
     """Those of round to nearest and of AWQ."""
     variants = {NEAREST: [BlockChoice()] * len(choices), AWQ: choices}
     decoder, group = opened.source.decoder, opened.source.grouping.group

@@ -14,7 +14,7 @@ from edgeflow.lab.outputs import write_json
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.calibration.samples import (
     BUILT_IN_TEXT,
-    Calibration,
+    CalibrationTokens,
     dialog_calibration,
     of_text,
     written_calibration,
@@ -24,11 +24,11 @@ from edgeflow.lab.quantize.files.quantised import check_block, check_outside
 from edgeflow.lab.quantize.files.source import open_chat_source
 from edgeflow.lab.quantize.files.state import SearchState, check_folder
 from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
-from edgeflow.lab.quantize.outcome import AWQ, NEAREST, Outcome
+from edgeflow.lab.quantize.outcome import AWQ, NEAREST, QuantisedCheckpoint
 from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.search.block_search import Counted, SearchSettings, run_batches, search_block
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
@@ -39,7 +39,7 @@ BATCH = 4
 """Calibration blocks that pass through the decoder together."""
 
 
-def quantize(request: Request, report: Report, *, questions: int, macros: bool) -> Outcome:
+def quantize(request: Request, report: Report, *, questions: int, macros: bool) -> QuantisedCheckpoint:
     """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
 
     questions: of the embedded chat model's report. macros: a macro file is written beside the checkpoint.
@@ -59,7 +59,7 @@ def quantize(request: Request, report: Report, *, questions: int, macros: bool) 
         write_macro(request.out, request.out, report)
     nearest = [BlockChoice()] * len(choices)
     found = measure(decoder, group, {NEAREST: nearest, AWQ: choices}, calibration.held_out, report)
-    outcome = Outcome(
+    outcome = QuantisedCheckpoint(
         group=group,
         inner=source.grouping.inner,
         stored_inner=decoder.config.intermediate_size,
@@ -78,7 +78,7 @@ def quantize(request: Request, report: Report, *, questions: int, macros: bool) 
 
 @torch.inference_mode()
 def search_decoder(
-    decoder: Decoder,
+    decoder: DecoderTensors,
     batches: Sequence[Tensor],
     settings: SearchSettings,
     state: SearchState,
@@ -114,7 +114,7 @@ def search_decoder(
     return found
 
 
-def _calibration(request: Request, decoder: Decoder, report: Report) -> Calibration:
+def _calibration(request: Request, decoder: DecoderTensors, report: Report) -> CalibrationTokens:
     if request.calibration == WRITTEN:
         return written_calibration(request.folder, request.seed, lambda done, all: report("texts", done, all))
     tokenizer = TextTokenizer(request.folder, decoder.config.vocab_size)

@@ -1,7 +1,7 @@
 """Problems on which implementations of an operator are compared and timed: the same for tests, tuner and GPU suite.
 
-A `Case` makes its numbers from its seed on any device, prepares an implementation with them and returns its outputs
-together with all memory that it may write. Memory that nothing may read is NaN.
+A `TrialCase` makes its numbers from its seed on any device, prepares an implementation with them and returns its
+outputs together with all memory that it may write. Memory that nothing may read is NaN.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TrialCase:
     """The recipe of one problem of one operator."""
 
     op_name: str
@@ -121,7 +121,7 @@ class Case:
 
 
 @lru_cache(maxsize=4096)
-def _signed(case: Case) -> Signed:
+def _signed(case: TrialCase) -> Signed:
     """Tensors without contents are slow to make, and a tuner asks several times."""
     problem = case.problem(torch.device("meta"), torch.float32)
     return SIGNATURES[case.op_name](*problem.arguments, *problem.rows)
@@ -140,14 +140,14 @@ def _alone(result: Any) -> Outputs:
     return (result,)
 
 
-def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> Case:
+def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> TrialCase:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(width), eps), _alone)
 
-    return Case(op_name="rms_norm", build=build, layer_role=role)
+    return TrialCase(op_name="rms_norm", build=build, layer_role=role)
 
 
-def head_norm(rows: int, heads: Heads, role: str = "query") -> Case:
+def head_norm(rows: int, heads: Heads, role: str = "query") -> TrialCase:
     """The norm of each head's query or key, out of a wider projection."""
     normed = slice(heads.query) if role == "query" else slice(heads.query, heads.query + heads.kv)
 
@@ -155,34 +155,34 @@ def head_norm(rows: int, heads: Heads, role: str = "query") -> Case:
         x = make.normal(rows, heads.query + 2 * heads.kv, heads.width)[:, normed]
         return Problem((x, make.normal(heads.width), 1e-6), _alone)
 
-    return Case(op_name="rms_norm", build=build, layer_role=role)
+    return TrialCase(op_name="rms_norm", build=build, layer_role=role)
 
 
-def add_rms_norm(rows: int, width: int, role: str = "") -> Case:
+def add_rms_norm(rows: int, width: int, role: str = "") -> TrialCase:
     def build(make: Numbers) -> Problem:
         return Problem((make.normal(rows, width), make.normal(rows, width), make.normal(width), 1e-6), tuple)
 
-    return Case(op_name="add_rms_norm", build=build, layer_role=role)
+    return TrialCase(op_name="add_rms_norm", build=build, layer_role=role)
 
 
-def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> Case:
+def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> TrialCase:
     """Rows far from a mean of zero."""
 
     def build(make: Numbers) -> Problem:
         x, residual = make.normal(rows, width), make.given(make.normal(rows, width) + 3.0)
         return Problem((x, residual, make.normal(width), make.normal(width), eps), tuple)
 
-    return Case(op_name="add_layer_norm", build=build)
+    return TrialCase(op_name="add_layer_norm", build=build)
 
 
-def swiglu(rows: int, width: int) -> Case:
+def swiglu(rows: int, width: int) -> TrialCase:
     def build(make: Numbers) -> Problem:
         return Problem((2 * make.normal(rows, 2 * width),), _alone)
 
-    return Case(op_name="swiglu", build=build)
+    return TrialCase(op_name="swiglu", build=build)
 
 
-def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
+def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> TrialCase:
     """The largest logit first or last in its slice, plain numbers, ties, NaN, infinities; NaN outside the slice."""
 
     def build(make: Numbers) -> Problem:
@@ -198,18 +198,18 @@ def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> Case:
             logits[5] = -torch.inf
         return Problem((logits, first, stop or vocabulary), tuple)
 
-    return Case(op_name="greedy", build=build)
+    return TrialCase(op_name="greedy", build=build)
 
 
-def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> Case:
+def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> TrialCase:
     def build(make: Numbers) -> Problem:
         data = make.normal(layers, 2, 3, capacity, heads.kv, heads.width)
         return Problem((data, 2, 0, length), lambda _: (data,), cold_bytes=data.nbytes)
 
-    return Case(op_name="shift_kv", build=build)
+    return TrialCase(op_name="shift_kv", build=build)
 
 
-def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: int = 2) -> Case:
+def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: int = 2) -> TrialCase:
     """Every stage one slot on, the oldest first."""
 
     def build(make: Numbers) -> Problem:
@@ -218,10 +218,10 @@ def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: 
         chain = torch.tensor(moves, dtype=torch.long, device=make.device).view(-1, 3)
         return Problem((data, chain), lambda _: (data,), cold_bytes=data.nbytes)
 
-    return Case(op_name="shift_kv_chain", build=build)
+    return TrialCase(op_name="shift_kv_chain", build=build)
 
 
-def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False) -> Case:
+def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False) -> TrialCase:
     """sections: M-RoPE, three components of a position that differ."""
 
     def build(make: Numbers) -> Problem:
@@ -233,10 +233,10 @@ def rope_write_kv(spans: Sequence[Span], heads: Heads, *, sections: bool = False
         arguments = qkv, heads.query, heads.kv, rows, layer
         return Problem(arguments, lambda q: (q, layer.keys, layer.values), cold_bytes=cold_bytes)
 
-    return Case(op_name="rope_write_kv", build=build, kv=DENSE.name)
+    return TrialCase(op_name="rope_write_kv", build=build, kv=DENSE.name)
 
 
-def rope_write_kv_scaled(spans: Sequence[Span], heads: Heads, kv_format: ScaledKV) -> Case:
+def rope_write_kv_scaled(spans: Sequence[Span], heads: Heads, kv_format: ScaledKV) -> TrialCase:
     """The values read back are compared; one row is all zeros."""
 
     def build(make: Numbers) -> Problem:
@@ -254,10 +254,12 @@ def rope_write_kv_scaled(spans: Sequence[Span], heads: Heads, kv_format: ScaledK
 
         return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=kv.data.nbytes)
 
-    return Case(op_name="rope_write_kv", build=build, kv=kv_format.name)
+    return TrialCase(op_name="rope_write_kv", build=build, kv=kv_format.name)
 
 
-def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None) -> Case:
+def packed_attention(
+    spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None
+) -> TrialCase:
     """sees: what the rows of each span see."""
 
     def build(make: Numbers) -> Problem:
@@ -269,12 +271,12 @@ def packed_attention(spans: Sequence[Span], heads: Heads, layers: int = 1, sees:
 
         return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
-    return Case(op_name="packed_attention", build=build, kv=DENSE.name, causal=sees is None)
+    return TrialCase(op_name="packed_attention", build=build, kv=DENSE.name, causal=sees is None)
 
 
 def packed_attention_scaled(
     spans: Sequence[Span], heads: Heads, kv_format: ScaledKV, sees: Sequence[Sees] | None = None
-) -> Case:
+) -> TrialCase:
     """The scales of rows that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
@@ -286,7 +288,7 @@ def packed_attention_scaled(
         kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case(op_name="packed_attention", build=build, kv=kv_format.name, causal=sees is None)
+    return TrialCase(op_name="packed_attention", build=build, kv=kv_format.name, causal=sees is None)
 
 
 def linear(
@@ -298,7 +300,7 @@ def linear(
     role: str = "",
     group: int = 0,
     format: str = "",
-) -> Case:
+) -> TrialCase:
     """group: G of a weight in 4 bits. format: of the weight, by default AWQ with a group, otherwise float, which an
     implementation of another format converts."""
     format = format or (AWQ if group else FLOAT)
@@ -310,10 +312,10 @@ def linear(
         cold_bytes = weight.nbytes if group else floats.numel()
         return Problem(arguments, lambda made: (made(x),), planned=True, rows=(rows,), cold_bytes=cold_bytes)
 
-    return Case(op_name="linear", build=build, layer_role=role, weight=format)
+    return TrialCase(op_name="linear", build=build, layer_role=role, weight=format)
 
 
-def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = False) -> Case:
+def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = False) -> TrialCase:
     """q, k and v as views of one projection, as in a vision tower. turned: values lie apart from keys, as after RoPE of
     queries and keys."""
 
@@ -323,7 +325,7 @@ def varlen_attention(lengths: Sequence[int], heads: Heads, *, turned: bool = Fal
         k = qkv[:, :2].clone()[:, 1] if turned else k
         return Problem((q, k, v, Sequences.of(lengths, make.device)), _alone)
 
-    return Case(op_name="varlen_attention", build=build)
+    return TrialCase(op_name="varlen_attention", build=build)
 
 
 def places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -> tuple[int, RowPlaces]:

@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees, before, bidirectional_prefix, causal
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases, memory_cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.sees import bidirectional_suffix, tree_of_drafts, window
 
 _HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
@@ -21,7 +21,7 @@ _LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (
 """Rows, vocabulary, and a slice of it."""
 
 
-def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
+def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[TrialCase]:
     """The proofs of an operator, those over one KV format where `kv` names it; KeyError where it has none.
 
     weight: the format of weights, for operators that have them.
@@ -30,13 +30,13 @@ def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
     return [case for case in found if weight == (case.weight or FLOAT)]
 
 
-def _rms_norm() -> list[Case]:
+def _rms_norm() -> list[TrialCase]:
     widths = [1, 8, 63, 64, 65, 896, 4096]
     plain = [cases.rms_norm(rows, width) for rows, width in zip([1, 2, 5, 3, 1, 7, 3], widths, strict=True)]
     return [*plain, cases.rms_norm(0, 16), cases.rms_norm(2, 16, eps=0.5), cases.head_norm(5, Heads(4, 2, 80))]
 
 
-def _add_layer_norm() -> list[Case]:
+def _add_layer_norm() -> list[TrialCase]:
     towers = [cases.add_layer_norm(3, 1024), cases.add_layer_norm(2, 1152)]
     small = [cases.add_layer_norm(rows, width) for rows, width in ((1, 1), (3, 64), (5, 65), (0, 8))]
     return [*towers, *small, cases.add_layer_norm(2, 16, eps=0.5)]
@@ -50,7 +50,7 @@ def _rope_spans() -> list[list[Span]]:
     ]
 
 
-def _rope() -> list[Case]:
+def _rope() -> list[TrialCase]:
     heads = [Heads(4, 4, 64), Heads(7, 1, 72), Heads(6, 2, 80), Heads(3, 1, 96), Heads(14, 2, 128), Heads(1, 1, 256)]
     found = [
         cases.rope_write_kv(_rope_spans()[index % 3], each, sections=sections)
@@ -60,27 +60,27 @@ def _rope() -> list[Case]:
     return [*found, cases.rope_write_kv(_rope_spans()[1], Heads(2, 2, 8))]
 
 
-def _linear() -> list[Case]:
+def _linear() -> list[TrialCase]:
     """One row to more than a block of them, widths that no block divides."""
     shapes = [(1, 64, 64), (1, 130, 96), (1, 33, 257), (2, 64, 31), (3, 9, 8), (63, 65, 17), (65, 128, 896)]
     plain = [cases.linear(*shape, bias=index % 2 == 0) for index, shape in enumerate(shapes)]
     return [*plain, *_linear_awq(), *_linear_int8()]
 
 
-def _linear_awq() -> list[Case]:
+def _linear_awq() -> list[TrialCase]:
     """Weights of 4 bits in groups of each size: one row to more than a block, one group and several."""
     shapes = [(1, 64, 64, 64), (1, 136, 96, 32), (2, 8, 256, 128), (3, 40, 192, 64), (5, 8, 32, 32), (16, 72, 128, 64)]
     more = [(17, 64, 128, 128), (63, 72, 64, 32), (65, 128, 448, 64)]
     return [cases.linear(*sizes, group=group, bias=not sizes[0] % 2) for *sizes, group in (*shapes, *more)]
 
 
-def _linear_int8() -> list[Case]:
+def _linear_int8() -> list[TrialCase]:
     """Weights that are held in 8 bits: one row to more than a block, a last tile of one output."""
     shapes = [(1, 64, 64), (1, 129, 96), (2, 40, 32), (3, 17, 896), (5, 8, 160), (17, 72, 128), (65, 128, 448)]
     return [cases.linear(*shape, format="int8", bias=not shape[0] % 2) for shape in shapes]
 
 
-def _rope_scaled(kv_format: ScaledKV) -> list[Case]:
+def _rope_scaled(kv_format: ScaledKV) -> list[TrialCase]:
     return [
         cases.rope_write_kv_scaled(spans, each, kv_format) for spans, each in zip(_rope_spans(), _HEADS, strict=True)
     ]
@@ -133,7 +133,7 @@ def _attention_heads() -> list[Heads]:
     return [Heads(group * (1 + group % 2), 1 + group % 2, width) for group, width in enumerate(widths, start=1)]
 
 
-def _packed_attention() -> list[Case]:
+def _packed_attention() -> list[TrialCase]:
     edges, heads = _edges(), _attention_heads()
     named = [cases.packed_attention(spans, heads[index % 8]) for index, spans in enumerate(edges)]
     small = [cases.packed_attention(_edges()[4], each) for each in heads]
@@ -142,7 +142,7 @@ def _packed_attention() -> list[Case]:
     return [*named, *small, *drawn, *seen]
 
 
-def _packed_attention_scaled(kv_format: ScaledKV) -> list[Case]:
+def _packed_attention_scaled(kv_format: ScaledKV) -> list[TrialCase]:
     plain = [cases.packed_attention_scaled(spans, _HEADS[i % 3], kv_format) for i, spans in enumerate(_edges())]
     seen = [
         cases.packed_attention_scaled(spans, _HEADS[index % 3], kv_format, sees)
@@ -151,7 +151,7 @@ def _packed_attention_scaled(kv_format: ScaledKV) -> list[Case]:
     return [*plain, *seen]
 
 
-def _read_memory() -> list[Case]:
+def _read_memory() -> list[TrialCase]:
     """One row to more than a block, groups of one head and of several, an MLP per layer and per head."""
     heads = [Heads(4, 4, 16), Heads(6, 2, 64), Heads(14, 2, 64), Heads(3, 1, 128)]
     lengths: Sequence[list[int]] = ([1], [5, 3, 65], [1, 1, 1], [64, 2])
@@ -164,25 +164,25 @@ def _read_memory() -> list[Case]:
     ]
 
 
-def _fold_memory() -> list[Case]:
+def _fold_memory() -> list[TrialCase]:
     heads = [Heads(4, 4, 16), Heads(6, 2, 64), Heads(3, 1, 128)]
     plain = [memory_cases.fold_memory(places, head) for places, head in zip((1, 65, 300), heads, strict=True)]
     return [*plain, memory_cases.fold_memory(9, heads[1], "relu")]
 
 
-def _rope_latent() -> list[Case]:
+def _rope_latent() -> list[TrialCase]:
     sizes = [(Heads(4, 1, 24), 8), (Heads(7, 1, 81), 16), (Heads(16, 1, 576), 64)]
     return [kv_cases.rope_write_latent(spans, *each) for spans, each in zip(_rope_spans(), sizes, strict=True)]
 
 
-def _packed_attention_latent() -> list[Case]:
+def _packed_attention_latent() -> list[TrialCase]:
     heads = [Heads(4, 1, 24), Heads(7, 1, 81), Heads(16, 1, 576)]
     plain = [kv_cases.attention_latent(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
     seen = [kv_cases.attention_latent(spans, heads[i % 2], sees) for i, (spans, sees) in enumerate(_sights())]
     return [*plain, *seen]
 
 
-def _rope_int4() -> list[Case]:
+def _rope_int4() -> list[TrialCase]:
     """Groups that begin before a pass, that end in it, and both; longer than what stays exact."""
     spans = [
         [Span(0, 0, 1)],
@@ -194,7 +194,7 @@ def _rope_int4() -> list[Case]:
     return [kv_cases.rope_write_int4(*each) for each in zip(spans, heads, strict=True)]
 
 
-def _packed_attention_int4() -> list[Case]:
+def _packed_attention_int4() -> list[TrialCase]:
     spans = [*_edges(), [Span(0, 30, 4), Span(2, 31, 1), Span(1, 32, 1), Span(3, 0, 33)], [Span(0, 10, 100)]]
     plain = [kv_cases.attention_int4(each, _HEADS[index % 3]) for index, each in enumerate(spans)]
     return [*plain, kv_cases.attention_int4([Span(1, 30, 4)], Heads(40, 1, 16))]
@@ -207,14 +207,14 @@ def _drawn(seed: int) -> list[Span]:
     return [Span(slot, draw.randint(0, 90), draw.choice([1, 1, 1, 2, 17, 40])) for slot in slots]
 
 
-def _varlen_attention() -> list[Case]:
+def _varlen_attention() -> list[TrialCase]:
     lengths: Sequence[list[int]] = ([1], [0, 5], [63, 64, 65], [16, 16, 16], [40, 1, 0, 130])
     heads = [Heads(2, 2, 64), Heads(1, 1, 72), Heads(2, 2, 80), Heads(1, 1, 96), Heads(1, 1, 256)]
     plain = [cases.varlen_attention(each, head) for each, head in zip(lengths, heads, strict=True)]
     return [*plain, cases.varlen_attention([5, 9], heads[0], turned=True)]
 
 
-_PROOFS: dict[str, Callable[[], list[Case]]] = {
+_PROOFS: dict[str, Callable[[], list[TrialCase]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": lambda: [cases.add_rms_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))],
     "add_layer_norm": _add_layer_norm,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.linear import saturates
-from edgeflow.lab.trials.cases import Case, Outputs
+from edgeflow.lab.trials.cases import Outputs, TrialCase
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 WRITTEN_TOLERANCE = {"int8": 8e-3, "fp8": 3e-2, "int4": 0.1}
@@ -35,7 +35,7 @@ SUMS_IN_FLOAT32 = {"fold_memory"}
 ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without VNNI
 
 
-def tolerance(case: Case, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
+def tolerance(case: TrialCase, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
     """The largest deviation of a correct implementation. weight: the format that it takes; own: its own deviation."""
     written = WRITTEN_TOLERANCE.get(case.kv, 0.0) if case.op_name == "rope_write_kv" else 0.0
     exact = max(TOLERANCE[torch.float32 if case.op_name in SUMS_IN_FLOAT32 else dtype], written)
@@ -45,16 +45,18 @@ def tolerance(case: Case, dtype: torch.dtype, weight: str = "", own: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ReferenceOutputs:
     """The reference's outputs of a case in float32, computed once for all candidates."""
 
-    case: Case
+    case: TrialCase
     device: torch.device
     dtype: torch.dtype
     outputs: Outputs
 
     @classmethod
-    def of(cls, case: Case, reference: Callable[..., Any], device: torch.device, dtype: torch.dtype) -> Expected:
+    def of(
+        cls, case: TrialCase, reference: Callable[..., Any], device: torch.device, dtype: torch.dtype
+    ) -> ReferenceOutputs:
         outputs = case.problem(device, torch.float32, rounded=dtype).given_to(reference)()
         return cls(case, device, dtype, outputs)
 

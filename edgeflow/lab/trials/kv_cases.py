@@ -13,10 +13,10 @@ from edgeflow.kernels.kv.int4 import GROUP, Grid, packed
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.sees import Sees
 from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.cases import Case, Heads, Numbers, Outputs, Problem, empty_slots, filled, places
+from edgeflow.lab.trials.cases import Heads, Numbers, Outputs, Problem, TrialCase, empty_slots, filled, places
 
 
-def rope_write_int4(spans: Sequence[Span], heads: Heads) -> Case:
+def rope_write_int4(spans: Sequence[Span], heads: Heads) -> TrialCase:
     """Compares what the last row of each span reads, the exact keys from the first group of each on, and the newest.
 
     The spans lie behind groups that other passes have begun.
@@ -37,10 +37,10 @@ def rope_write_int4(spans: Sequence[Span], heads: Heads) -> Case:
 
         return Problem((qkv, heads.query, heads.kv, rows, layer), outputs, cold_bytes=kv.data.nbytes)
 
-    return Case(op_name="rope_write_kv", build=build, kv=INT4.name)
+    return TrialCase(op_name="rope_write_kv", build=build, kv=INT4.name)
 
 
-def attention_int4(spans: Sequence[Span], heads: Heads) -> Case:
+def attention_int4(spans: Sequence[Span], heads: Heads) -> TrialCase:
     """The exact keys and the steps of values that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
@@ -59,10 +59,10 @@ def attention_int4(spans: Sequence[Span], heads: Heads) -> Case:
         layer.value_grids.copy_(torch.stack([grid.step, grid.offset])[..., 0])
         return Problem((layout, kv), lambda attend: (attend(q, layer),), planned=True, cold_bytes=kv.nbytes)
 
-    return Case(op_name="packed_attention", build=build, kv=INT4.name)
+    return TrialCase(op_name="packed_attention", build=build, kv=INT4.name)
 
 
-def rope_write_latent(spans: Sequence[Span], heads: Heads, rotary: int) -> Case:
+def rope_write_latent(spans: Sequence[Span], heads: Heads, rotary: int) -> TrialCase:
     """rotary: numbers of a head that are rotated, its last ones."""
     dense = cases.rope_write_kv(spans, Heads(heads.query, heads.kv, rotary))
 
@@ -78,7 +78,7 @@ def rope_write_latent(spans: Sequence[Span], heads: Heads, rotary: int) -> Case:
     return replace(dense, build=build, kv=LATENT.name)
 
 
-def attention_latent(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> Case:
+def attention_latent(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> TrialCase:
     """sees: what the rows of each span see."""
     dense = cases.packed_attention(spans, heads, 1, sees)
 

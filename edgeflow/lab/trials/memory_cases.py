@@ -12,7 +12,7 @@ from torch import Tensor
 from edgeflow.kernels.kv.formats import MemoryRules
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.memory import GateLayer, MemoryLayer
-from edgeflow.lab.trials.cases import Case, Heads, Numbers, Problem
+from edgeflow.lab.trials.cases import Heads, Numbers, Problem, TrialCase
 
 _FAR_BELOW: Final = -4.0
 """Queries at which exp(x) - 1 in 16 bits is -1, or nearly so."""
@@ -20,17 +20,17 @@ _OPPOSITE: Final = 25.0
 """Rows of a memory are this far above and below 0 in turns: their sums nearly cancel."""
 
 
-def read_memory(lengths: Sequence[int], heads: Heads, *, hidden: int, by_head: bool = False) -> Case:
+def read_memory(lengths: Sequence[int], heads: Heads, *, hidden: int, by_head: bool = False) -> TrialCase:
     """Spans in slots in reverse order, every other one gated. hidden: h of the gate. by_head: an MLP for each head."""
 
     def build(make: Numbers) -> Problem:
         layer = _memory(make, heads, slots=len(lengths), places=1, hidden=hidden, by_head=by_head)
         return _reading(make, lengths, heads, make.normal(sum(lengths), heads.query, heads.width), layer)
 
-    return Case(op_name="read_memory", build=build)
+    return TrialCase(op_name="read_memory", build=build)
 
 
-def read_in_float32(lengths: Sequence[int], heads: Heads) -> Case:
+def read_in_float32(lengths: Sequence[int], heads: Heads) -> TrialCase:
     """Queries and memories of which an activation, a sum or a product in 16 bits would lose most."""
 
     def build(make: Numbers) -> Problem:
@@ -40,10 +40,10 @@ def read_in_float32(lengths: Sequence[int], heads: Heads) -> Case:
         queries = make.given(make.normal(sum(lengths), heads.query, heads.width) / 16 + _FAR_BELOW)
         return _reading(make, lengths, heads, queries, layer)
 
-    return Case(op_name="read_memory", build=build)
+    return TrialCase(op_name="read_memory", build=build)
 
 
-def read_empty(lengths: Sequence[int], heads: Heads) -> Case:
+def read_empty(lengths: Sequence[int], heads: Heads) -> TrialCase:
     """Memories of zeros under an activation that gives zeros: what is read is 0, not 0 / 0."""
 
     def build(make: Numbers) -> Problem:
@@ -51,17 +51,17 @@ def read_empty(lengths: Sequence[int], heads: Heads) -> Case:
         layer = replace(layer, matrices=layer.matrices * 0, norms=layer.norms * 0)
         return _reading(make, lengths, heads, make.normal(sum(lengths), heads.query, heads.width), layer)
 
-    return Case(op_name="read_memory", build=build)
+    return TrialCase(op_name="read_memory", build=build)
 
 
-def fold_memory(places: int, heads: Heads, activation: str = "elu_plus_one") -> Case:
+def fold_memory(places: int, heads: Heads, activation: str = "elu_plus_one") -> TrialCase:
     """A segment in the middle of a slot; the other slot keeps its memory."""
 
     def build(make: Numbers) -> Problem:
         layer = _memory(make, heads, slots=2, places=places + 3, hidden=1, activation=activation)
         return Problem((layer, 1, 2, places + 2), lambda _: (layer.matrices, layer.norms), cold_bytes=layer.keys.nbytes)
 
-    return Case(op_name="fold_memory", build=build)
+    return TrialCase(op_name="fold_memory", build=build)
 
 
 def _reading(make: Numbers, lengths: Sequence[int], heads: Heads, queries: Tensor, layer: MemoryLayer) -> Problem:

@@ -15,7 +15,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.dimensions import KINDS, stage_of
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.lab.trials import cases, kv_cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow_client.errors import ConfigError
 
 COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
@@ -23,7 +23,7 @@ HEAD_NORMS = ("qwen3",)
 """Families that normalise each head's query and key."""
 
 ATTENTION = ("attention", "rope", "kv_cache")
-Staged = tuple[str, Case]
+Staged = tuple[str, TrialCase]
 """(stage of the pass, case)"""
 
 
@@ -66,9 +66,9 @@ def passes(shape: ModelShape) -> list[list[Span]]:
     return [*plain, [Span(0, 0, rows), *decodes], decodes] if stages > 1 else plain
 
 
-def model_cases(shape: ModelShape) -> list[Case]:
+def model_cases(shape: ModelShape) -> list[TrialCase]:
     """One case per operator, role and shape signature, by priority; a norm's role makes no other problem of it."""
-    by_signature: dict[tuple[Any, ...], Case] = {}
+    by_signature: dict[tuple[Any, ...], TrialCase] = {}
     for _, case in staged_cases(shape):
         each = replace(case, layer_role="") if KINDS[case.op_name] == "norm" else case
         by_signature.setdefault((each.op_name, each.kv, each.layer_role, each.weight, each.signed()), each)
@@ -107,7 +107,7 @@ def _priority(staged: Staged) -> int:
     return 3
 
 
-def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
+def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
     """The calls of one pass, those of a layer once."""
     rows = sum(span.length for span in spans)
     (attention, *narrow_attention), (write, *narrow_writes) = _attention(shape, spans), _writes(shape, spans)
@@ -129,7 +129,7 @@ def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
     ]
 
 
-def _writes(shape: ModelShape, spans: list[Span]) -> list[Case]:
+def _writes(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
     """Writes into slots in the model's own format, then into those of fewer bits."""
     heads = _heads(shape)
     if shape.latent is not None:
@@ -138,7 +138,7 @@ def _writes(shape: ModelShape, spans: list[Span]) -> list[Case]:
     return [cases.rope_write_kv(spans, heads), *scaled, kv_cases.rope_write_int4(spans, heads)]
 
 
-def _attention(shape: ModelShape, spans: list[Span]) -> list[Case]:
+def _attention(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
     """Attention over slots in the model's own format, then over those of fewer bits."""
     heads = _heads(shape)
     if shape.latent is not None:
@@ -151,7 +151,7 @@ def _heads(shape: ModelShape) -> Heads:
     return Heads(shape.heads, shape.kv_heads, shape.head_dim)
 
 
-def _norm_cases(shape: ModelShape, rows: int) -> list[Case]:
+def _norm_cases(shape: ModelShape, rows: int) -> list[TrialCase]:
     """The norms of queries and keys, or of what they are projected from."""
     if shape.latent is not None:
         widths = {"key": shape.latent.rank, "query": shape.latent.query_rank}
@@ -175,7 +175,7 @@ def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[
     return [*(("decode", case) for case in _attention(shape, last)), *((stage, case) for case in others)]
 
 
-def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
+def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
     """A fixed prefix brought before a prefill; the copies behind a packed pass that moves every frame on."""
     heads, capacity = Heads(1, shape.kv_heads, shape.head_dim), shape.rows + shape.stages
     stage = stage_of([span.length for span in spans])
@@ -187,12 +187,12 @@ def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[Case]:
     return []
 
 
-def linear_cases(shape: ModelShape, rows: int) -> list[Case]:
+def linear_cases(shape: ModelShape, rows: int) -> list[TrialCase]:
     """The projections of a layer, for so many rows."""
     return [_case(each, rows) for each in shape.every_product if each.role != "head"]
 
 
-def _case(product: Product, rows: int) -> Case:
+def _case(product: Product, rows: int) -> TrialCase:
     sizes = rows, product.outputs, product.inputs
     return cases.linear(*sizes, role=product.role, group=product.group, format=product.format)
 

@@ -20,8 +20,8 @@ import torch
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, known
 from edgeflow.kernels.timing import Seconds, last_level_cache, median_us, rotating
-from edgeflow.lab.trials.cases import Case, Problem
-from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.cases import Problem, TrialCase
+from edgeflow.lab.trials.compare import ReferenceOutputs, tolerance
 
 GAIN = 0.97  # a candidate must take at most this share of the default's time
 SLOWER = 1.10  # an overlay's choice that takes more than this share of the default's time has regressed
@@ -47,7 +47,7 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RecheckedEntry:
     """An entry of an overlay, checked again."""
 
     key: OperatorKey
@@ -58,11 +58,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class _PreparedTrial:
     """A prepared case: the expected result, computed once, and separate copies of the operands for timing."""
 
-    case: Case
-    expected: Expected
+    case: TrialCase
+    expected: ReferenceOutputs
     ring: Sequence[Problem]
 
     def call(self, function: Callable[..., Any]) -> Callable[[], Any]:
@@ -85,7 +85,7 @@ class Tuner:
     cache_bytes: int = 0
     """The cache that weights must not stay in; 0: the device's own."""
 
-    def key(self, case: Case) -> OperatorKey:
+    def key(self, case: TrialCase) -> OperatorKey:
         """The context of a case on this machine."""
         stage, shape_sig = case.signed()
         key = OperatorKey(
@@ -100,7 +100,7 @@ class Tuner:
         return known(key, Hardware.of(self.device))
 
     @torch.inference_mode()
-    def tune_together(self, cases: Sequence[Case]) -> list[Tuned]:
+    def tune_together(self, cases: Sequence[TrialCase]) -> list[Tuned]:
         """Search all candidates of cases that one implementation must serve, each with its own parameters.
 
         The one with the least mean share of the default's times is taken, if it makes none of them more than 10 %
@@ -135,7 +135,7 @@ class Tuner:
         self,
         key: OperatorKey,
         default: Callable[[], Any],
-        trial: _Trial,
+        trial: _PreparedTrial,
         implementation: Implementation,
         params: Params,
     ) -> Tuned:
@@ -147,27 +147,27 @@ class Tuner:
         )
 
     @torch.inference_mode()
-    def check(self, case: Case, impl_id: str, params: Params) -> Verdict:
+    def check(self, case: TrialCase, impl_id: str, params: Params) -> RecheckedEntry:
         """Check that a choice is still correct and not slower than the built-in one."""
         key = self.key(case)
         implementation = self.table.implementation(case.op_name, impl_id, case.kv)
         complaint = self.table.objection(implementation, key, Hardware.of(self.device), self.dtype)
         trial = None if complaint else self._trial(case)
         if trial is None or (complaint := self._compare(trial, implementation, params)):
-            return Verdict(key, impl_id, math.nan, math.nan, complaint)
+            return RecheckedEntry(key, impl_id, math.nan, math.nan, complaint)
         served = self.table.choose(key, Hardware.of(self.device), self.dtype)
         chosen = partial(implementation.load(), **params)
         times = self._time({"default": trial.call(served.load()), "chosen": trial.call(chosen)})
         same = (served.implementation.impl_id, served.params) == (impl_id, params)
         slower = not same and times["chosen"] > SLOWER * times["default"]
         complaint = f"slower than the default by {times['chosen'] / times['default'] - 1:.0%}" if slower else ""
-        return Verdict(key, impl_id, times["chosen"], times["default"], complaint)
+        return RecheckedEntry(key, impl_id, times["chosen"], times["default"], complaint)
 
-    def _trial(self, case: Case) -> _Trial:
+    def _trial(self, case: TrialCase) -> _PreparedTrial:
         reference = self.table.implementation(case.op_name, REFERENCE, case.kv).load()
-        expected = Expected.of(case, reference, self.device, self.dtype)
+        expected = ReferenceOutputs.of(case, reference, self.device, self.dtype)
         cache_bytes = self.cache_bytes or last_level_cache(self.device)
-        return _Trial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
+        return _PreparedTrial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
 
     def _candidates(self, keys: Sequence[OperatorKey]) -> Iterator[Implementation]:
         """All that may run in each of these contexts, without the reference, which is written to be read; on CUDA,
@@ -180,7 +180,7 @@ class Tuner:
             if impl_id != REFERENCE and replayable and not any(objections):
                 yield candidate
 
-    def _search_all(self, trials: Sequence[_Trial], implementation: Implementation) -> tuple[list[Params], str]:
+    def _search_all(self, trials: Sequence[_PreparedTrial], implementation: Implementation) -> tuple[list[Params], str]:
         """`_search` for each trial, up to the first complaint."""
         found: list[Params] = []
         for trial in trials:
@@ -190,7 +190,7 @@ class Tuner:
             found.append(params)
         return found, ""
 
-    def _search(self, trial: _Trial, implementation: Implementation) -> tuple[Params, str]:
+    def _search(self, trial: _PreparedTrial, implementation: Implementation) -> tuple[Params, str]:
         """The fastest parameters, one parameter after the other; or why not even the defaults will do."""
         complaint = self._compare(trial, implementation, {})
         if complaint:
@@ -210,7 +210,7 @@ class Tuner:
                 best = right[fastest]
         return best, ""
 
-    def _compare(self, trial: _Trial, implementation: Implementation, params: Params) -> str:
+    def _compare(self, trial: _PreparedTrial, implementation: Implementation, params: Params) -> str:
         """Compare with the expected result: the complaint if a candidate deviates or does not run, otherwise ""."""
         try:
             off = trial.expected.deviation(partial(implementation.load(), **params))

@@ -18,7 +18,7 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
-    Stamp,
+    OverlayStamp,
     current_stamp,
     load_entries,
     read_overlay,
@@ -27,9 +27,9 @@ from edgeflow.kernels.table.overlay import (
 )
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.progress import Report
-from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.cases import TrialCase
 from edgeflow.lab.trials.model_cases import model_cases, staged_cases
-from edgeflow.lab.trials.tune import Tuned, Tuner, Verdict
+from edgeflow.lab.trials.tune import RecheckedEntry, Tuned, Tuner
 from edgeflow.lab.tuning.subject import dtype_named
 from edgeflow_client.errors import ConfigError
 
@@ -38,7 +38,7 @@ DIMENSIONS = ("op_kind", "op_name", "model_name", "hw_profile", "layer_role", "s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class OperatorLine:
     """One line of `edgeflow ops`."""
 
     op_name: str
@@ -53,7 +53,7 @@ class Serving:
     passed_over: tuple[str, ...]
 
 
-def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[Serving]:
+def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[OperatorLine]:
     """Every operator as it is looked up for a model, then each problem of its passes."""
     keys = [
         OperatorKey(op_name=name, model_name=shape.family, kv=kv) for name in table.operators for kv in kv_formats(name)
@@ -81,7 +81,7 @@ def refusals(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype:
     return [told for case in weights if (told := _refusal(table, shape, case, hardware, dtype))]
 
 
-def _refusal(table: OperatorTable, shape: ModelShape, case: Case, hardware: Hardware, dtype: torch.dtype) -> str:
+def _refusal(table: OperatorTable, shape: ModelShape, case: TrialCase, hardware: Hardware, dtype: torch.dtype) -> str:
     """Why the quantised weight of a case could not be bound; "" where it can."""
     weight = case.problem(torch.device("meta"), dtype).arguments[0]
     key = OperatorKey(op_name=case.op_name, model_name=shape.family, layer_role=case.layer_role, weight=case.weight)
@@ -148,16 +148,16 @@ def write_overlay(path: Path, overlay: Overlay) -> None:
     draft.replace(path)
 
 
-def _of_one_weight(problems: Sequence[Case]) -> list[list[Case]]:
+def _of_one_weight(problems: Sequence[TrialCase]) -> list[list[TrialCase]]:
     """The problems in groups: those of a quantised weight together, where the first of them stands."""
-    groups: dict[object, list[Case]] = {}
+    groups: dict[object, list[TrialCase]] = {}
     for index, case in enumerate(problems):
         weight = case.layer_role, case.weight, _without_rows(case.signed()[1])
         groups.setdefault(weight if _is_quantised(case.weight) else index, []).append(case)
     return list(groups.values())
 
 
-def _is_done(overlay: Overlay, tuner: Tuner, shape: ModelShape, together: Sequence[Case]) -> bool:
+def _is_done(overlay: Overlay, tuner: Tuner, shape: ModelShape, together: Sequence[TrialCase]) -> bool:
     """True when each problem has an entry; of a quantised weight also the other numbers of rows, all with one
     implementation."""
     keys = [tuner.key(case) for case in together]
@@ -190,7 +190,7 @@ def _is_quantised(weight: str) -> bool:
     return weight not in ("", FLOAT)
 
 
-def regress(path: Path, device: torch.device, dtype: str, samples: int, report: Report) -> Iterator[Verdict]:
+def regress(path: Path, device: torch.device, dtype: str, samples: int, report: Report) -> Iterator[RecheckedEntry]:
     """Check every entry of an overlay again: is it correct, and still no slower than the built-in choice?
 
     dtype: "" is the one that the overlay was tuned in.
@@ -209,7 +209,7 @@ def regress(path: Path, device: torch.device, dtype: str, samples: int, report: 
         if case is not None:
             yield tuner.check(case, entry.impl_id, dict(entry.impl_params))
         else:
-            yield Verdict(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
+            yield RecheckedEntry(entry.key, entry.impl_id, 0.0, 0.0, "no problem of this model has this shape")
 
 
 def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples: int, weights: str) -> Tuner:
@@ -229,9 +229,9 @@ def shown_table(overlay: Path | None, dtype: torch.dtype, weights: str, tuned_fo
     return table.overlaid(*load_entries(overlay, device, dtype, weights, tuned_for))
 
 
-def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Serving:
+def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> OperatorLine:
     chosen = table.choose(key, hardware, dtype)
-    return Serving(
+    return OperatorLine(
         op_name=key.op_name,
         layer_role=key.layer_role,
         stage=key.stage,
@@ -245,7 +245,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
     )
 
 
-def _begun(out: Path, stamp: Stamp, sizes: ModelShape) -> Overlay:
+def _begun(out: Path, stamp: OverlayStamp, sizes: ModelShape) -> Overlay:
     """The entries of an earlier run for this machine and model; ConfigError names what differs in any other."""
     if not out.exists():
         return Overlay(stamp=stamp, model=sizes)
@@ -263,7 +263,7 @@ def _begun(out: Path, stamp: Stamp, sizes: ModelShape) -> Overlay:
     return overlay
 
 
-def _validity(stamp: Stamp, sizes: ModelShape) -> dict[str, str]:
+def _validity(stamp: OverlayStamp, sizes: ModelShape) -> dict[str, str]:
     """The machine, the versions and the model that results are valid for, by name, for a person. The head, which is one
     of the products, has a separate name."""
     products = sizes.every_product

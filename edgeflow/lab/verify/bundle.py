@@ -27,7 +27,7 @@ TENSORS_FILE = "expected.safetensors"
 VARIANTS_FILE = "expected_resize_variants.safetensors"
 
 
-class Entry:
+class BundleEntry:
     """One entry of `cases`, with typed access: CheckpointError for a value of the wrong kind."""
 
     def __init__(self, where: str, values: Any) -> None:
@@ -60,10 +60,10 @@ class Entry:
             raise CheckpointError(f"{self.where}.{key} must be a number")
         return None if value is None else float(value)
 
-    def optional_entry(self, key: str) -> Entry | None:
+    def optional_entry(self, key: str) -> BundleEntry | None:
         """An object inside this one."""
         value = self._values.get(key)
-        return None if value is None else Entry(f"{self.where}.{key}", value)
+        return None if value is None else BundleEntry(f"{self.where}.{key}", value)
 
     def values(self) -> dict[str, Any]:
         """All of it, unchecked."""
@@ -100,12 +100,12 @@ class Entry:
             raise CheckpointError(f"{self.where}.{key} must be a list of lists of whole numbers")
         return value
 
-    def entries(self, key: str) -> list[Entry]:
+    def entries(self, key: str) -> list[BundleEntry]:
         """A list of objects."""
         value = self._needed(key, self.optional_objects(key))
-        return [Entry(f"{self.where}.{key}[{index}]", each) for index, each in enumerate(value)]
+        return [BundleEntry(f"{self.where}.{key}[{index}]", each) for index, each in enumerate(value)]
 
-    def entry(self, key: str) -> Entry:
+    def entry(self, key: str) -> BundleEntry:
         """An object inside this one."""
         return self._needed(key, self.optional_entry(key))
 
@@ -135,7 +135,7 @@ class RecordedCase:
     """A case of a bundle: its entry in cases.json, and its tensors by the rest of their names."""
 
     name: str
-    entry: Entry
+    entry: BundleEntry
     tensors: Mapping[str, Tensor]
 
 
@@ -149,14 +149,14 @@ def read_cases(directory: Path) -> list[RecordedCase]:
     tensors = read_tensors(directory / TENSORS_FILE)
     if (directory / VARIANTS_FILE).is_file():
         tensors |= read_tensors(directory / VARIANTS_FILE)
-    cases = [_case(Entry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)]
+    cases = [_case(BundleEntry(f"{CASES_FILE} cases[{index}]", each), tensors) for index, each in enumerate(entries)]
     names = [case.name for case in cases]
     if len(set(names)) < len(names):
         raise CheckpointError(f"{directory / CASES_FILE}: two cases have the same name")
     return cases
 
 
-def _case(entry: Entry, tensors: Mapping[str, Tensor]) -> RecordedCase:
+def _case(entry: BundleEntry, tensors: Mapping[str, Tensor]) -> RecordedCase:
     name = entry.text("name")
     prefix = name + "."
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}

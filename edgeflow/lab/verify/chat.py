@@ -27,7 +27,7 @@ from edgeflow.kernels.linear import Reference
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.chat_bundle import ChatCase, read_chat_bundle
-from edgeflow.lab.verify.chat_modes import Asked, Ways
+from edgeflow.lab.verify.chat_modes import PromptCase, Ways
 from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     KV_BOUNDS,
@@ -61,7 +61,7 @@ MODE = "projections"
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _ChatCase:
     """A recorded case and its prompt as the model prepares it."""
 
     recorded: ChatCase
@@ -73,8 +73,8 @@ class _Case:
         return self.recorded.name
 
     @property
-    def asked(self) -> Asked:
-        return Asked(self.prompt, len(self.recorded.greedy_ids))
+    def asked(self) -> PromptCase:
+        return PromptCase(self.prompt, len(self.recorded.greedy_ids))
 
 
 def verify_chat(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
@@ -99,7 +99,7 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
     return results + _checked_answers(cases, model, progress)
 
 
-def _checked_answers(cases: Sequence[_Case], model: ChatModel, progress: Progress) -> Results:
+def _checked_answers(cases: Sequence[_ChatCase], model: ChatModel, progress: Progress) -> Results:
     answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
     results = []
     for index, (name, run) in enumerate(modes.items(), start=1):
@@ -139,7 +139,7 @@ def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds, devi
     return _forced_errors(_prepared_cases(directory, model), Ways(model), Ways(other), weights, bounds)
 
 
-def _forced_errors(cases: Sequence[_Case], exact: Ways, found: Ways, mode: str, bounds: LogitBounds) -> Results:
+def _forced_errors(cases: Sequence[_ChatCase], exact: Ways, found: Ways, mode: str, bounds: LogitBounds) -> Results:
     """The logits of recorded answers in one way against those in another."""
     results: Results = []
     for case in cases:
@@ -150,12 +150,12 @@ def _forced_errors(cases: Sequence[_Case], exact: Ways, found: Ways, mode: str, 
 
 
 @torch.inference_mode()
-def _forced(case: _Case, ways: Ways) -> Tensor:
+def _forced(case: _ChatCase, ways: Ways) -> Tensor:
     """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
     return _all_logits(case, ways)[len(case.prompt) - 1 :]
 
 
-def _all_logits(case: _Case, ways: Ways) -> Tensor:
+def _all_logits(case: _ChatCase, ways: Ways) -> Tensor:
     """Logits of every row of the prompt and of the recorded answer but its last token."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
@@ -173,19 +173,19 @@ def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
     return CheckResult("all", f"bytes per position, {found:.5g} for {exact:.5g}", found / exact, 1)
 
 
-def _prepared_cases(directory: Path, model: ChatModel) -> list[_Case]:
+def _prepared_cases(directory: Path, model: ChatModel) -> list[_ChatCase]:
     return [_prepared(case, model) for case in read_chat_bundle(directory)]
 
 
-def _prepared(case: ChatCase, model: ChatModel) -> _Case:
+def _prepared(case: ChatCase, model: ChatModel) -> _ChatCase:
     if case.messages is None:
         ids = model.prompt(case.input_ids) if case.prompt is None else model.text_prompt(case.prompt)
-        return _Case(case, ids, None)
+        return _ChatCase(case, ids, None)
     rendered = model.render(case.messages)
-    return _Case(case, model.chat_prompt(rendered, case.images), rendered)
+    return _ChatCase(case, model.chat_prompt(rendered, case.images), rendered)
 
 
-def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+def _check_prompt(case: _ChatCase, model: ChatModel) -> Iterator[CheckResult]:
     recorded, prompt = case.recorded, case.prompt
     if recorded.rendered is not None:
         yield CheckResult(case.name, "chat text", float(case.rendered != recorded.rendered), 0)
@@ -203,7 +203,7 @@ def _check_prompt(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
     yield from _check_forward(case, model)
 
 
-def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
+def _check_forward(case: _ChatCase, model: ChatModel) -> Iterator[CheckResult]:
     """Check every row of the prompt, computed in one pass."""
     decoder, prompt = model.decoder, case.prompt
     layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
@@ -219,7 +219,7 @@ def _check_forward(case: _Case, model: ChatModel) -> Iterator[CheckResult]:
         yield from _checked(case, "logits of prompt and answer", "all_logits", every, FEATURE_TOLERANCE)
 
 
-def _check_answer(case: _Case, tokens: list[int], logits: list[Tensor], model: ChatModel) -> Iterator[CheckResult]:
+def _check_answer(case: _ChatCase, tokens: list[int], logits: list[Tensor], model: ChatModel) -> Iterator[CheckResult]:
     recorded = case.recorded
     yield CheckResult(case.name, "greedy tokens", mismatches(tokens, recorded.greedy_ids), 0)
     if recorded.text is not None:
@@ -247,7 +247,7 @@ def check_best(case: str, quantity: str, logits: Tensor, ids: Tensor) -> CheckRe
     return compare(case, quantity, largest - logits.gather(1, ids), torch.zeros(ids.shape), FEATURE_TOLERANCE)
 
 
-def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+def _checked(case: _ChatCase, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
     """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

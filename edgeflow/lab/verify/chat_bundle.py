@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, Entry, read_image
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, BundleEntry, read_image
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.text.checkpoint_json import read_json, read_json_value
 from edgeflow_client.errors import CheckpointError
@@ -57,7 +57,7 @@ def read_chat_bundle(directory: Path) -> list[ChatCase]:
     entries = read_json_value(path)
     if not isinstance(entries, list) or not entries:
         raise CheckpointError(f"{path} lists no cases")
-    return [_oracle(index, Entry(f"{ORACLE_FILE}[{index}]", each)) for index, each in enumerate(entries)]
+    return [_oracle(index, BundleEntry(f"{ORACLE_FILE}[{index}]", each)) for index, each in enumerate(entries)]
 
 
 def _cases(directory: Path) -> list[ChatCase]:
@@ -69,15 +69,16 @@ def _cases(directory: Path) -> list[ChatCase]:
     tensors = read_tensors(directory / (LOGITS_FILE if quantised else TENSORS_FILE))
     if quantised and isinstance(entries[0], dict) and "generated_ids" in entries[0]:
         return [
-            _generated(index, Entry(f"{CASES_FILE} case{index}", each), tensors) for index, each in enumerate(entries)
+            _generated(index, BundleEntry(f"{CASES_FILE} case{index}", each), tensors)
+            for index, each in enumerate(entries)
         ]
     named = {f"case{index}": each for index, each in enumerate(entries)}
     if "chat" in values:
         named["chat"] = values["chat"]
-    return [_case(directory, name, Entry(f"{CASES_FILE} {name}", each), tensors) for name, each in named.items()]
+    return [_case(directory, name, BundleEntry(f"{CASES_FILE} {name}", each), tensors) for name, each in named.items()]
 
 
-def _case(directory: Path, name: str, entry: Entry, tensors: Mapping[str, Tensor]) -> ChatCase:
+def _case(directory: Path, name: str, entry: BundleEntry, tensors: Mapping[str, Tensor]) -> ChatCase:
     prefix = name + "."
     messages = entry.optional_objects("messages")
     delta = entry.optional_numbers("rope_delta")
@@ -95,7 +96,7 @@ def _case(directory: Path, name: str, entry: Entry, tensors: Mapping[str, Tensor
     )
 
 
-def _generated(index: int, entry: Entry, tensors: Mapping[str, Tensor]) -> ChatCase:
+def _generated(index: int, entry: BundleEntry, tensors: Mapping[str, Tensor]) -> ChatCase:
     name = f"{index}.logits"
     return ChatCase(
         name=f"case{index}",
@@ -105,7 +106,7 @@ def _generated(index: int, entry: Entry, tensors: Mapping[str, Tensor]) -> ChatC
     )
 
 
-def _oracle(index: int, entry: Entry) -> ChatCase:
+def _oracle(index: int, entry: BundleEntry) -> ChatCase:
     top = entry.optional_pairs("last_logits_top5") or []
     tensors = {
         "top_ids": torch.tensor([int(token) for token, _ in top]),

@@ -21,7 +21,7 @@ PREFIX_CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptCase:
     """A prompt and the number of tokens to generate."""
 
     prompt: Prompt
@@ -44,7 +44,7 @@ class Ways:
     kv_format: KVFormat | None = None
     """How keys and values are stored; None: as the model's own are."""
 
-    def all(self) -> dict[str, Callable[[Sequence[Asked]], list[Answer]]]:
+    def all(self) -> dict[str, Callable[[Sequence[PromptCase]], list[Answer]]]:
         """Answers of each way, by name, in the order of the requests."""
         chunked = {
             f"chunks of {size}": lambda asked, size=size: [self.alone(each, size) for each in asked] for size in CHUNKS
@@ -57,14 +57,14 @@ class Ways:
             "packed": self._packed,
         }
 
-    def alone(self, asked: Asked, chunk: int) -> Answer:
+    def alone(self, asked: PromptCase, chunk: int) -> Answer:
         engine = self._engine(1, asked.positions)
         return _run(engine, [_generation(engine, asked, 0)], chunk)[0]
 
     def kv(self, slots: int, capacity: int) -> KVSlots:
         return self.model.decoder.kv_slots(slots, capacity, self.kv_format)
 
-    def _after_prefix(self, asked: Asked, slot: int) -> Answer:
+    def _after_prefix(self, asked: PromptCase, slot: int) -> Answer:
         """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""
         engine = self._engine(2, asked.positions)
         prefix = FixedPrefix(asked.prompt.head(max(1, len(asked.prompt) // 2)), 0)
@@ -75,7 +75,7 @@ class Ways:
             (answer,) = _run(engine, [_generation(engine, asked, slot, known)], PREFIX_CHUNK)
         return answer
 
-    def _packed(self, asked: Sequence[Asked]) -> list[Answer]:
+    def _packed(self, asked: Sequence[PromptCase]) -> list[Answer]:
         """One slot each, by descending index, so that rows of a pass lie in no order of slots."""
         engine = self._engine(len(asked), max(each.positions for each in asked))
         slots = range(len(asked) - 1, -1, -1)
@@ -86,7 +86,7 @@ class Ways:
         return ChatEngine(self.model, self.kv(slots, capacity), keep_logits=True)
 
 
-def _generation(engine: ChatEngine, asked: Asked, slot: int, known: int = 0) -> Generation:
+def _generation(engine: ChatEngine, asked: PromptCase, slot: int, known: int = 0) -> Generation:
     params = SamplingParams(max_tokens=asked.tokens)
     return Generation(engine, asked.prompt, params, slot, known=known, ignore_stop=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, Entry
+from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, BundleEntry
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.eagle3.config import Eagle3Config
 from edgeflow.models.eagle3.growing import TreeSizes
@@ -82,7 +82,7 @@ def read_eagle_bundle(directory: Path, base: LlamaConfig, head: Eagle3Config) ->
     Numbers are checked before any tensor is read, and tensors by their shapes.
     """
     path = directory / CASES_FILE
-    top = Entry(str(path), read_json(path))
+    top = BundleEntry(str(path), read_json(path))
     vocabularies = {"vocab": base.vocab_size, "draft_vocab": head.draft_vocabulary}
     for name, own in vocabularies.items():
         stated = top.optional_whole_number(name)
@@ -97,7 +97,7 @@ def read_eagle_bundle(directory: Path, base: LlamaConfig, head: Eagle3Config) ->
     return EagleBundle(sizes, _with_tensors(directory, cases, sizes, head.feature_width))
 
 
-def _sizes(params: Entry, head: Eagle3Config, where: str) -> TreeSizes:
+def _sizes(params: BundleEntry, head: Eagle3Config, where: str) -> TreeSizes:
     rows, depth, width = (params.whole_number(name) for name in ("total_token", "depth", "top_k"))
     if width > head.draft_vocabulary:
         raise CheckpointError(f"{where}: params.top_k is {width}, but the head has {head.draft_vocabulary} tokens")
@@ -113,7 +113,7 @@ class _CaseReader:
     base: LlamaConfig
     where: str
 
-    def case(self, name: str, entry: Entry) -> EagleCase:
+    def case(self, name: str, entry: BundleEntry) -> EagleCase:
         """A case without its tensors."""
         where = f"{self.where} {name}"
         prompt, output = entry.ids("prompt_ids"), entry.ids("output_ids")
@@ -147,7 +147,7 @@ class _CaseReader:
             masks={},
         )
 
-    def _tree(self, entry: Entry, where: str) -> RecordedTree:
+    def _tree(self, entry: BundleEntry, where: str) -> RecordedTree:
         rows, deepest = self.sizes.rows, self.sizes.depth + 1
         tokens, depths = entry.ids("draft_tokens"), entry.ids("tree_position_ids")
         paths = entry.id_rows("retrieve_indices")

@@ -22,19 +22,19 @@ from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.whole import run_whole
-from edgeflow.lab.verify.bundle import Entry
+from edgeflow.lab.verify.bundle import BundleEntry
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Progress, Results, silent
 from edgeflow.lab.verify.gate_bundle import (
     BASE,
-    Decoded,
     GateCase,
     GateRun,
     GateRunner,
+    RecordedSteps,
     check_cases,
     check_run,
     read_gate_bundle,
 )
-from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin, greedy
+from edgeflow.lab.verify.gate_streaming import GateMemory, GatePass, StreamingTwin, greedy
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import MemoryGate
 from edgeflow.models.published import read_published
@@ -103,7 +103,7 @@ def _check_streaming(case: GateCase, base: PlainBase, default: MemoryGate) -> It
 
 
 def _check_change(
-    case: GateCase, what: str, stated: Entry, steps: Decoded, other: Decoded | None
+    case: GateCase, what: str, stated: BundleEntry, steps: RecordedSteps, other: RecordedSteps | None
 ) -> Iterator[CheckResult]:
     """Compare how far another run is from this one with what was recorded.
 
@@ -135,7 +135,7 @@ def _distance(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     return max(((a - b).abs().max().item() for a, b in zip(some, others, strict=True)), default=0.0)
 
 
-def _margin(steps: Decoded) -> float:
+def _margin(steps: RecordedSteps) -> float:
     best = torch.stack(steps.logits).topk(2).values
     return (best[:, 0] - best[:, 1]).min().item()
 
@@ -151,7 +151,7 @@ def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_
         tensors["segment_z.last_layer"] = torch.stack([each.norms[-1] for each in folds])
     tokens, passes = greedy(twin, case.ids, len(case.greedy_ids))
     tensors |= _memory(twin.memories, "_end")
-    decoded = Decoded(tokens, [each.logits for each in passes], twin.folds_at, twin.folded)
+    decoded = RecordedSteps(tokens, [each.logits for each in passes], twin.folds_at, twin.folded)
     return GateRun(len(folds), decoded, tensors)
 
 
@@ -174,7 +174,7 @@ def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
     counts = [rules.segments(len(ids)) for ids in texts]
     folds = [len(ids) for ids, old, new in zip(texts[1:], counts, counts[1:], strict=False) if new > old]
     ends = {f"{name}_end": states[-1][name] for name in ("M", "z") if name in states[-1]}
-    decoded = Decoded([int(each.argmax()) for each in logits], logits, folds, counts[-1])
+    decoded = RecordedSteps([int(each.argmax()) for each in logits], logits, folds, counts[-1])
     return GateRun(segments, decoded, tensors | ends)
 
 
@@ -193,12 +193,12 @@ def _at_once(ids: Sequence[int], base: PlainBase, gate: MemoryGate) -> dict[str,
     return tensors | {"segment_M.last_layer": last[..., :-1], "segment_z.last_layer": last[..., -1]}
 
 
-def _seen(found: Pass) -> dict[str, Tensor]:
+def _seen(found: GatePass) -> dict[str, Tensor]:
     reads = {f"a_mem.{layer}": tensor for layer, tensor in enumerate(found.a_mem)}
     return reads | {f"a_com.{layer}": tensor for layer, tensor in enumerate(found.a_com)}
 
 
-def _memory(folds: Sequence[Memory], end: str = "") -> dict[str, Tensor]:
+def _memory(folds: Sequence[GateMemory], end: str = "") -> dict[str, Tensor]:
     return {f"M{end}": folds[-1].sums, f"z{end}": folds[-1].norms} if folds else {}
 
 
@@ -213,7 +213,7 @@ def served_ways(model: ChatModel) -> dict[str, GateRunner]:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Watched:
+class _WatchedRequest:
     """A request of a case and what it gave so far."""
 
     case: GateCase
@@ -253,7 +253,7 @@ class _Watched:
         if len(of_prompt) == self.case.segments > 0:  # a prefix may have brought some
             tensors["segment_M.last_layer"] = torch.stack([each for _, each, _ in of_prompt])
             tensors["segment_z.last_layer"] = torch.stack([each for *_, each in of_prompt])
-        decoded = Decoded(self.request.tokens, self.logits, later, self.folded)
+        decoded = RecordedSteps(self.request.tokens, self.logits, later, self.folded)
         return GateRun(segments=self.folded - len(later), decoded=decoded, tensors=tensors)
 
 
@@ -268,13 +268,13 @@ def _positions(case: GateCase) -> int:
     return len(case.ids) + len(case.greedy_ids)
 
 
-def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, prefix: int = 0) -> _Watched:
+def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, prefix: int = 0) -> _WatchedRequest:
     prompt, params = engine.model.prompt(case.ids), SamplingParams(max_tokens=len(case.greedy_ids))
     request = Generation(engine, prompt, params, slot, known=known, prefix=prefix, ignore_stop=True)
-    return _Watched(case=case, engine=engine, request=request)
+    return _WatchedRequest(case=case, engine=engine, request=request)
 
 
-def _answer(engine: ChatEngine, asked: Sequence[_Watched], chunk: int) -> None:
+def _answer(engine: ChatEngine, asked: Sequence[_WatchedRequest], chunk: int) -> None:
     """Shared passes, until all are answered; each begins one pass after the one before it."""
     started = 0
     while any(each.request.finish is None for each in asked):

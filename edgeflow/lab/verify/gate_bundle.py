@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgeflow.lab.verify.bundle import CASES_FILE, Entry, RecordedCase, read_cases
+from edgeflow.lab.verify.bundle import CASES_FILE, BundleEntry, RecordedCase, read_cases
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Results, compare, mismatches
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, gate_header, read_layers
@@ -51,8 +51,8 @@ class GateCase:
     """Folded when the last token is drawn."""
     margin: float | None
     """The least distance of the two largest logits that a token was drawn from."""
-    without_memory: Entry | None
-    against_default: Entry | None
+    without_memory: BundleEntry | None
+    against_default: BundleEntry | None
     """Both: what leaving the memory out, or the rules of gate.json, would change."""
     tensors: Mapping[str, Tensor]
 
@@ -67,12 +67,12 @@ def read_gate_bundle(directory: Path, config: LlamaConfig, device: torch.device)
 
     config: of the base.
     """
-    reader = _Reader(directory, config, device, gate_header(directory, config).read(config, torch.float32, device))
+    reader = _GateReader(directory, config, device, gate_header(directory, config).read(config, torch.float32, device))
     return reader.gate, [reader.case(each) for each in read_cases(directory)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _GateReader:
     """Reads the tensors of a gate's bundle."""
 
     directory: Path
@@ -105,7 +105,7 @@ class _Reader:
             tensors=recorded.tensors,
         )
 
-    def _own_gate(self, entry: Entry, where: str) -> MemoryGate:
+    def _own_gate(self, entry: BundleEntry, where: str) -> MemoryGate:
         """The tensors that a case names under the rules that it states, which override those of gate.json."""
         name, options = entry.text("gate_file"), entry.optional_entry("options")
         if Path(name).name != name or not (self.directory / name).is_file():
@@ -122,7 +122,7 @@ class _Reader:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decoded:
+class RecordedSteps:
     """The steps of a run."""
 
     tokens: list[int]
@@ -141,7 +141,7 @@ class GateRun:
 
     segments: int
     """Folded after the prompt."""
-    decoded: Decoded | None
+    decoded: RecordedSteps | None
     """None where only the prompt was run."""
     tensors: Mapping[str, Tensor]
     """By their names in a bundle, as many as are known; those of logits follow from the steps."""

@@ -24,7 +24,7 @@ Pairs = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Memory:
+class GateMemory:
     """The compressed memory of a gate."""
 
     sums: Tensor
@@ -33,7 +33,7 @@ class Memory:
     """Z [layers, KH, D]; both float32."""
 
     @classmethod
-    def empty(cls, base: PlainBase) -> Memory:
+    def empty(cls, base: PlainBase) -> GateMemory:
         """Zeros."""
         config = base.config
         shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
@@ -41,7 +41,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pass:
+class GatePass:
     """The outcome of a pass."""
 
     logits: Tensor
@@ -62,7 +62,7 @@ class StreamingTwin:
 
     def __init__(self, base: PlainBase, gate: MemoryGate, *, without_memory: bool = False) -> None:
         self.ids: list[int] = []
-        self.memories: list[Memory] = []
+        self.memories: list[GateMemory] = []
         self.folds_at: list[int] = []
         self._base, self._gate, self._without_memory = base, gate, without_memory
         self._held: list[Pairs] = []  # of each layer: the sink's, then those kept
@@ -82,7 +82,7 @@ class StreamingTwin:
         rules = self.rules
         return len(self.ids) - rules.sink - rules.window - rules.segment * self.folded
 
-    def prefill(self, ids: Sequence[int]) -> Pass:
+    def prefill(self, ids: Sequence[int]) -> GatePass:
         """Run a prompt; the outcome of its last pass."""
         rules = self.rules
         self.ids, self.memories, self.folds_at = list(ids), [], []
@@ -96,7 +96,7 @@ class StreamingTwin:
             self._fold(self._run(start, start + rules.segment, self._memory(long_route=True))[1])
         return self._kept(rules.sink + self.folded * rules.segment, len(ids), self._memory())
 
-    def step(self, token: int) -> Pass:
+    def step(self, token: int) -> GatePass:
         """Run one more token; folds the oldest segment where this token makes one whole."""
         rules = self.rules
         self.ids.append(token)
@@ -118,19 +118,19 @@ class StreamingTwin:
         self._fold(oldest)
         return self._kept(known - rules.window, known, self._memory())
 
-    def _memory(self, *, long_route: bool = False) -> Memory | None:
+    def _memory(self, *, long_route: bool = False) -> GateMemory | None:
         """The memory that a pass reads. long_route: the pass runs the tokens of a segment."""
         if self.memories:
             return self.memories[-1]
-        return Memory.empty(self._base) if long_route and self.rules.first_segment == "zero" else None
+        return GateMemory.empty(self._base) if long_route and self.rules.first_segment == "zero" else None
 
-    def _kept(self, start: int, stop: int, memory: Memory | None) -> Pass:
+    def _kept(self, start: int, stop: int, memory: GateMemory | None) -> GatePass:
         """A pass whose keys and values stay."""
         outcome, pairs = self._run(start, stop, memory)
         self._hold(pairs)
         return outcome
 
-    def _run(self, start: int, stop: int, memory: Memory | None) -> tuple[Pass, list[Pairs]]:
+    def _run(self, start: int, stop: int, memory: GateMemory | None) -> tuple[GatePass, list[Pairs]]:
         """One pass of tokens start .. stop, and the keys and values of each layer."""
         base = self._base
         back = self.rules.segment * self.folded if self.rules.positions == "local" else 0
@@ -148,7 +148,7 @@ class StreamingTwin:
             x = base.finish(layer, x, attended)
             pairs.append((k, v))
         hidden = base.final(x)
-        return Pass(base.logits(hidden[-1]), hidden, reads, mixed), pairs
+        return GatePass(base.logits(hidden[-1]), hidden, reads, mixed), pairs
 
     def _hold(self, pairs: Sequence[Pairs]) -> None:
         self._held = [_joined(held, new) for held, new in zip(self._held, pairs, strict=True)]
@@ -159,7 +159,7 @@ class StreamingTwin:
 
     def _fold(self, pairs: Sequence[Pairs]) -> None:
         """Add the pairs of a segment to the memory."""
-        before = self._memory() or Memory.empty(self._base)
+        before = self._memory() or GateMemory.empty(self._base)
         sums, norms = before.sums.clone(), before.norms.clone()
         for index, own in enumerate(pairs):
             if self.rules.memory_content == "sink_and_segment":
@@ -168,7 +168,7 @@ class StreamingTwin:
                 marked = _feature(keys, self.rules)
                 sums[index, head] += marked.T @ values.float()
                 norms[index, head] += marked.sum(0)
-        self.memories.append(Memory(sums, norms))
+        self.memories.append(GateMemory(sums, norms))
 
     def _no_pairs(self) -> list[Tensor]:
         config = self._base.config
@@ -176,7 +176,7 @@ class StreamingTwin:
         return [empty] * config.num_hidden_layers
 
 
-def greedy(twin: StreamingTwin, ids: Sequence[int], tokens: int) -> tuple[list[int], list[Pass]]:
+def greedy(twin: StreamingTwin, ids: Sequence[int], tokens: int) -> tuple[list[int], list[GatePass]]:
     """The tokens of largest logits after a prompt, and the passes that they were drawn from."""
     passes = [twin.prefill(ids)]
     drawn = [int(passes[-1].logits.argmax())]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edgeflow.contract import Pace, StageProgram
-from edgeflow.engine.control.offline import Decoded, OfflineRun
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun
 from edgeflow.scheduler.pace import pace_of, paces_of, served_pace
 from edgeflow_client.types import Mode
 
@@ -24,9 +24,9 @@ def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pac
     return found
 
 
-def decode_arrivals(run: OfflineRun, arrivals: Sequence[tuple[int, Any]]) -> list[Decoded]:
+def decode_arrivals(run: OfflineRun, arrivals: Sequence[tuple[int, Any]]) -> list[DecodedFrame]:
     """Decode frames of session 0, each offered after so many further passes, once the one before has started."""
-    results: list[Decoded] = []
+    results: list[DecodedFrame] = []
     for seq, (passes, frame) in enumerate(arrivals, start=1):
         while passes > 0 or run.waiting(0):
             launched = run.step()

@@ -91,7 +91,7 @@ class _Beam:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Places:
+class _TreePlaces:
     """Where trees grow; arguments as of `grow`."""
 
     slots: Tensor
@@ -154,7 +154,7 @@ def grow(
         raise ValueError(f"width {width} of a tree is more than the head's vocabulary {head.config.draft_vocabulary}")
     spans = _spans(slots, ends, sizes, kv) if on_host else None
     furthest = min(reach + sizes.places, kv.capacity) if reach else kv.capacity
-    places = _Places(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
+    places = _TreePlaces(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
     scores, tokens = _best(head, hidden, width)
     beam = _Beam(
         candidate=torch.arange(width, device=slots.device).expand_as(tokens),

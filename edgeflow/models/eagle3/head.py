@@ -40,7 +40,7 @@ ROWS = "decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
+class _StageLayer:
     """The layer in one stage."""
 
     input_norm: Tensor
@@ -99,7 +99,7 @@ class Eagle3Head:
         hidden_norm = below.take("hidden_norm.weight", width)
         post_norm = below.take("post_attention_layernorm.weight", width)
         self._layers = {
-            stage: _Layer(
+            stage: _StageLayer(
                 input_norm=input_norm,
                 hidden_norm=hidden_norm,
                 attention=attention[stage],

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.act.config import read_checkpoint
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings, refuse_crop
+from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings, refuse_crop
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
 
 
-def _detect(files: Files) -> bool:
+def _detect(files: CheckpointFiles) -> bool:
     return files.config.get("type") == "act"
 
 

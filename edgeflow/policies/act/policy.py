@@ -19,7 +19,7 @@ from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.lerobot import ACTION, STATE, Affine, Camera, Normalisation
+from edgeflow.policies.lerobot import ACTION, STATE, Affine, ImageInput, Normalisation
 from edgeflow.policies.tensors import placed, unit_range
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
@@ -42,7 +42,7 @@ class ACTFrame:
     vectors: tuple[Tensor, ...]
 
 
-class Normaliser:
+class InputNormaliser:
     """Normalises tensors of one input as the checkpoint's processor does; None leaves them as they are."""
 
     def __init__(self, affine: Affine | None, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class ACTPolicy:
         self._sources = processors.sources
         self._action = processors.action
         self._place = place
-        self._normalise = {name: Normaliser(processors.inputs.get(name), place) for name in config.inputs}
+        self._normalise = {name: InputNormaliser(processors.inputs.get(name), place) for name in config.inputs}
         self._positions = network.positions([(map_side(each.height), map_side(each.width)) for each in config.cameras])
 
     @property
@@ -149,7 +149,7 @@ class ACTPolicy:
             step_ms=1000.0 / rate if horizon > 1 else 0.0,
         )
 
-    def _image(self, camera: Camera, observation: Observation) -> Tensor:
+    def _image(self, camera: ImageInput, observation: Observation) -> Tensor:
         """[3, h, w] on the place of normalisation."""
         image = observation.images.get(self._sources[camera.name])
         if image is None or (image.width, image.height) != (camera.width, camera.height):

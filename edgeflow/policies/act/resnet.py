@@ -23,7 +23,7 @@ STRIDE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ResNetLayout:
     """Layers of a ResNet."""
 
     blocks: tuple[int, int, int, int]
@@ -34,11 +34,11 @@ class Layout:
 
 _BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
 LAYOUTS = {
-    "resnet18": Layout((2, 2, 2, 2), _BASIC),
-    "resnet34": Layout((3, 4, 6, 3), _BASIC),
-    "resnet50": Layout((3, 4, 6, 3), _BOTTLENECK),
-    "resnet101": Layout((3, 4, 23, 3), _BOTTLENECK),
-    "resnet152": Layout((3, 8, 36, 3), _BOTTLENECK),
+    "resnet18": ResNetLayout((2, 2, 2, 2), _BASIC),
+    "resnet34": ResNetLayout((3, 4, 6, 3), _BASIC),
+    "resnet50": ResNetLayout((3, 4, 6, 3), _BOTTLENECK),
+    "resnet101": ResNetLayout((3, 4, 23, 3), _BOTTLENECK),
+    "resnet152": ResNetLayout((3, 8, 36, 3), _BOTTLENECK),
 }
 
 
@@ -84,14 +84,16 @@ class _Convolution:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _ResidualBlock:
     """Convolutions with a ReLU between them, added to the input, which `shortcut` brings to their shape."""
 
     convolutions: tuple[_Convolution, ...]
     shortcut: _Convolution | None
 
     @classmethod
-    def of(cls, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype) -> _Block:
+    def of(
+        cls, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype
+    ) -> _ResidualBlock:
         """weights: those below `layer<n>.<index>.`"""
         convolutions, channels, strides = [], inputs, _strides(kernels, stride)
         for index, (side, step) in enumerate(zip(kernels, strides, strict=True), start=1):
@@ -121,13 +123,13 @@ class ResNet:
     def __init__(self, name: str, weights: Weights, dtype: torch.dtype) -> None:
         layout = LAYOUTS[name]
         self._stem = _Convolution.of(weights, ("conv1", "bn1"), (3, 7), 2, dtype)
-        self._blocks: list[_Block] = []
+        self._blocks: list[_ResidualBlock] = []
         self.channels = self._stem.outputs
         for layer, count in enumerate(layout.blocks, start=1):
             for index in range(count):
                 stride = 2 if layer > 1 and index == 0 else 1
                 below = weights.under(f"layer{layer}.{index}.")
-                self._blocks.append(_Block.of(below, layout.kernels, self.channels, stride, dtype))
+                self._blocks.append(_ResidualBlock.of(below, layout.kernels, self.channels, stride, dtype))
                 self.channels = self._blocks[-1].outputs
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow.policies.family import DENOISING_MODES, Family, Files, Settings, refuse_crop
+from edgeflow.policies.family import DENOISING_MODES, CheckpointFiles, Family, Settings, refuse_crop
 from edgeflow.policies.flow.config import FlowCheckpoint
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def flow_family(
 ) -> Family:
     """The entry of a family. architecture_of: of a configuration; imports torch when it is called."""
 
-    def detect(files: Files) -> bool:
+    def detect(files: CheckpointFiles) -> bool:
         return files.config.get("type") == name
 
     def load(directory: Path, settings: Settings, options: LoadOptions) -> Published:

@@ -19,7 +19,7 @@ from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import projection
-from edgeflow.models.stack_norms import Condition
+from edgeflow.models.stack_norms import NormCondition
 
 PREFIX = "model."
 """The prefix of tensor names in all files that LeRobot saves; published base files have none."""
@@ -114,7 +114,7 @@ class PrefixedNetwork(PackedNetwork, ABC):
         return self.prefix(pixel_values, prompt_ids, state)
 
     @abstractmethod
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """As in FlowNetwork."""
 
     @abstractmethod

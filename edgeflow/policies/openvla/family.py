@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.contract import KVName
-from edgeflow.policies.family import TOKEN_MODES, Family, Files, Settings, check_files, check_kind
+from edgeflow.policies.family import TOKEN_MODES, CheckpointFiles, Family, Settings, check_files, check_kind
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError
 
@@ -20,7 +20,7 @@ RATE, MAX_RATE_HZ = "control_rate_hz", 1000.0
 REQUIRED = ("preprocessor_config.json", "tokenizer.json")
 
 
-def _detect(files: Files) -> bool:
+def _detect(files: CheckpointFiles) -> bool:
     return files.config.get("model_type") == "openvla"
 
 

@@ -55,7 +55,7 @@ class SideStream:
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 
 
-class Vision:
+class OpenVLAVision:
     """One or two towers without their last block, and a projector of two or three layers.
 
     image_tokens: projected patches of an image. channels: of its pixel values, three per tower.

@@ -23,7 +23,7 @@ from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.tokens import ActionDecoder, Prompter
 from edgeflow.policies.tensors import pixels
@@ -103,7 +103,7 @@ class OpenVLAPolicy(OpenVLAFrames):
     ) -> None:
         self.kv_format = kv_format
         self.decoder = LlamaDecoder(config.text, weights.under("language_model."), table=table, **decoder_options)
-        self.vision = Vision(config, weights, table)
+        self.vision = OpenVLAVision(config, weights, table)
         self.device = weights.device
         place = weights.device if preprocess_on_device else None
         super().__init__(config, prompter.ids, self.vision.image_tokens, place=place)

@@ -175,7 +175,7 @@ def _choose(directory: Path, stem: str, files: dict[str, str], settings: OFTSett
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bounds:
+class VectorBounds:
     """Bounds of a normalised vector."""
 
     low: Numbers
@@ -203,16 +203,16 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class TrainingStatistics:
     """Statistics of the training data by which vectors are normalised."""
 
-    actions: dict[str, Bounds]
+    actions: dict[str, VectorBounds]
     """Bounds by data set."""
-    proprio: Bounds | None
+    proprio: VectorBounds | None
     """Bounds of the state, of the one data set where there is a state."""
 
 
-def read_statistics(directory: Path, settings: OFTSettings) -> Statistics:
+def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistics:
     """Those of the data sets whose actions have `policy.dims` numbers.
 
     dataset_statistics.json overrides norm_stats of config.json. CheckpointError for entries that are missing or wrong.
@@ -229,9 +229,11 @@ def read_statistics(directory: Path, settings: OFTSettings) -> Statistics:
         key: _bounds(f"{name} {key}.action", entry["action"], settings, settings.dims) for key, entry in chosen.items()
     }
     if not settings.proprio:
-        return Statistics(actions, None)
+        return TrainingStatistics(actions, None)
     ((key, entry),) = chosen.items()
-    return Statistics(actions, _bounds(f"{name} {key}.proprio", entry.get("proprio"), settings, settings.proprio))
+    return TrainingStatistics(
+        actions, _bounds(f"{name} {key}.proprio", entry.get("proprio"), settings, settings.proprio)
+    )
 
 
 def _entries(directory: Path) -> tuple[str, dict[str, Any]]:
@@ -262,7 +264,7 @@ def _of_width(name: str, entries: Mapping[str, Any], dims: int) -> dict[str, Map
     return found
 
 
-def _bounds(where: str, entry: Any, settings: OFTSettings, count: int) -> Bounds:
+def _bounds(where: str, entry: Any, settings: OFTSettings, count: int) -> VectorBounds:
     if not isinstance(entry, Mapping):
         raise CheckpointError(f"{where} is missing: copy the checkpoint again")
     low, high = (_numbers(where, entry, key, count) for key in _KEYS[settings.bounds])
@@ -274,7 +276,7 @@ def _bounds(where: str, entry: Any, settings: OFTSettings, count: int) -> Bounds
         raise CheckpointError(f"{where}.mask has {len(mask)} entries, expected {count}")
     if bool((low > high).any()):
         raise CheckpointError(f"{where}: {_KEYS[settings.bounds][0]} is above {_KEYS[settings.bounds][1]}")
-    return Bounds(low, high, mask, _limits(where, entry, low, high, mask))
+    return VectorBounds(low, high, mask, _limits(where, entry, low, high, mask))
 
 
 def _limits(
@@ -308,7 +310,7 @@ class OFTCheckpoint:
 
     settings: OFTSettings
     files: ExtraFiles
-    statistics: Statistics
+    statistics: TrainingStatistics
 
 
 def read_checkpoint(directory: Path, settings: Settings) -> OFTCheckpoint:

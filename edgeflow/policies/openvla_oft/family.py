@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Files, Settings
+from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings
 from edgeflow.policies.openvla_oft.config import read_checkpoint
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgeflow.engine.policy import LoadOptions, Policy, Published
 
 
-def _detect(files: Files) -> bool:
+def _detect(files: CheckpointFiles) -> bool:
     """True for recordings alone: config.json is that of OpenVLA."""
     constants = (files.cases or {}).get("constants")
     recorded = isinstance(constants, dict) and "NUM_ACTIONS_CHUNK" in constants

@@ -24,7 +24,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.vit import gemm, norm_weights
 from edgeflow.models.weights_only import read_state_dict
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 
 LAYER_NORM_EPS = 1e-5
 BLOCKS = 2
@@ -99,7 +99,7 @@ class OFTNetwork:
     def __init__(
         self,
         decoder: LlamaDecoder,
-        vision: Vision,
+        vision: OpenVLAVision,
         device: torch.device,
         *,
         head: ActionHead | None,

@@ -19,11 +19,11 @@ from edgeflow.kernels.kv.formats import DENSE, slot_bytes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.published import count_weights
 from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers, of_dataset
-from edgeflow.policies.openvla_oft.config import STATE, OFTCheckpoint, OFTSettings, Statistics
+from edgeflow.policies.openvla_oft.config import STATE, OFTCheckpoint, OFTSettings, TrainingStatistics
 from edgeflow.policies.openvla_oft.network import (
     ActionHead,
     OFTNetwork,
@@ -64,7 +64,7 @@ class OpenVLAOFTPolicy:
         self,
         config: OpenVLAConfig,
         settings: OFTSettings,
-        statistics: Statistics,
+        statistics: TrainingStatistics,
         network: OFTNetwork,
         prompt_ids: Callable[[str], tuple[int, ...]],
         *,
@@ -217,7 +217,7 @@ class PublishedOpenVLAOFT:
         proprio = read_proprio(files.proprio, weights, settings.proprio, config.text.hidden_size)
         network = OFTNetwork(
             LlamaDecoder(config.text, weights.under("language_model."), table=placement.table),
-            Vision(config, weights, placement.table),
+            OpenVLAVision(config, weights, placement.table),
             placement.device,
             head=head,
             proprio=proprio,

@@ -20,7 +20,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, HeadSizes
 from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
-from edgeflow.models.stack_norms import Condition, StackSizes
+from edgeflow.models.stack_norms import NormCondition, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
 from edgeflow.policies.pi.config import GemmaSizes, PiConfig
@@ -59,10 +59,10 @@ class PiNetwork(PrefixedNetwork):
             self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods, table=placement.table)
             self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
         if self._config.adaptive:
-            condition = Condition(self.condition(times.values), times.of_row.flatten())
+            condition = NormCondition(self.condition(times.values), times.of_row.flatten())
             return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
         rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, times)], dim=1)
         return rows.flatten(0, 1).to(self.decoder.dtype), None

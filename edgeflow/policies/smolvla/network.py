@@ -20,7 +20,7 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, HeadSizes
 from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
-from edgeflow.models.stack_norms import Condition, StackSizes
+from edgeflow.models.stack_norms import NormCondition, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
@@ -52,7 +52,7 @@ class SmolVLANetwork(PrefixedNetwork):
         x: Tensor,
         times: RowTimes,
         state: Tensor,  # noqa: ARG002 - it is in the prefix
-    ) -> tuple[Tensor, Condition | None]:
+    ) -> tuple[Tensor, NormCondition | None]:
         """As of FlowNetwork."""
         return self._mixing(x, times).flatten(0, 1).to(self.decoder.dtype), None
 

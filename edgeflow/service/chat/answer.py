@@ -9,8 +9,8 @@ from typing import Any
 
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
-from edgeflow.service.chat.calls import Call, CallReader, Found
-from edgeflow.service.chat.desk import ChatDesk, Turn
+from edgeflow.service.chat.calls import Call, CallReader, ParsedText
+from edgeflow.service.chat.desk import ChatDesk, QueueTurn
 from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
@@ -79,7 +79,7 @@ async def answer_pieces(
     desk: ChatDesk,
     tokenizer: TextTokenizer,
     message: ChatStart,
-    turn: Turn,
+    turn: QueueTurn,
     *,
     stops: tuple[str, ...],
     reader: CallReader | None,
@@ -168,14 +168,14 @@ def _drafts(dones: list[ChatDone]) -> dict[str, Any]:
     return {"drafts": counts}
 
 
-def _read(reader: CallReader | None, text: str, *, last: bool) -> Found:
+def _read(reader: CallReader | None, text: str, *, last: bool) -> ParsedText:
     if reader is None:
-        return Found(text)
+        return ParsedText(text)
     found = reader.push(text)
     if not last:
         return found
     rest = reader.finish()
-    return Found(found.text + rest.text, found.calls + rest.calls)
+    return ParsedText(found.text + rest.text, found.calls + rest.calls)
 
 
 def _token_text(answer: ChatToken) -> TokenText | None:

@@ -15,11 +15,11 @@ from edgeflow.service.chat.turns import (
     MAX_TOOLS,
     TAG,
     TEXT,
-    Body,
+    ClientObject,
     Message,
     NamedTool,
     OneUnknownKey,
-    Only,
+    OnlyValues,
     ResponseFormat,
     Tool,
     text_or_list,
@@ -48,15 +48,15 @@ IDS, ID_LISTS = f"{TAG}ids", f"{TAG}lists of ids"
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-class StreamOptions(Body):
+class StreamOptions(ClientObject):
     """Options of a streamed answer."""
 
     include_usage: bool = False
     """Send the token counts in a last chunk."""
-    include_obfuscation: Annotated[Any, Only(False)] = None
+    include_obfuscation: Annotated[Any, OnlyValues(False)] = None
 
 
-class _Sampling(Body):
+class _Sampling(ClientObject):
     """Fields of both routes. Omitted sampling fields default to the checkpoint's generation_config; null is omitted."""
 
     model: str = ""
@@ -78,7 +78,7 @@ class _Sampling(Body):
     user: str | None = Field(None, max_length=256)
     """Ignored."""
     slot: str | None = Field(None, max_length=64)
-    logit_bias: Annotated[Any, Only({})] = None
+    logit_bias: Annotated[Any, OnlyValues({})] = None
 
     @property
     def length(self) -> tuple[str, int | None]:
@@ -118,13 +118,13 @@ class ChatBody(_Sampling):
     """Ignored."""
     safety_identifier: str | None = Field(None, max_length=256)
     """Ignored."""
-    function_call: Annotated[Any, Only("none", "auto")] = None
-    functions: Annotated[Any, Only([])] = None
-    modalities: Annotated[Any, Only(["text"])] = None
-    reasoning_effort: Annotated[Any, Only("none")] = None
-    service_tier: Annotated[Any, Only("auto", "default")] = None
-    store: Annotated[Any, Only(False)] = None
-    verbosity: Annotated[Any, Only("medium")] = None
+    function_call: Annotated[Any, OnlyValues("none", "auto")] = None
+    functions: Annotated[Any, OnlyValues([])] = None
+    modalities: Annotated[Any, OnlyValues(["text"])] = None
+    reasoning_effort: Annotated[Any, OnlyValues("none")] = None
+    service_tier: Annotated[Any, OnlyValues("auto", "default")] = None
+    store: Annotated[Any, OnlyValues(False)] = None
+    verbosity: Annotated[Any, OnlyValues("medium")] = None
 
     @property
     def offered(self) -> list[Tool]:
@@ -191,9 +191,9 @@ class CompletionBody(_Sampling):
     prompt: Prompt
     """A text or its token ids, or a list of either; the choices of the first prompt come first."""
     logprobs: int | None = Field(None, ge=0, le=5)
-    best_of: Annotated[Any, Only(1)] = None
-    echo: Annotated[Any, Only(False)] = None
-    suffix: Annotated[Any, Only("")] = None
+    best_of: Annotated[Any, OnlyValues(1)] = None
+    echo: Annotated[Any, OnlyValues(False)] = None
+    suffix: Annotated[Any, OnlyValues("")] = None
 
     @property
     def prompts(self) -> dict[str, str | list[int]]:
@@ -209,7 +209,7 @@ class CompletionBody(_Sampling):
         return -1 if self.logprobs is None else self.logprobs
 
 
-class TokenizeBody(Body):
+class TokenizeBody(ClientObject):
     """The body of POST /tokenize: plain text, or messages for the chat template."""
 
     model: str = ""
@@ -227,7 +227,7 @@ class PrefixMessage(ChatMessage, OneUnknownKey):
     """A message of a fixed prefix, as a client sends it."""
 
 
-class PrefixBody(Body):
+class PrefixBody(ClientObject):
     """A fixed prefix: messages (chat completions), or text (completions)."""
 
     messages: Annotated[list[PrefixMessage], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)

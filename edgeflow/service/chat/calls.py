@@ -23,7 +23,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ParsedText:
     """New plain text and completed calls."""
 
     text: str
@@ -44,7 +44,7 @@ class CallReader:
         self._held = ""
         self._count = 0
 
-    def push(self, text: str) -> Found:
+    def push(self, text: str) -> ParsedText:
         """Add text; no part of a call, or of what may become one, is returned as text."""
         self._held += text
         plain, calls = "", list[Call]()
@@ -68,15 +68,15 @@ class CallReader:
             keep = next((size for size in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:size])), 0)
             place = len(self._held) - keep
             plain, self._held = plain + self._held[:place], self._held[place:]
-        return Found(self._plain(plain), tuple(calls))
+        return ParsedText(self._plain(plain), tuple(calls))
 
-    def finish(self) -> Found:
+    def finish(self) -> ParsedText:
         """End the answer; a call without its end tag counts if it is complete."""
         held, self._held = self._held, ""
         if not self._inside:
-            return Found(self._plain(held))
+            return ParsedText(self._plain(held))
         call = self._call(held)
-        return Found("", (call,)) if call else Found(self._begun + held)
+        return ParsedText("", (call,)) if call else ParsedText(self._begun + held)
 
     @property
     def complete(self) -> bool:

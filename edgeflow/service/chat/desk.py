@@ -48,7 +48,7 @@ Answer: TypeAlias = ChatToken | ChatDone
 
 
 @dataclass(slots=True)
-class Turn:
+class QueueTurn:
     """The right to be answered now."""
 
     asked_ns: int
@@ -168,7 +168,7 @@ class ChatDesk:
         return self.ready
 
     @contextlib.asynccontextmanager
-    async def turn(self, caller: Caller, size: int = 0) -> AsyncIterator[Turn]:
+    async def turn(self, caller: Caller, size: int = 0) -> AsyncIterator[QueueTurn]:
         """Wait for a turn, which passes on at the end. ResourceExhausted if too many wait, or one waits too long.
 
         size: bytes that the request holds meanwhile.
@@ -177,11 +177,11 @@ class ChatDesk:
         await self._turn(caller, size)
         try:
             self.check()
-            yield Turn(asked_ns, self.clock.now_ns(), caller)
+            yield QueueTurn(asked_ns, self.clock.now_ns(), caller)
         finally:
             self._pass_on()
 
-    async def answer(self, message: ChatStart, turn: Turn) -> AsyncGenerator[Answer, None]:
+    async def answer(self, message: ChatStart, turn: QueueTurn) -> AsyncGenerator[Answer, None]:
         """The tokens and the end of one answer. Closing the iterator stops the request."""
         self.check()
         number = self._number()
@@ -200,7 +200,7 @@ class ChatDesk:
             if not done:
                 self._send(ChatStop(number, cancelled=True))
 
-    async def wait_for_reader(self, room: Callable[[], Coroutine[None, None, None]], turn: Turn) -> None:
+    async def wait_for_reader(self, room: Callable[[], Coroutine[None, None, None]], turn: QueueTurn) -> None:
         """Wait for `room`, until the time limit of the answers (DeadlineExceeded).
 
         Others need not wait for a reader: once the turn has waited PATIENCE_S for its own in all, it ends as soon as
@@ -239,7 +239,7 @@ class ChatDesk:
         """The text is complete (a stop string): ask the worker to end the request with ChatDone."""
         self._send(ChatStop(answer.request, cancelled=False))
 
-    async def _answers(self, ticket: _Ticket, turn: Turn) -> AsyncIterator[Answer]:
+    async def _answers(self, ticket: _Ticket, turn: QueueTurn) -> AsyncIterator[Answer]:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._left_s(turn), ticket.answers.put_nowait, self._late())
         try:
@@ -253,7 +253,7 @@ class ChatDesk:
         finally:
             timer.cancel()
 
-    def _left_s(self, turn: Turn) -> float:
+    def _left_s(self, turn: QueueTurn) -> float:
         """The rest of the time limit of a turn's answers."""
         return max(self.config.request_s - (self.clock.now_ns() - turn.started_ns) / 1e9, 0)
 

@@ -22,7 +22,7 @@ from edgeflow.service.chat.desk import ChatDesk
 from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
-from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, Kept, WantSocket
+from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, KeptChat, WantSocket
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.http.answers import METRICS_TYPE, application
 from edgeflow.service.http.middleware import PREFIXES, InternalMiddleware
@@ -119,7 +119,7 @@ class ChatProcess(ServingChild):
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
-            case Kept():
+            case KeptChat():
                 restore(self.front, message.key, sealed(descriptors, MAX_KEPT_BYTES))
             case ChatSocket():
                 if len(descriptors) != 1:

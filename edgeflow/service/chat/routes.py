@@ -21,7 +21,7 @@ from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.calls import CallReader
-from edgeflow.service.chat.desk import ChatDesk, Turn
+from edgeflow.service.chat.desk import ChatDesk, QueueTurn
 from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.shapes import ChatShape, TextShape
@@ -35,7 +35,7 @@ MAX_UNREAD_BYTES = 1 << 20
 CHUNK_BYTES = 16 << 10
 
 
-class Outgoing:
+class EventQueue:
     """A bounded queue of events, filled by a separate task and read by the response."""
 
     def __init__(self, most: int = MAX_UNREAD_BYTES) -> None:
@@ -108,7 +108,7 @@ Keep: TypeAlias = Callable[[str, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ValidatedRequest:
     """A validated request."""
 
     caller: Caller
@@ -168,7 +168,7 @@ class ChatFront:
             raise Unavailable("no chat model is configured", reason=Reason.NO_CHAT)
         return self.text
 
-    async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _Asked:
+    async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _ValidatedRequest:
         """Check the names, build the prompt and fill in the defaults."""
         text, ready = self.loaded(), self.desk.check()
         slot = text.slot(body.model, body.slot)
@@ -180,9 +180,9 @@ class ChatFront:
         messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
         shape_of = ChatShape if isinstance(body, ChatBody) else TextShape
         shape = shape_of(request_id, int(time.time()), ready.model, text.tokenizer)
-        return _Asked(caller, messages, body, wanted, shape)
+        return _ValidatedRequest(caller, messages, body, wanted, shape)
 
-    async def pieces(self, asked: _Asked, index: int, turn: Turn) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, asked: _ValidatedRequest, index: int, turn: QueueTurn) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice."""
         body, reader = asked.body, None
         if isinstance(body, ChatBody) and body.offered:
@@ -246,7 +246,7 @@ async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | Comp
         asked = await front.ask(body, request.scope[REQUEST_ID], request.scope[CALLER])
     if not body.stream:
         return JSONResponse(await unless_gone(request, _collect(front, asked)))
-    outgoing = Outgoing(front.unread_bytes)
+    outgoing = EventQueue(front.unread_bytes)
     outgoing.begin(_stream(front, asked, outgoing))
     try:
         await unless_gone(request, outgoing.first())  # a refusal becomes a status, not an event
@@ -259,7 +259,7 @@ async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | Comp
 class _Streamed(StreamingResponse):
     """Server-sent events; whatever becomes of the reader, the answer ends with the response."""
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: EventQueue) -> None:
         super().__init__(_sent(outgoing), media_type="text/event-stream")
         self._outgoing = outgoing
 
@@ -270,7 +270,7 @@ class _Streamed(StreamingResponse):
             await self._outgoing.close()
 
 
-async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
+async def _collect(front: ChatFront, asked: _ValidatedRequest) -> dict[str, Any]:
     choices, dones = [], []
     async with front.desk.turn(asked.caller, asked.size) as turn:
         for index in asked.choices:
@@ -280,7 +280,7 @@ async def _collect(front: ChatFront, asked: _Asked) -> dict[str, Any]:
     return asked.shape.whole(choices, usage(dones, asked.body.n))
 
 
-async def _stream(front: ChatFront, asked: _Asked, outgoing: Outgoing) -> None:
+async def _stream(front: ChatFront, asked: _ValidatedRequest, outgoing: EventQueue) -> None:
     """Put the events of all choices. The turn ends with the last token, or soon if the reader stops."""
     dones: list[ChatDone] = []
     async with front.desk.turn(asked.caller, asked.size) as turn:
@@ -297,7 +297,7 @@ async def _stream(front: ChatFront, asked: _Asked, outgoing: Outgoing) -> None:
 
 
 async def _chunks(
-    asked: _Asked, index: int, pieces: AsyncIterator[Piece], dones: list[ChatDone]
+    asked: _ValidatedRequest, index: int, pieces: AsyncIterator[Piece], dones: list[ChatDone]
 ) -> AsyncIterator[dict[str, Any]]:
     opening = asked.shape.opening(index)
     async for piece in pieces:
@@ -310,7 +310,7 @@ async def _chunks(
             yield asked.shape.chunk(index, piece)
 
 
-async def _sent(outgoing: Outgoing) -> AsyncIterator[bytes]:
+async def _sent(outgoing: EventQueue) -> AsyncIterator[bytes]:
     """The events of a stream; an error on the way becomes its last event."""
     try:
         async for chunk in outgoing.chunks():

@@ -61,7 +61,7 @@ class OneUnknownKey(BaseModel):
         return made
 
 
-class Body(OneUnknownKey):
+class ClientObject(OneUnknownKey):
     """Base of every object a client sends: unknown keys, NaN and values of the wrong type are refused.
 
     Lists of objects fail fast.
@@ -70,7 +70,7 @@ class Body(OneUnknownKey):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Only:
+class OnlyValues:
     """Marks a field of OpenAI's API that is not served: null and these values, which ask for nothing, are accepted."""
 
     def __init__(self, *values: Any) -> None:
@@ -124,28 +124,28 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [inside, null], **outside}
 
 
-class ImageUrl(Body):
+class ImageUrl(ClientObject):
     """An image as `data:image/jpeg;base64,…` or png; other URLs are not fetched."""
 
     url: str
     detail: Literal["auto", "low", "high", "original"] = "auto"
 
 
-class TextPart(Body):
+class TextPart(ClientObject):
     """Text within a message."""
 
     type: Literal["text"]
     text: str
 
 
-class ImagePart(Body):
+class ImagePart(ClientObject):
     """An image within a message."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-class Called(Body):
+class CalledFunction(ClientObject):
     """A called function."""
 
     name: Name
@@ -168,12 +168,12 @@ class Called(Body):
         return text
 
 
-class ToolCall(Body):
+class ToolCall(ClientObject):
     """A tool call in an earlier answer."""
 
     id: str = Field(max_length=64)
     type: Literal["function"] = "function"
-    function: Called
+    function: CalledFunction
     index: int | None = None
     """Ignored; calls in a stream have it."""
 
@@ -189,30 +189,30 @@ Content: TypeAlias = Annotated[
 ]
 
 
-class _Turn(Body):
+class _TurnMessage(ClientObject):
     name: str | None = Field(None, max_length=64)
 
 
-class AskingTurn(_Turn):
+class AskingTurn(_TurnMessage):
     """A system, developer or user message."""
 
     role: Literal["system", "developer", "user"]
     content: Content
 
 
-class AnswerTurn(_Turn):
+class AnswerTurn(_TurnMessage):
     """An earlier answer of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     refusal: str | None = None
-    annotations: Annotated[Any, Only([])] = None
+    annotations: Annotated[Any, OnlyValues([])] = None
     parsed: Any = None
     """Ignored; the openai package adds it to answers that it parsed."""
 
 
-class ToolTurn(_Turn):
+class ToolTurn(_TurnMessage):
     """The result of a tool call."""
 
     role: Literal["tool"]
@@ -228,7 +228,7 @@ Message: TypeAlias = Annotated[
 ]
 
 
-class Function(Body):
+class Function(ClientObject):
     """A function offered as a tool."""
 
     name: Name
@@ -238,31 +238,31 @@ class Function(Body):
     strict: bool | None = None
 
 
-class Tool(Body):
+class Tool(ClientObject):
     """A tool that the answer may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class _Named(Body):
+class _Named(ClientObject):
     name: Name
 
 
-class NamedTool(Body):
+class NamedTool(ClientObject):
     """The tool that the answer must call."""
 
     type: Literal["function"]
     function: _Named
 
 
-class PlainFormat(Body):
+class PlainFormat(ClientObject):
     """Plain text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
-class SchemaOf(Body):
+class SchemaOf(ClientObject):
     """A named JSON schema."""
 
     name: Name
@@ -271,7 +271,7 @@ class SchemaOf(Body):
     strict: bool | None = None
 
 
-class SchemaFormat(Body):
+class SchemaFormat(ClientObject):
     """JSON that conforms to a schema."""
 
     type: Literal["json_schema"]

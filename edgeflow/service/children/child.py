@@ -14,12 +14,12 @@ from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all, re
 from edgeflow.service.children.messages import (
     CODING,
     MUST_TAKE,
+    AccessPolicy,
     ActDone,
     Beat,
     ChildFailed,
     ChildMessage,
     LogEvent,
-    Policy,
     RobotActed,
     Serving,
     ToChild,
@@ -146,7 +146,7 @@ class ServingChild:
         self._log = ChildLog(self._link)
         self._guard = Guard(None, metrics, self._log)
         self._process_metrics = metrics
-        self._wanted = {Policy} | (wanted or set())
+        self._wanted = {AccessPolicy} | (wanted or set())
         self._known = asyncio.Event()
         self._over = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -201,7 +201,7 @@ class ServingChild:
 
     def _receive(self, message: ChildMessage, descriptors: list[int]) -> None:
         try:
-            if isinstance(message, Policy):
+            if isinstance(message, AccessPolicy):
                 entries = ENTRIES.validate_json(sealed(descriptors))
                 self._guard.replace(entries if message.asks else None)
                 self._credentials_changed()

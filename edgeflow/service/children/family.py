@@ -12,20 +12,20 @@ from typing import Any
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all, read_sealed, seal
 from edgeflow.service.children.keeper import Keeper
-from edgeflow.service.children.launch import LaunchChild, Role
+from edgeflow.service.children.launch import ChildRole, LaunchChild
 from edgeflow.service.children.messages import (
+    AccessPolicy,
     Act,
     ActCancel,
     Certificates,
     ChatSocket,
     FromRobots,
     Keep,
-    Kept,
+    KeptChat,
+    MetricsSnapshot,
     Models,
     ObserveRobot,
-    Policy,
-    Snapshot,
-    State,
+    ServiceState,
     ToChild,
     WantSocket,
     no_room,
@@ -48,7 +48,7 @@ MAX_KEPT_BYTES = 1 << 20
 HAND_OVER = b"c"
 
 
-class Family:
+class ChildProcesses:
     """Keeps the children; runs on the loop.
 
     models: control's entries in /v1/models. inputs: what the policy needs, None while no worker is ready.
@@ -56,7 +56,7 @@ class Family:
 
     def __init__(
         self,
-        roles: Iterable[Role],
+        roles: Iterable[ChildRole],
         launch: LaunchChild,
         *,
         actions: Callable[[], SingleActions],
@@ -115,12 +115,12 @@ class Family:
                     self._owe(self._keepers[name], what, send)
         text = self._snapshots.step()
         if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
-            _send_sealed(gateway, Snapshot("control"), text)
+            _send_sealed(gateway, MetricsSnapshot("control"), text)
             self.models_changed()
 
     def say_state(self) -> None:
         """Send the state of the service to every child."""
-        state = State(state=self._health.state.value, live=self._health.live, ready=self._health.ready)
+        state = ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready)
         for keeper in self._keepers.values():
             keeper.send(state)
 
@@ -151,9 +151,9 @@ class Family:
             self.models_changed()
         else:
             for key, data in self._kept.items():
-                self._owe(keeper, f"kept {key}", partial(_send_sealed, keeper, Kept(key), data))
+                self._owe(keeper, f"kept {key}", partial(_send_sealed, keeper, KeptChat(key), data))
             self._connect_chat(keeper)
-        keeper.send(State(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
+        keeper.send(ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
 
     def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
         if isinstance(message, Act) and keeper.name in self._actions:
@@ -166,8 +166,8 @@ class Family:
             match message:
                 case ActCancel() if keeper.name in self._actions:
                     self._actions[keeper.name].cancel(message)
-                case Snapshot() if keeper.name == ROBOTS and (gateway := self._keepers.get(GATEWAY)) is not None:
-                    gateway.send(Snapshot(ROBOTS), descriptors)
+                case MetricsSnapshot() if keeper.name == ROBOTS and (gateway := self._keepers.get(GATEWAY)) is not None:
+                    gateway.send(MetricsSnapshot(ROBOTS), descriptors)
                 case Keep() if keeper.name == CHAT:
                     self._keep(message, descriptors)
                 case WantSocket() if keeper.name == CHAT:  # at most once per second, however often it asks
@@ -212,7 +212,7 @@ class Family:
 
     def _give_tokens(self, keeper: Keeper) -> bool:
         entries = self._tokens.entries
-        return _send_sealed(keeper, Policy(entries is not None), write_entries(entries or []))
+        return _send_sealed(keeper, AccessPolicy(entries is not None), write_entries(entries or []))
 
     def _owe(self, keeper: Keeper, what: str, send: Callable[[], bool]) -> None:
         """Send something to a child, now or as soon as it can be sent; its successor gets all anew."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal
-from edgeflow.service.children.launch import KILL_WAIT_S, LaunchedChild, Pair, Role
+from edgeflow.service.children.launch import KILL_WAIT_S, ChildRole, LaunchedChild, SocketPair
 from edgeflow.service.children.start import (
     CHAT,
     FORK_CODING,
@@ -22,7 +22,7 @@ from edgeflow.service.children.start import (
     Kill,
     NotForked,
 )
-from edgeflow.service.host.held import Held
+from edgeflow.service.host.held import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.timeouts import StartLimits
@@ -44,12 +44,12 @@ class Forks:
         self._log = log
         self._config = config.model_dump_json().encode()
         self._settings = -1  # their descriptor
-        self._next = Held("child process", lambda: Pair(*packet_pair()), log)
+        self._next = Spare("child process", lambda: SocketPair(*packet_pair()), log)
         self._loads = StartLimits(FIRST_LOAD_S)
         self._one = asyncio.Lock()
-        self._server: _Server | None = None
+        self._server: _ForkServer | None = None
 
-    async def launch(self, role: Role) -> LaunchedChild:
+    async def launch(self, role: ChildRole) -> LaunchedChild:
         """A new child; OSError if that is impossible."""
         async with self._one:
             server = await self._present()
@@ -75,7 +75,7 @@ class Forks:
             os.close(self._settings)
             self._settings = -1
 
-    async def _fork(self, server: _Server, message: Fork, descriptors: Sequence[int]) -> int:
+    async def _fork(self, server: _ForkServer, message: Fork, descriptors: Sequence[int]) -> int:
         """The new child's process id; the first answer waits until the server has loaded."""
         if server.answered:
             return await server.fork(message, descriptors, ANSWER_S)
@@ -88,7 +88,7 @@ class Forks:
         self._loads.took(time.monotonic() - began_s, reserve=False)
         return pid
 
-    async def _present(self) -> _Server:
+    async def _present(self) -> _ForkServer:
         """The server, a new one if the one before is lost."""
         server = self._server
         if server is not None and server.over:
@@ -99,7 +99,7 @@ class Forks:
             server = self._server = self._start()
         return server
 
-    def _start(self) -> _Server:
+    def _start(self) -> _ForkServer:
         if self._settings < 0:
             self._settings = seal(self._config)
         pair = self._next.take()
@@ -112,10 +112,10 @@ class Forks:
             self._next.put_back(pair)
             raise
         pair.theirs.close()
-        return _Server(Packets(pair.ours, FORK_CODING), process)
+        return _ForkServer(Packets(pair.ours, FORK_CODING), process)
 
 
-class _Server:
+class _ForkServer:
     """A running fork server. over: it is lost, and its children with it."""
 
     def __init__(self, packets: Packets[ForkMessage], process: SpawnedProcess) -> None:
@@ -196,7 +196,7 @@ class _Server:
 class ForkedProcess:
     """A child of the fork server."""
 
-    def __init__(self, server: _Server, pid: int) -> None:
+    def __init__(self, server: _ForkServer, pid: int) -> None:
         self.pid = pid
         self._server = server
         self._how: str | None = None

@@ -25,14 +25,14 @@ from edgeflow.service.children.messages import (
     FromRobots,
     Keep,
     LogEvent,
+    MetricsSnapshot,
     Serving,
-    Snapshot,
     ToChild,
     WantSocket,
 )
 from edgeflow.service.faults import start_error
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.timeouts import Progress, StartLimits
+from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError, WorkerError
 
@@ -51,7 +51,7 @@ LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
 ACTS = (Act, ActCancel, *FromRobots.__args__)
-FORWARDED = (*ACTS, Keep, WantSocket, Snapshot)  # to the listener
+FORWARDED = (*ACTS, Keep, WantSocket, MetricsSnapshot)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 
@@ -133,8 +133,8 @@ class _Life:
     def __init__(self, launched: LaunchedChild, clock: Clock, limit_s: float) -> None:
         self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
         self.process = launched.process
-        self.progress = Progress(int(limit_s * NS_PER_S))
-        self.start = Progress(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
+        self.progress = WorkerSilence(int(limit_s * NS_PER_S))
+        self.start = WorkerSilence(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
         self.rate = Rate(clock)
         self.since_ns = clock.now_ns()
         self.serving = asyncio.Event()
@@ -320,7 +320,7 @@ class Keeper:
     def _serves(self, life: _Life) -> None:
         if not life.serving.is_set():
             self._starts.took((self._clock.now_ns() - life.since_ns) / NS_PER_S, reserve=False)
-        life.progress = Progress(SILENT_NS)
+        life.progress = WorkerSilence(SILENT_NS)
         life.serving.set()
 
 

@@ -28,7 +28,7 @@ YOUNG_S = 60.0  # a folder of this age may belong to a service that does not lis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class ChildRole:
     """A child's name, the socket it serves, where the chat front is ("" without chat), and its memory limit."""
 
     name: str
@@ -45,11 +45,11 @@ class LaunchedChild:
     process: ChildProcess
 
 
-LaunchChild: TypeAlias = Callable[[Role], Awaitable[LaunchedChild]]  # OSError if that is impossible
+LaunchChild: TypeAlias = Callable[[ChildRole], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class SocketPair:
     """Both ends of a process's socket, made before it is started."""
 
     ours: socket.socket
@@ -114,16 +114,16 @@ class Doors:
             self.close()
             raise
 
-    def roles(self) -> list[Role]:
+    def roles(self) -> list[ChildRole]:
         """The children and what they serve."""
         limits = self._config.limits
         path = str(self._chat.getsockname()) if self._chat is not None else ""
         found = [
-            Role(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb),
-            Role(name=ROBOTS, listener=self.robots, chat_path="", memory_mb=limits.robots_memory_mb),
+            ChildRole(name=GATEWAY, listener=self.http, chat_path=path, memory_mb=limits.gateway_memory_mb),
+            ChildRole(name=ROBOTS, listener=self.robots, chat_path="", memory_mb=limits.robots_memory_mb),
         ]
         if self._chat is not None:
-            found.append(Role(name=CHAT, listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
+            found.append(ChildRole(name=CHAT, listener=self._chat, chat_path=path, memory_mb=limits.chat_memory_mb))
         return found
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ NUMBER = "d"  # of a chunk where they are sealed: a 64-bit float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class ServiceState:
     """Control → child: the state of the service; repeated several times per second."""
 
     state: str
@@ -31,7 +31,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AccessPolicy:
     """Control → child, at its start and after each change: the tokens in force. Sealed: their entries as JSON."""
 
     asks: bool
@@ -47,7 +47,7 @@ class Certificates:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MetricsSnapshot:
     """Robots' process → control → gateway, and control's own → gateway, once per second. Sealed: metrics as text."""
 
     process: str
@@ -77,7 +77,7 @@ class ChatSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptChat:
     """Control → chat front, at its start: what an earlier one kept for it. Sealed: the data."""
 
     key: str
@@ -259,14 +259,14 @@ class CloseRobot:
 
 FromRobots: TypeAlias = OpenRobot | ObserveRobot | ResetRobot | CloseRobot
 ToChild: TypeAlias = (
-    State
-    | Policy
+    ServiceState
+    | AccessPolicy
     | Certificates
-    | Snapshot
+    | MetricsSnapshot
     | Models
     | Drain
     | ChatSocket
-    | Kept
+    | KeptChat
     | ActDone
     | ActRefused
     | RobotOpened
@@ -274,11 +274,26 @@ ToChild: TypeAlias = (
     | RobotRefused
 )
 FromChild: TypeAlias = (
-    Beat | Serving | ChildFailed | Drained | LogEvent | Keep | WantSocket | Snapshot | Act | ActCancel | FromRobots
+    Beat
+    | Serving
+    | ChildFailed
+    | Drained
+    | LogEvent
+    | Keep
+    | WantSocket
+    | MetricsSnapshot
+    | Act
+    | ActCancel
+    | FromRobots
 )
 ChildMessage: TypeAlias = ToChild | FromChild
 
-MUST_TAKE = (Policy, Certificates, ChatSocket, Kept)  # a child that cannot take one of these ends; its successor will
+MUST_TAKE = (
+    AccessPolicy,
+    Certificates,
+    ChatSocket,
+    KeptChat,
+)  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)
 

@@ -18,8 +18,8 @@ from starlette.requests import Request
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
-from edgeflow.service.frontends.control import Observation
-from edgeflow.service.frontends.grpc.codec import Received, check_act
+from edgeflow.service.frontends.control import CheckedObservation
+from edgeflow.service.frontends.grpc.codec import ParsedMessage, check_act
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.observation.jpeg import read_jpeg
@@ -164,7 +164,7 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
         raise InvalidArgument(message, field=_field(*detail["loc"]), reason=Reason.BODY_FIELD) from None
 
 
-def act_request(body: ActBody) -> Received[pb.ActRequest]:
+def act_request(body: ActBody) -> ParsedMessage[pb.ActRequest]:
     """The observation as a message, whose contents are checked like those of gRPC."""
     images = _images(body)
     if body.proprio and body.state:
@@ -181,7 +181,7 @@ def act_request(body: ActBody) -> Received[pb.ActRequest]:
     )
     numbers = [*body.proprio.values(), *chain.from_iterable(body.state.values())]
     frame = pb.Frame(seq=1, images=[pb.Image() for _ in images], proprio=_floats(numbers))
-    return Received(pb.ActRequest(open=opened, frame=frame), [image.data for _, _, image in images])
+    return ParsedMessage(pb.ActRequest(open=opened, frame=frame), [image.data for _, _, image in images])
 
 
 def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
@@ -249,7 +249,7 @@ class Observations:
         self._bodies = BodyReader(body_bytes(config), "an observation")
         self._parsing = asyncio.Lock()
 
-    async def read(self, request: Request, inputs: PolicyInputs) -> Observation:
+    async def read(self, request: Request, inputs: PolicyInputs) -> CheckedObservation:
         """The observation of a request, checked and matched; RequestErrors name the field and the limit.
 
         inputs: what the policy needs.
@@ -261,7 +261,7 @@ class Observations:
                 parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
                 opened, frame = check_act(parsed, config.alias, config.limits)
                 opened = matched(opened, inputs, Names.of(config, inputs))
-            return Observation(opened=opened, frame=frame, received_ns=received_ns)
+            return CheckedObservation(opened=opened, frame=frame, received_ns=received_ns)
 
 
 def act_answer(done: ActDone) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from edgeflow.service.children.messages import (
     ActDone,
     ActRefused,
     RobotActed,
-    State,
+    ServiceState,
     no_room,
 )
 from edgeflow.service.faults import error_of_code, no_worker
@@ -48,7 +48,7 @@ SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+class CheckedObservation:
     """A checked observation."""
 
     opened: OpenRequest
@@ -68,22 +68,22 @@ class Control:
         self.inputs: PolicyInputs | None = None
         self._link = link
         self._limit_s = config.timing.act_timeout_ms / 1000
-        self._decoder = Decoder(config.decode_threads)
+        self._decoder = ObservationDecoder(config.decode_threads)
         self._credit = asyncio.Semaphore(ACTS_AT_ONCE)
         self._answers: dict[int, asyncio.Future[ActDone]] = {}
         self._last = 0
-        self._state = State(state="starting", live=True, ready=False)
+        self._state = ServiceState(state="starting", live=True, ready=False)
         self._heard_s = time.monotonic()
         self._changed = asyncio.Event()
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """Control's last word; neither live nor ready when that is more than STALE_S old."""
         if time.monotonic() - self._heard_s > STALE_S:
-            return State(state=self._state.state, live=False, ready=False)
+            return ServiceState(state=self._state.state, live=False, ready=False)
         return self._state
 
-    def said(self, state: State) -> None:
+    def said(self, state: ServiceState) -> None:
         """Control says how the service is."""
         self._state, self._heard_s = state, time.monotonic()
         self._changed.set()
@@ -106,7 +106,7 @@ class Control:
             raise no_worker()
         return self.inputs
 
-    async def act(self, seen: Observation, caller: Caller) -> ActDone:
+    async def act(self, seen: CheckedObservation, caller: Caller) -> ActDone:
         """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
         with contextlib.ExitStack() as credit:
             await self._take_credit()
@@ -146,7 +146,7 @@ class Control:
         else:
             self.answered(message)
 
-    async def _decoded(self, seen: Observation, credit: contextlib.ExitStack) -> tuple[Sealed, int]:
+    async def _decoded(self, seen: CheckedObservation, credit: contextlib.ExitStack) -> tuple[Sealed, int]:
         """The pixels, and the time that they took. They take more memory than anything else here, so only what has
         credit is decoded, and the credit of a client that leaves lasts until the thread is done.
         """
@@ -161,7 +161,7 @@ class Control:
         except OSError:
             raise _busy() from None
 
-    async def _ask(self, seen: Observation, caller: Caller, credit: contextlib.ExitStack) -> ActDone:
+    async def _ask(self, seen: CheckedObservation, caller: Caller, credit: contextlib.ExitStack) -> ActDone:
         pixels, decode_ns = await self._decoded(seen, credit)
         self._last += 1
         number = self._last
@@ -181,7 +181,7 @@ class Control:
         finally:
             del self._answers[number]
 
-    def _message(self, number: int, seen: Observation, caller: Caller, decode_ns: int) -> Act:
+    def _message(self, number: int, seen: CheckedObservation, caller: Caller, decode_ns: int) -> Act:
         opened, state = narrowed(seen.opened, seen.frame.state)
         return Act(
             request=number,
@@ -199,7 +199,7 @@ def _busy() -> ResourceExhausted:
     )
 
 
-class Decoder:
+class ObservationDecoder:
     """Decodes so many observations at a time, in separate threads."""
 
     def __init__(self, threads: int) -> None:

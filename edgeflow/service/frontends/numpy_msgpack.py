@@ -41,7 +41,7 @@ def unpack(data: bytes, most: int) -> tuple[Any, ArrayCoding]:
     Arrays are read-only; numpy's scalars become plain numbers, and all keys become text. InvalidArgument names the keys
     that lead to the value at fault. A message of more than `most` values is refused before anything is built.
     """
-    reader = _Reader()
+    reader = _ArrayReader()
     value = reader.read(parse_msgpack(data, most, _members, MESSAGE), "", 0)
     return value, reader.coding or ArrayCoding.OPENPI
 
@@ -60,7 +60,7 @@ def _members(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     return object_of(named, MESSAGE)
 
 
-class _Reader:
+class _ArrayReader:
     """Replaces the maps that stand for arrays and numbers, and remembers the coding of the first."""
 
     def __init__(self) -> None:

@@ -29,17 +29,17 @@ from edgeflow.service.children.messages import (
     ChildMessage,
     Drain,
     Drained,
+    MetricsSnapshot,
     Models,
     RobotActed,
     RobotOpened,
     RobotRefused,
-    Snapshot,
-    State,
+    ServiceState,
 )
 from edgeflow.service.children.start import ROBOTS, ChildStart
 from edgeflow.service.frontends import openpi, openvla
 from edgeflow.service.frontends.act import body_bytes
-from edgeflow.service.frontends.control import Control, Observation
+from edgeflow.service.frontends.control import CheckedObservation, Control
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.openpi import OpenpiConversation
@@ -48,7 +48,7 @@ from edgeflow.service.http.answers import ABORT, CALLER, application, unless_gon
 from edgeflow.service.http.bodies import JSON_TYPE
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import OPEN_PATHS, Hosts, PublicMiddleware
-from edgeflow.service.http.protocol import Bounds
+from edgeflow.service.http.protocol import SharedLimits
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse, until_gone
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -100,7 +100,7 @@ class RobotsFront(ServingChild):
 
     def _serve(self) -> None:
         config, limits = self._config, self._config.limits
-        bounds = Bounds(config, self.metrics)
+        bounds = SharedLimits(config, self.metrics)
         tls = (self._tls, config.timing.handshake_ms / 1000) if self._tls is not None else None
         most_bytes = limits.cameras * limits.image_bytes + OTHER_BYTES
         self._most_websockets = max((limits.robots_memory_mb << 20) * 3 // 4 // (MESSAGES_HELD * most_bytes), 1)
@@ -211,7 +211,7 @@ class RobotsFront(ServingChild):
                 received_ns = time.monotonic_ns()
                 seen, style = await self._parsed(body)
             opened, frame = self._reader.read(seen, self._control.needs())
-            observation = Observation(opened=opened, frame=frame, received_ns=received_ns)
+            observation = CheckedObservation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
 
@@ -250,7 +250,7 @@ class RobotsFront(ServingChild):
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
-            case State():
+            case ServiceState():
                 self._control.said(message)
             case RobotOpened() | RobotActed() | RobotRefused():
                 self._sessions.take(message, descriptors)
@@ -289,7 +289,7 @@ class RobotsFront(ServingChild):
         while True:
             with contextlib.suppress(OSError):
                 descriptors = [seal(self.metrics.text())]
-                self._link.send(Snapshot(ROBOTS), descriptors)
+                self._link.send(MetricsSnapshot(ROBOTS), descriptors)
                 close_all(descriptors)
             await asyncio.sleep(SNAPSHOT_S)
 

@@ -18,17 +18,17 @@ from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
+from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
 TITLE = "edgeflow"
 _EXAMPLE = {"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "grasp the red handle"}
 
 
-class _Answer(BaseModel):
+class _ActAnswer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(_Answer):
+class ErrorDetail(_ActAnswer):
     """The cause of an error."""
 
     message: str
@@ -40,19 +40,19 @@ class ErrorDetail(_Answer):
     """`field`, `param`: the part of the request at fault, if any."""
 
 
-class ErrorAnswer(_Answer):
+class ErrorAnswer(_ActAnswer):
     """Every error has this form."""
 
     error: ErrorDetail
 
 
-class StateAnswer(_Answer):
+class StateAnswer(_ActAnswer):
     """The state of the service."""
 
     state: str
 
 
-class SchemaAnswer(_Answer):
+class SchemaAnswer(_ActAnswer):
     """The meaning of an action's numbers, one entry per number."""
 
     names: list[str]
@@ -72,7 +72,7 @@ class SchemaAnswer(_Answer):
     """Both: actions per chunk, and the time between them."""
 
 
-class TimingsAnswer(_Answer):
+class TimingsAnswer(_ActAnswer):
     """Time spent in each stage, in milliseconds."""
 
     decode: float
@@ -81,8 +81,8 @@ class TimingsAnswer(_Answer):
     server: float
 
 
-class LimitedAnswer(_Answer):
-    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
+class LimitedAnswer(_ActAnswer):
+    """The effect of a limit on a dimension of the chunk, in its units (docs/robots/chunks.md)."""
 
     dimension: str
     limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")
@@ -90,7 +90,7 @@ class LimitedAnswer(_Answer):
     changed: float
 
 
-class CandidateAnswer(_Answer):
+class CandidateAnswer(_ActAnswer):
     """The scores of one of several chunks, the lower the better."""
 
     score: float
@@ -99,7 +99,7 @@ class CandidateAnswer(_Answer):
     beyond: float
 
 
-class ActAnswer(_Answer):
+class ActAnswer(_ActAnswer):
     """One answer."""
 
     action: list[float]
@@ -135,7 +135,7 @@ class ModelAnswer(BaseModel):
     owned_by: str
 
 
-class ModelsAnswer(_Answer):
+class ModelsAnswer(_ActAnswer):
     """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str
@@ -196,7 +196,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 
 def page() -> bytes:
     """The page that shows the document; its parts come from this service, since a robot's network has no internet."""
-    script, style, icon = (f"{DOCS}/{name}" for name in PAGE_PARTS)
+    script, style, icon = (f"{API}/{name}" for name in PAGE_PARTS)
     shown = get_swagger_ui_html(
         openapi_url=OPENAPI,
         title=f"{TITLE} - Swagger UI",

@@ -45,7 +45,7 @@ class _Account:
     until_s: float
 
 
-class Pace:
+class FairTurns:
     """Gives callers turns; times are seconds of any steady clock.
 
     A caller without a recent refusal never waits. The bodies of others follow each other at REFUSED_BYTES_PER_S.
@@ -108,7 +108,7 @@ class ChatSide:
 class PassThrough(Response):
     """The chat front's answer to the request, piece by piece."""
 
-    def __init__(self, side: ChatSide, pace: Pace) -> None:
+    def __init__(self, side: ChatSide, pace: FairTurns) -> None:
         super().__init__()
         self._side = side
         self._pace = pace

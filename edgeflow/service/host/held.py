@@ -23,7 +23,7 @@ class Closable(Protocol):
 T = TypeVar("T", bound=Closable)
 
 
-class Held(Generic[T]):
+class Spare(Generic[T]):
     """Holds one `T`, and another one soon after it was taken. Use it on the loop. name: for the log."""
 
     def __init__(self, name: str, make: Callable[[], T], log: EventLog) -> None:

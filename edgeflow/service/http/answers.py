@@ -149,7 +149,7 @@ class Middleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in KINDS:
             return
-        answer = _Answer(scope, send, self._reader_s)
+        answer = _ResponseStream(scope, send, self._reader_s)
         try:
             admitted = self.admit(scope, receive)
             _check_encoding(dict(scope["headers"]))
@@ -162,7 +162,7 @@ class Middleware:
             await answer.refuse(EdgeflowError(f"internal error, incident {self._log.incident('http', error)}"))
 
 
-class _Answer:
+class _ResponseStream:
     """The answer to one request."""
 
     def __init__(self, scope: Scope, send: Send, reader_s: float) -> None:

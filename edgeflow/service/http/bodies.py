@@ -38,7 +38,7 @@ def media_type(header: str, accepted: tuple[str, ...]) -> str:
 
 def parse_json(data: bytes, most: int) -> Any:
     """Parse a JSON text of at most `most` values, containers included; InvalidArgument says what is wrong with it."""
-    _Scan(most).check(data)
+    _JSONScan(most).check(data)
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=object_of, parse_constant=_constant)
     except (ValueError, RecursionError):
@@ -73,7 +73,7 @@ def parse_msgpack(
         raise _unparsable("must be valid msgpack", field) from None
 
 
-class _Scan:
+class _JSONScan:
     """Counts the values of a JSON text, chunk by chunk: strings are cut out, what remains is structure.
 
     A text that ends up with a wrong count here is not JSON, and the parser stops where counting went wrong.

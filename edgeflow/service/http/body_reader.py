@@ -26,7 +26,7 @@ class BodyReader:
     def __init__(self, most: int, what: str) -> None:
         self._most = most
         self._what = what
-        self._places = _Places()
+        self._places = _BodyCapacity()
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
@@ -66,7 +66,7 @@ class BodyReader:
         return BodyTooLarge(text, field="body", reason=Reason.BODY_TOO_LARGE)
 
 
-class _Places:
+class _BodyCapacity:
     """Places to read large bodies, some of them per address."""
 
     def __init__(self) -> None:

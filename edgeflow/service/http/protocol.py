@@ -141,7 +141,7 @@ class Connection(H11Protocol):
             self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-class Bounds:
+class SharedLimits:
     """Limits and counts shared by all connections of a server."""
 
     def __init__(self, config: ServiceConfig, metrics: ProcessMetrics) -> None:
@@ -181,7 +181,7 @@ class BoundedProtocol(Connection):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
-        bounds: Bounds,
+        bounds: SharedLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = self._strict = _StrictConnection(h11.SERVER, HEADER_BYTES)

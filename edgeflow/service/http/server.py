@@ -65,7 +65,7 @@ class Websockets:
     """The most bytes of a message."""
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """A uvicorn server that leaves signals to others, on a bound socket of any family."""
 
     def __init__(self, settings: uvicorn.Config, connect: Connect, tls: ServerTls | None) -> None:
@@ -103,7 +103,7 @@ class HttpServer:
         tls: ServerTls | None = None,
         websockets: Websockets | None = None,
     ) -> None:
-        self._server = _Server(quiet_settings(app, websockets), connect, tls)
+        self._server = _UvicornServer(quiet_settings(app, websockets), connect, tls)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
 

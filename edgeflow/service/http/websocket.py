@@ -17,7 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame
 
-from edgeflow.service.http.protocol import GOODBYE_S, Bounds, last_answer
+from edgeflow.service.http.protocol import GOODBYE_S, SharedLimits, last_answer
 from edgeflow.service.sessions.rates import RollingCount
 
 MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole; of an address, a quarter
@@ -46,7 +46,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         *,
-        bounds: Bounds,
+        bounds: SharedLimits,
         address: str | None,
     ) -> None:
         super().__init__(config, server_state, {**app_state, CONNECTION: self})

@@ -23,7 +23,7 @@ WAIT_S = 0.2  # between looks at the clock, and after a descriptor was lacking
 LIVE, READY = ("/live", "/healthz"), ("/ready", "/readyz")
 
 
-class State(str, Enum):
+class HealthState(str, Enum):
     """The state of the service. DEGRADED: sessions are kept while the worker is replaced. FAULT: that failed."""
 
     STARTING = "starting"
@@ -36,13 +36,13 @@ class State(str, Enum):
 
 
 _NEXT = {
-    State.STARTING: {State.WARMING, State.DRAINING, State.STOPPED, State.FAULT},
-    State.WARMING: {State.READY, State.DRAINING, State.STOPPED, State.FAULT},
-    State.READY: {State.DEGRADED, State.DRAINING, State.FAULT},
-    State.DEGRADED: {State.READY, State.DRAINING, State.FAULT},
-    State.FAULT: {State.DRAINING, State.STOPPED},
-    State.DRAINING: {State.STOPPED},
-    State.STOPPED: set(),
+    HealthState.STARTING: {HealthState.WARMING, HealthState.DRAINING, HealthState.STOPPED, HealthState.FAULT},
+    HealthState.WARMING: {HealthState.READY, HealthState.DRAINING, HealthState.STOPPED, HealthState.FAULT},
+    HealthState.READY: {HealthState.DEGRADED, HealthState.DRAINING, HealthState.FAULT},
+    HealthState.DEGRADED: {HealthState.READY, HealthState.DRAINING, HealthState.FAULT},
+    HealthState.FAULT: {HealthState.DRAINING, HealthState.STOPPED},
+    HealthState.DRAINING: {HealthState.STOPPED},
+    HealthState.STOPPED: set(),
 }
 
 
@@ -50,9 +50,9 @@ class Health:
     """Holds the state, which `move` changes; listeners are called for every change, in the thread that causes it."""
 
     def __init__(self) -> None:
-        self.state = State.STARTING
+        self.state = HealthState.STARTING
         self._stalled = False
-        self._listeners: list[Callable[[State], None]] = []
+        self._listeners: list[Callable[[HealthState], None]] = []
         self._watchers: list[Callable[[bool], object]] = []
 
     @property
@@ -68,14 +68,14 @@ class Health:
     @property
     def live(self) -> bool:
         """False if this process should be restarted."""
-        return self.state is not State.FAULT and not self._stalled
+        return self.state is not HealthState.FAULT and not self._stalled
 
     @property
     def ready(self) -> bool:
         """True if a session opened now gets actions: a worker runs and the service is not stopping."""
-        return self.state is State.READY and not self._stalled
+        return self.state is HealthState.READY and not self._stalled
 
-    def listen(self, listener: Callable[[State], None]) -> None:
+    def listen(self, listener: Callable[[HealthState], None]) -> None:
         """Call `listener` with the present and every later state."""
         self._listeners.append(listener)
         listener(self.state)
@@ -85,7 +85,7 @@ class Health:
         self._watchers.append(watcher)
         watcher(self.ready)
 
-    def move(self, state: State) -> bool:
+    def move(self, state: HealthState) -> bool:
         """Change the state; False, without effect, if the transition does not exist."""
         if state not in _NEXT[self.state]:
             return False
@@ -101,7 +101,7 @@ class Health:
 
 
 @dataclass(slots=True)
-class _Connection:
+class _HealthConnection:
     """A client, and what it sent so far."""
 
     sock: socket.socket
@@ -116,7 +116,7 @@ class HealthListener:
         self.port: int = sock.getsockname()[1]
         self._sock = sock
         self._health = health
-        self._open: dict[int, _Connection] = {}
+        self._open: dict[int, _HealthConnection] = {}
         self._stopping = False
         self._spare = os.open(os.devnull, os.O_RDONLY)  # to accept a probe when descriptors run out
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
@@ -185,7 +185,7 @@ class HealthListener:
 
     def _keep(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._open[sock.fileno()] = _Connection(sock, time.monotonic() + PATIENCE_S)
+        self._open[sock.fileno()] = _HealthConnection(sock, time.monotonic() + PATIENCE_S)
 
     def _hear(self, descriptor: int) -> None:
         link = self._open[descriptor]

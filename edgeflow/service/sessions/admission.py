@@ -15,7 +15,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.forecast import Forecast, Robot, by_mode, forecast
+from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, forecast
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
@@ -39,7 +39,7 @@ class SessionPlan:
     pace: Pace
     forecast: Forecast
     """Beside the sessions open when it was planned."""
-    robot: Robot
+    robot: ForecastSession
     program: StageProgram
     """The stages of its answers."""
     cameras: tuple[CameraSpec, ...]
@@ -74,7 +74,7 @@ class SessionPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _PlannedSession:
     """A session to be planned."""
 
     mode: Mode
@@ -145,14 +145,14 @@ class Admission:
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
-        asked = _Asked(
+        asked = _PlannedSession(
             mode=self._mode(request),
             program=self._programs.get(request.unnorm_key, self._default),
             cameras=_policy_cameras(request),
             limit_ns=request.max_action_age_ns,
             others=others,
         )
-        robot = Robot(
+        robot = ForecastSession(
             pace=Pace(),
             period_ns=request.control_period_ns,
             rows=self._prefill_rows,
@@ -215,7 +215,7 @@ class Admission:
             raise RuntimeError("no worker has measured its passes")
         return self._cost.times
 
-    def _paces(self, asked: _Asked, request: OpenRequest) -> Iterable[Pace]:
+    def _paces(self, asked: _PlannedSession, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
             if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one being played
@@ -242,7 +242,7 @@ class Admission:
                 )
         return found
 
-    def _at_pace(self, robot: Robot, pace: Pace, asked: _Asked) -> Robot:
+    def _at_pace(self, robot: ForecastSession, pace: Pace, asked: _PlannedSession) -> ForecastSession:
         """The robot, with what decides when the frames of this pace leave."""
         if pace.speculation is None:
             return replace(robot, pace=pace)
@@ -251,7 +251,7 @@ class Admission:
         settling = self._settling.of(asked.program.passes, pace.speculation.tolerance_bins)
         return replace(robot, pace=pace, patience_ns=patience_ns, settling=settling)
 
-    def _planned(self, robot: Robot, asked: _Asked) -> SessionPlan:
+    def _planned(self, robot: ForecastSession, asked: _PlannedSession) -> SessionPlan:
         robots = (*(plan.robot for plan in asked.others), robot)
         return SessionPlan(
             mode=asked.mode,
@@ -263,7 +263,7 @@ class Admission:
             decode_ns=self._decoders.frame_ns(asked.cameras),
         )
 
-    def _check_decoding(self, request: OpenRequest, robot: Robot, others: tuple[SessionPlan, ...]) -> None:
+    def _check_decoding(self, request: OpenRequest, robot: ForecastSession, others: tuple[SessionPlan, ...]) -> None:
         cameras = _policy_cameras(request)
         load_ns = per_second(self._decoders.frame_ns(cameras), robot.period_ns)
         if others and not self._decoders.admits(load_ns, self._decode_loads(others)):
@@ -293,7 +293,7 @@ class Admission:
         seen = forecast(slower, self._limits, (*(other.robot for other in others), plan.robot))
         return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
-    def _by_age(self, plans: list[SessionPlan], asked: _Asked, limit_ns: int) -> list[SessionPlan]:
+    def _by_age(self, plans: list[SessionPlan], asked: _PlannedSession, limit_ns: int) -> list[SessionPlan]:
         """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
         lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
         reached = zip(plans, lowest, strict=True)
@@ -308,7 +308,7 @@ class Admission:
         highest = max(plan.forecast.fps for plan in allowed)
         return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, *_youth(plan)))
 
-    def _lowest_age_ns(self, plan: SessionPlan, asked: _Asked) -> int:
+    def _lowest_age_ns(self, plan: SessionPlan, asked: _PlannedSession) -> int:
         """The lowest age limit that the pace can keep.
 
         Where frames draft, older ones leave while a newer one is in flight, so that is the age that without a limit is

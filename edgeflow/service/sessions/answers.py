@@ -20,7 +20,7 @@ from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.sessions.frames import OutputGuard, Ready, SentChunks, Track
+from edgeflow.service.sessions.frames import OutputGuard, Ready, SentChunks, SessionFrame
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
@@ -139,7 +139,7 @@ class Withheld:
     """Once too often."""
 
 
-class Answers:
+class SessionAnswers:
     """The answers of a session. sent: the chunks that the robot got last; ages: of their frames when they arrived.
 
     schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it plays them by the clock, from the row
@@ -168,7 +168,7 @@ class Answers:
         """
         return self.ages.arrived(seq, min(age_ns, self._age_limit.oldest_ns))
 
-    def judge(self, track: Track, message: FrameResult) -> Ready | Withheld:
+    def judge(self, track: SessionFrame, message: FrameResult) -> Ready | Withheld:
         """The answer to a frame, if it is finite, within the limits and starts no resting robot in mid-motion."""
         self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
         if not message.valid or not within_limits(message.chunk, self._schema):

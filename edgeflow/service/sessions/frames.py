@@ -118,7 +118,7 @@ MOST_SENT = 256  # chunks that a robot may report as played: at 50 Hz, of the la
 
 
 @dataclass(slots=True, kw_only=True)
-class Track:
+class SessionFrame:
     """A frame inside the service, with its times."""
 
     frame: CheckedFrame
@@ -178,7 +178,7 @@ class Track:
 class Ready:
     """An answer not handed out yet."""
 
-    track: Track
+    track: SessionFrame
     chunk: Chunk
     token_ids: tuple[int, ...]
     timings: StageTimings
@@ -227,7 +227,7 @@ class Ready:
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 
 
-class Ring(Enum):
+class RingState(Enum):
     """The state of a session's ring, its KV slots in the worker.
 
     While a session is parked its ring and its place are free for others. Its next frame waits until the worker has

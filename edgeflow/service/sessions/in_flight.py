@@ -14,8 +14,8 @@ from dataclasses import replace
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import AgeLimit
-from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, Ready, StatusEvent, Track
-from edgeflow.service.sessions.rates import Rates
+from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, Ready, SessionFrame, StatusEvent
+from edgeflow.service.sessions.rates import SessionRates
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
 
@@ -69,17 +69,17 @@ class FramesInFlight:
     ready: the action that waits for the stream.
     """
 
-    def __init__(self, outbox: Outbox, rates: Rates, age_limit: AgeLimit) -> None:
+    def __init__(self, outbox: Outbox, rates: SessionRates, age_limit: AgeLimit) -> None:
         self.excess = 0
         self.ready: Ready | None = None
         self._outbox = outbox
         self._rates = rates
         self._age_limit = age_limit
-        self._arrived: Track | None = None
-        self._decoding: Track | None = None
+        self._arrived: SessionFrame | None = None
+        self._decoding: SessionFrame | None = None
         self._decoder_busy = False  # also while it decodes a frame that was dropped
-        self._decoded: Track | None = None
-        self._sent: dict[int, Track] = {}
+        self._decoded: SessionFrame | None = None
+        self._sent: dict[int, SessionFrame] = {}
 
     def __bool__(self) -> bool:
         return bool(self._arrived or self._decoding or self._decoded or self._sent or self.ready)
@@ -89,7 +89,7 @@ class FramesInFlight:
         """True if frames are with the worker."""
         return bool(self._sent)
 
-    def arrive(self, track: Track) -> None:
+    def arrive(self, track: SessionFrame) -> None:
         """Put a frame before the decoder, superseding one that waits there."""
         self.supersede(self._arrived)
         self._arrived = track
@@ -115,19 +115,19 @@ class FramesInFlight:
         self._decoding, self._decoder_busy = track, True
         return track.frame
 
-    def finish_decoding(self) -> Track | None:
+    def finish_decoding(self) -> SessionFrame | None:
         """The frame leaving the decoder; None if it was dropped meanwhile."""
         track, self._decoding = self._decoding, None
         self._decoder_busy = False
         return track
 
-    def decoded(self, track: Track, payload: Payloads, decode_ns: int) -> None:
+    def decoded(self, track: SessionFrame, payload: Payloads, decode_ns: int) -> None:
         """Put a frame before the worker's socket, superseding one that waits there."""
         track.payload, track.decode_ns = payload, decode_ns
         self.supersede(self._decoded)
         self._decoded = track
 
-    def start_sending(self, now_ns: int) -> Track | None:
+    def start_sending(self, now_ns: int) -> SessionFrame | None:
         """The next frame to send, if one waits."""
         track, self._decoded = self._decoded, None
         if track is not None:
@@ -135,7 +135,7 @@ class FramesInFlight:
             self._sent[track.frame.seq] = track
         return track
 
-    def answered(self, seq: int, epoch: int) -> Track | None:
+    def answered(self, seq: int, epoch: int) -> SessionFrame | None:
         """The frame to which a worker's answer refers; None if it left before, with its epoch or its worker."""
         track = self._sent.get(seq)
         if track is None or track.epoch != epoch:
@@ -152,13 +152,13 @@ class FramesInFlight:
         ready, self.ready = self.ready, None
         return ready
 
-    def leave(self, track: Track, disposition: Disposition, code: str, reason: str, text: str) -> None:
+    def leave(self, track: SessionFrame, disposition: Disposition, code: str, reason: str, text: str) -> None:
         """Note the outcome of a frame that the caller has already removed."""
         self._outbox.note(
             StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
         )
 
-    def supersede(self, track: Track | None) -> None:
+    def supersede(self, track: SessionFrame | None) -> None:
         """Note that a newer frame replaced this one."""
         if track is None:
             return

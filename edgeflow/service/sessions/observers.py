@@ -19,7 +19,7 @@ from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
@@ -237,11 +237,11 @@ class Metrics(ProcessMetrics, SessionObserver):
             self.predicted_fps.labels(mode).set(seen.fps)
             self.predicted_age.labels(mode).set(seen.age_ns / 1e9)
 
-    def state(self, state: State) -> None:
+    def state(self, state: HealthState) -> None:
         """Set the present state to 1 and all others to 0."""
-        for each in State:
+        for each in HealthState:
             self.health_state.labels(each.value).set(each is state)
-        self.draining.set(state is State.DRAINING)
+        self.draining.set(state is HealthState.DRAINING)
 
     def _session_metrics(self) -> None:
         self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")

@@ -107,7 +107,7 @@ class TokenBucket:
         self._then_ns = now_ns
 
 
-class Rates:
+class SessionRates:
     """The rates of a session. period_ns: between frames, as declared.
 
     turns: of frames at the decoder. permitted: frames that may come. changes: of instruction or episode. decoding: the

@@ -27,7 +27,7 @@ from edgeflow.contract import Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.answers import AgeLimit, Answers, FrameTimes, validity_ms
+from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, SessionAnswers, validity_ms
 from edgeflow.service.sessions.frames import (
     INVALID_IN_A_ROW,
     ActionEvent,
@@ -35,12 +35,12 @@ from edgeflow.service.sessions.frames import (
     Event,
     NoticeEvent,
     Ready,
-    Ring,
+    RingState,
+    SessionFrame,
     StatusEvent,
-    Track,
 )
 from edgeflow.service.sessions.in_flight import FramesInFlight, Outbox
-from edgeflow.service.sessions.rates import Rates, SessionRules, Silence, changes_too_often
+from edgeflow.service.sessions.rates import SessionRates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.robot_clock import FrameOrder
 from edgeflow_client.errors import FailedPrecondition, RequestError
 from edgeflow_client.reasons import Reason
@@ -77,13 +77,13 @@ class Session:
             self.valid_for_ms = max(self.valid_for_ms, int(schema.horizon * schema.step_ms))
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         self._order = FrameOrder()
-        self.rates = Rates(rules, request.control_period_ns, now_ns)
+        self.rates = SessionRates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
-        self._ring = Ring.HELD
+        self._ring = RingState.HELD
         self._outbox = Outbox()
         self._frames = FramesInFlight(self._outbox, self.rates, self.age_limit)
-        self.answers = Answers(schema, self.age_limit, whole=request.chunks, by_clock=not request.front)
+        self.answers = SessionAnswers(schema, self.age_limit, whole=request.chunks, by_clock=not request.front)
 
     # Calls for the robot.
 
@@ -123,16 +123,16 @@ class Session:
                 self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
-        track = Track(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
+        track = SessionFrame(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
-        elif self._ring is Ring.LOST:
+        elif self._ring is RingState.LOST:
             text = "the worker is restarting"
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.WORKER_RESTARTING, text)
         else:
             self._frames.arrive(track)
-            if self._ring is Ring.FREED:
-                self._ring = Ring.WANTED
+            if self._ring is RingState.FREED:
+                self._ring = RingState.WANTED
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
         """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
@@ -151,7 +151,7 @@ class Session:
         self.answers.sent.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
-        if self._ring in (Ring.HELD, Ring.ASKED):
+        if self._ring in (RingState.HELD, RingState.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
 
@@ -200,7 +200,7 @@ class Session:
 
     def start_sending(self, now_ns: int) -> SubmitFrame | None:
         """The next frame to send to the worker, if one waits."""
-        track = self._frames.start_sending(now_ns) if self._ring is Ring.HELD else None
+        track = self._frames.start_sending(now_ns) if self._ring is RingState.HELD else None
         if track is None:
             return None
         track.speculation = self.speculation
@@ -245,7 +245,7 @@ class Session:
         """The worker is lost: HOLD until there is another. Nothing changes for an ended session."""
         if self.ended is not None:
             return
-        self._ring, self._lost = Ring.FREED if self.parked else Ring.LOST, True
+        self._ring, self._lost = RingState.FREED if self.parked else RingState.LOST, True
         self.commands.clear()
         text = "the worker process was lost and is being replaced"
         self._frames.drop_all("UNAVAILABLE", Reason.WORKER_LOST, text)
@@ -256,28 +256,28 @@ class Session:
     @property
     def wants_ring(self) -> bool:
         """True while a frame waits for a ring that was given back."""
-        return self._ring is Ring.WANTED and self.ended is None
+        return self._ring is RingState.WANTED and self.ended is None
 
     @property
     def parked(self) -> bool:
         """True while the session has no ring because it gave it back in a silence."""
-        return self._ring in (Ring.FREED, Ring.WANTED)
+        return self._ring in (RingState.FREED, RingState.WANTED)
 
     def stay_parked(self, error: RequestError) -> None:
         """No ring is available for the waiting frame: drop it with the reason and hold."""
-        if self._ring is Ring.WANTED:
-            self._ring = Ring.FREED
+        if self._ring is RingState.WANTED:
+            self._ring = RingState.FREED
             self._frames.drop_unsent(error.code, error.reason, error.text)
             self.hold(error.reason)
             self._finish_if_idle()
 
     def ring_asked(self) -> None:
         """A ring was requested from the worker, for the present epoch."""
-        self._ring = Ring.ASKED
+        self._ring = RingState.ASKED
 
     def worker_ready(self) -> None:
         """The worker opened the ring for the requested epoch."""
-        self._ring = Ring.HELD
+        self._ring = RingState.HELD
         self.worker_back()
 
     def worker_back(self) -> None:
@@ -301,8 +301,8 @@ class Session:
             self.end(end)
         elif self._silence.hold_due(now_ns) and not self._input_ended:
             self._hold_silent()
-        elif self._silence.place_is_free(now_ns) and self._ring is Ring.HELD and not self._frames:
-            self._ring = Ring.FREED
+        elif self._silence.place_is_free(now_ns) and self._ring is RingState.HELD and not self._frames:
+            self._ring = RingState.FREED
             self.commands.append(CloseSession(self.number))
             self._hold_silent()
 

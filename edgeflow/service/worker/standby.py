@@ -13,7 +13,7 @@ from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
 from edgeflow.ipc.packets import seal
-from edgeflow.service.host.held import RETRY_S, Held
+from edgeflow.service.host.held import RETRY_S, Spare
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import (
     ENTRY,
@@ -70,8 +70,8 @@ class Workers:
         self._log = log
         self._entry = entry
         self._settings: int | None = None
-        self._next = Held("worker", Kit.make, log)
-        self._next_reserve = Held("worker in reserve", Kit.make, log)
+        self._next = Spare("worker", Kit.make, log)
+        self._next_reserve = Spare("worker in reserve", Kit.make, log)
         self._reserve: _Reserve | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
@@ -117,7 +117,7 @@ class Workers:
             os.close(self._settings)
             self._settings = None
 
-    def _start(self, held: Held[Kit], arguments: list[str]) -> tuple[Kit, WorkerProcess]:
+    def _start(self, held: Spare[Kit], arguments: list[str]) -> tuple[Kit, WorkerProcess]:
         if self._settings is None:
             self._settings = seal(self._config.model_dump_json().encode())
         kit = held.take()

@@ -15,7 +15,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.worker.link import WorkerLink
 from edgeflow.service.worker.process import KILL_WAIT_S, Launch, Launched
-from edgeflow.service.worker.timeouts import Progress, StartLimits
+from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError
 
@@ -67,7 +67,7 @@ class WorkerLife:
         self.link = WorkerLink(self._receive, listener.worker_writable, self._on_lost)
         self._launched: Launched | None = None
         self._began: asyncio.Future[None] = loop.create_future()
-        self._progress = Progress(self._timing.worker_progress_ms * 1_000_000)
+        self._progress = WorkerSilence(self._timing.worker_progress_ms * 1_000_000)
 
     @property
     def serving(self) -> bool:

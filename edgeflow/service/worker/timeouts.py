@@ -11,7 +11,7 @@ TIMES = 4  # what the slowest earlier start took
 LEAST_S = 5.0
 
 
-class Progress:
+class WorkerSilence:
     """The silence of a worker, counted only while control listens: a suspended control blames nobody."""
 
     def __init__(self, least_ns: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.robots.ledger import Ledger
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan
+from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.types import CameraSpec, Disposition, ImageFormat, StageTimings
 from tests.service.conftest import no_collecting, write_fake_checkpoint
@@ -20,7 +20,13 @@ MS = 1_000_000
 CAMERA = CameraSpec("camera", 32, 24, ImageFormat.JPEG)
 SESSION = SessionSettings(cameras=(CAMERA,), control_period_s=0.05)
 PLAN = LoadPlan(
-    address="127.0.0.1:0", session=SESSION, pattern=Closed(), warm_up_s=0.1, duration_s=0.5, ramp_up_s=0.05, grace_s=5.0
+    address="127.0.0.1:0",
+    session=SESSION,
+    pattern=ClosedLoopPlan(),
+    warm_up_s=0.1,
+    duration_s=0.5,
+    ramp_up_s=0.05,
+    grace_s=5.0,
 )
 
 

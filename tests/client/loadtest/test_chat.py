@@ -17,7 +17,7 @@ from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.http import HttpService
 from edgeflow_client.errors import InvalidArgument, StartError
 from edgeflow_client.loadtest.chat import Beside, chat_summary, check_chat, default_address
-from edgeflow_client.loadtest.chat_clients import Asked, ChatPlan
+from edgeflow_client.loadtest.chat_clients import ChatLoad, ChatSample
 from edgeflow_client.loadtest.command import measured
 from edgeflow_client.loadtest.results import RATIO, results_json, results_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
@@ -73,8 +73,8 @@ def test_frames_that_are_no_neighbours_have_no_interval():
     assert summarise(run, run.ledgers).start_jitter_ms.count == 1
 
 
-def asked(at: float, *pieces: float, tokens: int = 0, done: float = 0, refused: str = "") -> Asked:
-    return Asked(round(at * MS), [round(each * MS) for each in pieces], tokens, round(done * MS), refused)
+def asked(at: float, *pieces: float, tokens: int = 0, done: float = 0, refused: str = "") -> ChatSample:
+    return ChatSample(round(at * MS), [round(each * MS) for each in pieces], tokens, round(done * MS), refused)
 
 
 def test_chat_of_the_measured_time_is_counted():
@@ -135,7 +135,7 @@ def test_what_is_no_address_is_told(text: str):
 
 def test_where_nothing_answers_it_is_told_before_the_run():
     with pytest.raises(StartError, match=r"chat\.address: http://127.0.0.1:1: .*refused"):
-        check_chat(ChatPlan("http://127.0.0.1:1"), Credentials())
+        check_chat(ChatLoad("http://127.0.0.1:1"), Credentials())
 
 
 def test_a_ratio_without_chat_is_a_wrong_option():
@@ -146,7 +146,7 @@ def test_a_ratio_without_chat_is_a_wrong_option():
 async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):
     async with serving(checkpoint) as served:
         with pytest.raises(StartError, match="serves no chat model"):
-            await asyncio.to_thread(check_chat, ChatPlan(served.http), Credentials())
+            await asyncio.to_thread(check_chat, ChatLoad(served.http), Credentials())
 
 
 async def test_robots_and_chat_are_measured_side_by_side(tmp_path: Path):
@@ -155,7 +155,7 @@ async def test_robots_and_chat_are_measured_side_by_side(tmp_path: Path):
     async with chatting(loaded, limits__rate_hz=1000.0) as (_, served):
         address = served.service.status.grpc_address
         plan = replace(PLAN, address=address, instructions=("go",), pattern=Fixed(20.0), duration_s=2.0)
-        chat = ChatPlan(served.http, clients=2, max_tokens=4)
+        chat = ChatLoad(served.http, clients=2, max_tokens=4)
         quiet = Console(quiet=True)
         _, results = await asyncio.to_thread(measured, plan, {}, Credentials(), quiet, chat)
     assert results.beside is not None

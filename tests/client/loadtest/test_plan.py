@@ -19,7 +19,7 @@ from edgeflow_client.loadtest.robots.frames import frames_for
 from edgeflow_client.loadtest.robots.plan import (
     SECOND_NS,
     Bursts,
-    Closed,
+    ClosedLoopPlan,
     Fixed,
     LoadPlan,
     Ramp,
@@ -78,8 +78,8 @@ def plan_of(**sections: dict[str, object]) -> LoadPlan:
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
-        ({}, Closed(1)),
-        ({"window": "3"}, Closed(3)),
+        ({}, ClosedLoopPlan(1)),
+        ({"window": "3"}, ClosedLoopPlan(3)),
         ({"rate_hz": 20.0}, Fixed(20.0)),
         ({"frames": "5"}, Bursts(5, 1.0)),
         ({"frames": "5", "period_s": "500ms"}, Bursts(5, 0.5)),
@@ -166,7 +166,7 @@ def test_the_keys_of_a_plan_are_those_that_it_reads():
 
 
 def test_the_declared_period_is_that_of_the_rate():
-    assert [period_s_of(pattern) for pattern in (Fixed(20.0), Bursts(4, 1.0), Closed(), Ramp(1, 2))] == [
+    assert [period_s_of(pattern) for pattern in (Fixed(20.0), Bursts(4, 1.0), ClosedLoopPlan(), Ramp(1, 2))] == [
         *(0.05, 0.25, 0.05, 0.05)
     ]
 

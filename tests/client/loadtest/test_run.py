@@ -12,7 +12,7 @@ from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.command import loadtest_command
 from edgeflow_client.loadtest.results import Results, results_json, results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import Bursts, Closed, Fixed, Ramp
+from edgeflow_client.loadtest.robots.plan import Bursts, ClosedLoopPlan, Fixed, Ramp
 from edgeflow_client.loadtest.run import LoadRun
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
@@ -187,7 +187,7 @@ async def test_the_passes_of_drafting_frames_are_reported(checkpoint):
 
 async def test_the_command_judges(checkpoint, capsys, tmp_path):
     async with serving(checkpoint, **QUICK) as served:
-        plan = plan_for(served, pattern=Closed(2), count=10)
+        plan = plan_for(served, pattern=ClosedLoopPlan(2), count=10)
         met = await asyncio.to_thread(
             loadtest_command, plan, {"max-age-p99": 1e6}, None, as_json=True, out=tmp_path / "out"
         )

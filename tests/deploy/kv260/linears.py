@@ -36,7 +36,7 @@ class Linears:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StreamCycles:
     """Cycles in which a stream's strips were first offered, first taken and last taken; arrays have one per channel."""
 
     offered: np.ndarray
@@ -44,19 +44,19 @@ class Times:
     last: np.ndarray
 
     @classmethod
-    def of(cls, words: np.ndarray) -> Times:
+    def of(cls, words: np.ndarray) -> StreamCycles:
         """words: [..., 3]."""
         return cls(*np.moveaxis(words.astype(int), -1, 0))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LinearSums:
     """sums: of each linear, uint32 [B, 8], bits of float32. A channel without blocks has times of 0."""
 
     sums: tuple[np.ndarray, ...]
-    activations: Times
-    weights: Times
-    left: Times
+    activations: StreamCycles
+    weights: StreamCycles
+    left: StreamCycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Pauses:
     seed: int = 0
 
 
-def simulate(program: Path, linears: list[Linears], pauses: Pauses | None = None) -> list[Answer]:
+def simulate(program: Path, linears: list[Linears], pauses: Pauses | None = None) -> list[LinearSums]:
     """The answers for linears, one after the other."""
     pauses = pauses or Pauses()
     settings = np.array([pauses.seed, pauses.x, pauses.weights, pauses.sums], np.uint32)
@@ -85,8 +85,10 @@ def simulate(program: Path, linears: list[Linears], pauses: Pauses | None = None
     return answers
 
 
-def _answer(times: np.ndarray, channels: list[np.ndarray], blocks: np.ndarray) -> Answer:
+def _answer(times: np.ndarray, channels: list[np.ndarray], blocks: np.ndarray) -> LinearSums:
     ends = np.cumsum(blocks, axis=0)[:-1]
     of_linears = zip(*(np.split(sums, ends[:, channel]) for channel, sums in enumerate(channels)), strict=True)
-    activations, weights, left = (Times.of(part) for part in (times[0], times[1 : 1 + CHANNELS], times[1 + CHANNELS :]))
-    return Answer(tuple(map(join, of_linears)), activations, weights, left)
+    activations, weights, left = (
+        StreamCycles.of(part) for part in (times[0], times[1 : 1 + CHANNELS], times[1 + CHANNELS :])
+    )
+    return LinearSums(tuple(map(join, of_linears)), activations, weights, left)

@@ -38,7 +38,7 @@ PARAMS = {
 }
 
 
-class Even:
+class EvenInDrafts:
     """A constraint to even tokens, whose masks end at the first draft that it forbids."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -98,7 +98,7 @@ def drafting(
 
 
 def answered(engine: ChatEngine, text: str, params: SamplingParams, *, even: bool = False) -> Generation:
-    constraint = Even(engine.model.config.vocab_size) if even else None
+    constraint = EvenInDrafts(engine.model.config.vocab_size) if even else None
     prompt = engine.model.text_prompt(text)
     generation = Generation(engine, prompt, params, ignore_stop=True, constraint=constraint)
     list(generate(engine, generation, CHUNK))

@@ -238,7 +238,7 @@ def test_what_is_not_finite_is_told(model: ChatModel, bad: float, temperature: f
         list(generate(engine, generation, 9))
 
 
-class Only:
+class EveryThirdAfter:
     """A constraint that allows every third token from some id on, another one after each token."""
 
     def __init__(self, first: int) -> None:
@@ -255,7 +255,7 @@ class Only:
 @pytest.mark.parametrize("chunk", [2, 50])
 def test_a_constraint_is_that_of_its_request_in_a_shared_pass(model: ChatModel, chunk: int):
     """Requests with constraints and without, of which some are still in their prompts."""
-    texts, constraints = ["abcdefg", "c", "hello"], [Only(0), None, Only(1)]
+    texts, constraints = ["abcdefg", "c", "hello"], [EveryThirdAfter(0), None, EveryThirdAfter(1)]
     prompts = [prompt_of(model, text) for text in texts]
     engine = engine_of(model, 3)
     together = [
@@ -265,7 +265,7 @@ def test_a_constraint_is_that_of_its_request_in_a_shared_pass(model: ChatModel, 
     while busy := [each for each in together if each.finish is None]:
         run_pass(engine, busy, chunk)
     for generation, prompt, first in zip(together, prompts, (0, None, 1), strict=True):
-        engine, constraint = engine_of(model), Only(first) if first is not None else None
+        engine, constraint = engine_of(model), EveryThirdAfter(first) if first is not None else None
         alone = Generation(engine, prompt, GREEDY, ignore_stop=True, constraint=constraint)
         list(generate(engine, alone, chunk))
         assert generation.tokens == alone.tokens

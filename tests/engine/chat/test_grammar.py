@@ -329,7 +329,7 @@ def test_compiled_schemas_and_answers_are_kept_and_bounded(compiler: Compiler):
     assert compiler.answer(following(91, [token])) == after, "answers do not share a place"
 
 
-class Slow:
+class SlowGrammars:
     """Grammars whose thread waits for the test."""
 
     def __init__(self, grammars: Grammars) -> None:
@@ -349,7 +349,7 @@ def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars:
     said: list[Message] = []
     config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY})
     plane = build_chat(config, model, "f", lambda *_: None).plane(config, ManualClock(), said.append)
-    slow = plane._grammars = Slow(grammars)
+    slow = plane._grammars = SlowGrammars(grammars)
     inbox = Inbox()
     plane.wake = inbox.wake
     plane.start(start(model, 1, json.dumps(SCHEMA)))

@@ -53,7 +53,7 @@ def ids_of(text: str) -> list[int]:
     return tokenizer().encode(text).ids
 
 
-class Twin:
+class GrammarTwin:
     """One schema in a compiler of its own, which is told one token at a time."""
 
     def __init__(self, schema: Any) -> None:
@@ -83,7 +83,7 @@ def bits(answer: bytes) -> np.ndarray:
     return np.unpackbits(np.frombuffer(answer[1:], np.uint8), count=VOCAB, bitorder="little").astype(bool)
 
 
-def drafted(twin: Twin, choose: random.Random, most: int) -> list[int]:
+def drafted(twin: GrammarTwin, choose: random.Random, most: int) -> list[int]:
     """Up to `most` drafts, of which nearly all are permitted, stop tokens among them."""
     drafts: list[int] = []
     for _ in range(choose.randint(0, most)):
@@ -93,7 +93,7 @@ def drafted(twin: Twin, choose: random.Random, most: int) -> list[int]:
     return drafts
 
 
-def walk(grammar: Grammar, twin: Twin, choose: random.Random, steps: int) -> None:
+def walk(grammar: Grammar, twin: GrammarTwin, choose: random.Random, steps: int) -> None:
     """Drafts, of which some are accepted, then a token that may be the next draft or another."""
     tokens: list[int] = []
     for _ in range(steps):
@@ -112,12 +112,12 @@ def walk(grammar: Grammar, twin: Twin, choose: random.Random, steps: int) -> Non
 @given(seed=st.integers(0, 1 << 30), schema=st.sampled_from(SCHEMAS))
 def test_masks_after_drafts_are_those_of_one_token_at_a_time(grammars: Grammars, seed: int, schema: Any):
     grammar = grammars.compile(json.dumps(schema)).result(30)
-    walk(grammar, Twin(schema), random.Random(seed), 6)
+    walk(grammar, GrammarTwin(schema), random.Random(seed), 6)
 
 
 def test_a_long_answer_is_followed_beside_its_drafts(grammars: Grammars):
     grammar = grammars.compile(json.dumps(NUMBERS)).result(30)
-    twin = Twin(NUMBERS)
+    twin = GrammarTwin(NUMBERS)
     twin.accepted = ids_of("[" + "1234567,\n  " * 30)
     for at in range(0, len(twin.accepted), 50):
         grammar.accept(twin.accepted[at : at + 50], ids_of("]"))
@@ -233,7 +233,7 @@ def begin(compiler: Compiler, handle: int) -> None:
 
 
 def test_drafts_that_break_a_limit_end_the_drafts_and_not_the_answer(low: Compiler):
-    twin = Twin(HARD)
+    twin = GrammarTwin(HARD)
     size = len(low.answer(following(0, []))) - 1
     answer = low.answer(following(0, ids_of("[1,"), ids_of(TOO_HARD)))
     twin.accepted += ids_of("[1,")

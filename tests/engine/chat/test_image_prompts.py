@@ -19,7 +19,7 @@ from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl import ImagePreprocessor
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
-from tests.engine.chat.test_plane import CPU, Bench, K, built, frame, request_of
+from tests.engine.chat.test_plane import CPU, ChatBench, K, built, frame, request_of
 
 SIDE = 2000
 PATIENCE_S = 30.0
@@ -60,7 +60,7 @@ def gate(monkeypatch: pytest.MonkeyPatch):
     opened.set()
 
 
-def run_until(bench: Bench, kind: type, frames: int = 0) -> None:
+def run_until(bench: ChatBench, kind: type, frames: int = 0) -> None:
     """Turns of the loop until an answer of that kind; the loop sleeps where it would, until it is woken."""
     deadline = time.monotonic() + PATIENCE_S
     while not bench.of(kind):
@@ -72,7 +72,7 @@ def run_until(bench: Bench, kind: type, frames: int = 0) -> None:
 
 
 def test_robots_are_served_while_an_image_is_resized(policy, model, gate):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000), asking(picture(60)))
     for seq in range(1, 4):
         bench.tell(frame(seq))
@@ -90,7 +90,7 @@ def test_robots_are_served_while_an_image_is_resized(policy, model, gate):
 
 
 def test_a_loop_that_sleeps_is_woken_when_the_prompt_is_there(policy, model, gate):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(asking(picture(60)))
     assert not bench.worker.step() and bench.worker.wake_at_ns() is None, "nothing to run, and no time to wake at"
     gate.set()
@@ -98,7 +98,7 @@ def test_a_loop_that_sleeps_is_woken_when_the_prompt_is_there(policy, model, gat
 
 
 def test_a_refusal_and_a_stop_while_it_is_resized(policy, model, gate):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(asking(picture(60)))
     bench.worker.step()
     bench.tell(ChatStop(1, cancelled=True))
@@ -126,7 +126,7 @@ def test_images_of_a_stopped_request_do_not_delay_the_next_one(policy, model, ga
         return resize(self, image)
 
     monkeypatch.setattr(ImagePreprocessor, "__call__", noted)
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     for request, side in ((1, 60), (2, 64)):
         bench.tell(replace(asking(picture(side)), request=request))
         bench.worker.step()
@@ -152,7 +152,7 @@ def test_no_turn_resizes_the_images_of_a_request(policy, model, monkeypatch):
         return resize(self, image)
 
     monkeypatch.setattr(ImagePreprocessor, "__call__", noted)
-    bench = Bench(policy, built(model, capacity=96))
+    bench = ChatBench(policy, built(model, capacity=96))
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", period_ns=50_000_000),
         asking(*[picture(SIDE)] * 4),

@@ -192,7 +192,7 @@ def test_a_seeded_answer_does_not_depend_on_what_shares_its_pass(model: ChatMode
     assert [each.tokens for each in generations] == [alone(model, *ask).tokens for ask in asks]
 
 
-class Bench:
+class LaunchAheadBench:
     """A worker whose engines launch one pass ahead."""
 
     def __init__(self, policy: OpenVLAPolicy, model: ChatModel, graphs: bool, **changes: Any) -> None:
@@ -237,7 +237,7 @@ def start(model: ChatModel, request: int, name: str, text: str = TEXT, count: in
 
 def test_the_worker_answers_with_the_same_tokens(model: ChatModel, graphs: bool, policy: OpenVLAPolicy):
     """All at once, so that each request follows directly on the one before it, in one slot."""
-    bench = Bench(policy, model, graphs)
+    bench = LaunchAheadBench(policy, model, graphs)
     bench.tell(*(start(model, at, name) for at, name in enumerate(PARAMS)))
     bench.run(len(PARAMS))
     for at, name in enumerate(PARAMS):
@@ -248,7 +248,7 @@ def test_the_worker_answers_with_the_same_tokens(model: ChatModel, graphs: bool,
 
 
 def test_the_worker_tells_nothing_after_a_stop(stopping: ChatModel, graphs: bool, policy: OpenVLAPolicy):
-    bench = Bench(policy, stopping, graphs)
+    bench = LaunchAheadBench(policy, stopping, graphs)
     bench.tell(start(stopping, 1, "seeded"), start(stopping, 2, "seeded", "the arm"), start(stopping, 3, "seeded"))
     while len(bench.tokens(2)) < 3:
         bench.run(len(bench.of(ChatToken)) + 1, ChatToken)
@@ -264,7 +264,7 @@ def test_the_worker_tells_nothing_after_a_stop(stopping: ChatModel, graphs: bool
 
 
 def test_the_worker_sleeps_once_all_is_answered(model: ChatModel, graphs: bool, policy: OpenVLAPolicy):
-    bench = Bench(policy, model, graphs)
+    bench = LaunchAheadBench(policy, model, graphs)
     bench.tell(start(model, 1, "greedy", count=2))
     bench.run()
     for _ in range(3):
@@ -275,7 +275,7 @@ def test_the_worker_sleeps_once_all_is_answered(model: ChatModel, graphs: bool, 
 @pytest.mark.parametrize("schema", ["", '{"enum": ["cup", "arm"]}'])
 def test_the_worker_does_not_sleep_beside_work(model: ChatModel, graphs: bool, policy: OpenVLAPolicy, schema: str):
     """A pass that is committed may make work: the next chunk of a prompt, the next token of a grammar."""
-    bench = Bench(policy, model, graphs)
+    bench = LaunchAheadBench(policy, model, graphs)
     bench.tell(start(model, 1, "greedy", count=6, schema=schema))
     while not bench.of(ChatDone):
         if not bench.worker.step():
@@ -285,7 +285,7 @@ def test_the_worker_does_not_sleep_beside_work(model: ChatModel, graphs: bool, p
 
 
 def test_the_worker_changes_a_prefix_between_requests(model: ChatModel, graphs: bool, policy: OpenVLAPolicy):
-    bench = Bench(policy, model, graphs, slots=[{"id": "rest", "text": TEXT[:12]}])
+    bench = LaunchAheadBench(policy, model, graphs, slots=[{"id": "rest", "text": TEXT[:12]}])
     other = list(model.text_prompt("the arm is at rest").ids)
     bench.tell(
         start(model, 1, "seeded"), SetPrefix(2, "rest", other), start(model, 3, "seeded", "the arm is at rest. so?")
@@ -302,7 +302,7 @@ def test_the_worker_changes_a_prefix_between_requests(model: ChatModel, graphs: 
 def test_a_grammar_knows_each_token_before_the_next(model: ChatModel, graphs: bool, policy: OpenVLAPolicy, name: str):
     answers = []
     for launch_ahead in (0, 1):
-        bench = Bench(policy, model, graphs)
+        bench = LaunchAheadBench(policy, model, graphs)
         for executor in bench.plane.engine._executors:
             executor.launch_ahead = launch_ahead
         schema = '{"type": "object", "properties": {"n": {"enum": ["cup", "arm"]}}, "required": ["n"]}'

@@ -53,7 +53,7 @@ def built(model: ChatModel, **changes: object) -> BuiltChat:
 SLOTS = [{"id": "rest", "text": PREFIX}, {"id": "arm", "text": PREFIX[:8]}]
 
 
-class Bench:
+class ChatBench:
     """A worker with a robot's policy and a chat model, on a clock that control passes move."""
 
     def __init__(self, policy: OpenVLAPolicy, chat: BuiltChat) -> None:
@@ -125,13 +125,13 @@ def alone(model: ChatModel, text: str = PROMPT, **params: object) -> list[int]:
     return generation.tokens
 
 
-def tokens(bench: Bench) -> list[int]:
+def tokens(bench: ChatBench) -> list[int]:
     return [message.token for message in bench.said if isinstance(message, ChatToken)]
 
 
 @pytest.mark.parametrize("slots", [[], SLOTS], ids=["no prefix", "prefixes"])
 def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
-    bench = Bench(policy, built(model, slots=slots))
+    bench = ChatBench(policy, built(model, slots=slots))
     bench.tell(start(model))
     bench.run(ChatDone)
     assert tokens(bench) == alone(model)
@@ -145,7 +145,7 @@ def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
 
 
 def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, policy):
-    bench = Bench(policy, built(model, slots=SLOTS))
+    bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
     )
@@ -163,7 +163,7 @@ def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, p
 
 def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
     """A frame that the front has had for 20 ms: the next one is expected there, 40 ms from now."""
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
     )
@@ -177,7 +177,7 @@ def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
 
 
 def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=PASS_NS, period_ns=PASS_NS),
         start(model),
@@ -195,7 +195,7 @@ def test_chat_moves_on_beside_a_robot_that_leaves_no_gap(model, policy):
 
 
 def test_requests_run_one_after_the_other_and_a_cancelled_one_is_gone(model, policy):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(start(model, request=1, max_tokens=3), start(model, request=2), start(model, "what?", request=3))
     bench.tell(ChatStop(2, cancelled=True))
     while len(bench.of(ChatDone)) < 3:
@@ -223,7 +223,7 @@ def test_requests_run_one_after_the_other_and_a_cancelled_one_is_gone(model, pol
     ],
 )
 def test_a_request_that_cannot_be_is_refused_and_the_next_is_answered(model, policy, changes, code, field):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(start(model, **changes), start(model, request=2))
     bench.run(ChatDone)
     (refused,) = bench.of(ChatRefused)
@@ -232,7 +232,7 @@ def test_a_request_that_cannot_be_is_refused_and_the_next_is_answered(model, pol
 
 
 def test_sampling_and_log_probabilities_cross(model, policy):
-    bench = Bench(policy, built(model))
+    bench = ChatBench(policy, built(model))
     bench.tell(start(model, temperature=1.0, seed=5, logprobs=2))
     bench.run(ChatDone)
     assert tokens(bench) == alone(model, temperature=1.0, seed=5)
@@ -246,7 +246,7 @@ def ids_of(model: ChatModel, text: str) -> list[int]:
 
 def test_a_prefix_is_changed_behind_the_answers_before_it(model, policy):
     """One request before the change, one after it; all answers are those of the model alone."""
-    bench = Bench(policy, built(model, slots=SLOTS[:1]))
+    bench = ChatBench(policy, built(model, slots=SLOTS[:1]))
     other = "the cup is red and "
     asked = other + "what is red? what is?"
     bench.tell(start(model), SetPrefix(2, "rest", ids_of(model, other)), start(model, asked, request=3))
@@ -277,7 +277,7 @@ def folded(chat: BuiltChat, rules: GateRules) -> BuiltChat:
 
 def test_a_prefix_whose_memory_is_not_finite_is_refused_and_gone(model, policy):
     chat = folded(built(model, slots=SLOTS[:1]), GateRules(sink=2, window=2, segment=4))
-    bench, ids = Bench(policy, chat), ids_of(model, PREFIX)
+    bench, ids = ChatBench(policy, chat), ids_of(model, PREFIX)
     bench.tell(SetPrefix(1, "rest", ids))
     bench.run(PrefixSet)
     bench.tell(SetPrefix(2, "rest", ids))
@@ -299,7 +299,7 @@ def test_a_prefix_whose_memory_is_not_finite_is_refused_and_gone(model, policy):
 
 def test_a_fold_is_expected_to_take_as_long_as_its_rows(model, policy):
     """While it is decoding; the worker plans with what the pass will take."""
-    bench = Bench(policy, folded(built(model), GateRules(sink=2, window=6, segment=8)))
+    bench = ChatBench(policy, folded(built(model), GateRules(sink=2, window=6, segment=8)))
     expected, told = [], bench.worker._turns.launched
     bench.worker._turns.launched = lambda now_ns, expected_ns: (expected.append(expected_ns), told(now_ns, expected_ns))
     bench.tell(request_of(ids_of(model, PROMPT)[:14]))
@@ -309,7 +309,7 @@ def test_a_fold_is_expected_to_take_as_long_as_its_rows(model, policy):
 
 
 def test_a_prefix_is_taken_away_and_given_again(model, policy):
-    bench = Bench(policy, built(model, slots=SLOTS))
+    bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(SetPrefix(1, "rest", []), start(model, request=2))
     bench.run(ChatDone)
     assert (bench.of(PrefixSet)[0].tokens, bench.of(ChatDone)[0].slot) == (0, "arm")
@@ -320,7 +320,7 @@ def test_a_prefix_is_taken_away_and_given_again(model, policy):
 
 
 def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
-    bench = Bench(policy, built(model, slots=SLOTS))
+    bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", deadline_ns=60_000_000, period_ns=60_000_000)
     )
@@ -348,7 +348,7 @@ def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
     ],
 )
 def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, slot, ids, code, field):
-    bench = Bench(policy, built(model, slots=SLOTS))
+    bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(SetPrefix(1, slot, ids), start(model, request=2))
     bench.run(ChatDone)
     (refused,) = bench.of(ChatRefused)

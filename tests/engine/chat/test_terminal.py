@@ -19,7 +19,7 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.terminal import (
     MAX_TEXT_BYTES,
     AnswerTimes,
-    Conversation,
+    ChatSession,
     converse,
     open_conversation,
     read_text,
@@ -44,12 +44,12 @@ def model(chat_directory) -> ChatModel:
     return load_chat_model(chat_directory, torch.float32, CPU)
 
 
-def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> Conversation:
+def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> ChatSession:
     engine = ChatEngine(model, model.decoder.kv_slots(1, capacity))
-    return Conversation(engine, SamplingParams(max_tokens=max_tokens), system)
+    return ChatSession(engine, SamplingParams(max_tokens=max_tokens), system)
 
 
-def talk(conversation: Conversation, *said: str | type[BaseException]) -> list[str]:
+def talk(conversation: ChatSession, *said: str | type[BaseException]) -> list[str]:
     """All that was written; an exception instead of a text is raised by the read."""
     turns: Iterator[str | type[BaseException]] = iter([*said, EOFError])
     written: list[str] = []
@@ -89,8 +89,8 @@ def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
 def test_drafts_change_no_answer(model: ChatModel):
     """The line below an answer says how many tokens a pass settled."""
     engine = ChatEngine(model, model.decoder.kv_slots(1, 400), drafts=Lookup())
-    drafting = Conversation(engine, SamplingParams(max_tokens=40))
-    plain = Conversation(ChatEngine(model, model.decoder.kv_slots(1, 400)), SamplingParams(max_tokens=40))
+    drafting = ChatSession(engine, SamplingParams(max_tokens=40))
+    plain = ChatSession(ChatEngine(model, model.decoder.kv_slots(1, 400)), SamplingParams(max_tokens=40))
     said = [[*each.ask("hello hello hello")] for each in (drafting, plain)]
     assert "".join(said[0]) == "".join(said[1]) and drafting.times is not None
     assert drafting.times.tokens - 1 > drafting.times.passes > 0 and " per pass)" in drafting.times.line()

@@ -15,7 +15,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.chat.test_plane import CAPACITY, CPU, PROMPT, Bench, alone, start, tokens
+from tests.engine.chat.test_plane import CAPACITY, CPU, PROMPT, ChatBench, alone, start, tokens
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def twins(tmp_path_factory) -> tuple[Path, Path, Path]:
 def test_another_checkpoint_may_decode_what_the_first_has_read(twins, policy):
     config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[1]), "chat.alias": "small"})
     both = load_chat(config, lambda *_: None)
-    bench = Bench(policy, both)
+    bench = ChatBench(policy, both)
     bench.tell(start(both.engine.model))
     bench.run(ChatDone)
     model, decode = both.engine.model, both.engine.decode

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edgeflow.engine.control.motion import Motion, MotionBounds, braked
+from edgeflow.engine.control.motion import MotionBounds, MotionState, braked
 
 MOST_STEPS = 100_000
 HALVINGS = 40
 
 
-def way_to_rest(motion: Motion, bounds: MotionBounds) -> list[float]:
+def way_to_rest(motion: MotionState, bounds: MotionBounds) -> list[float]:
     """All positions of a motion that brakes from now on, the present one first."""
     x, v, a = motion.x, motion.v, motion.a
     still = 1e-9 * min(bounds.velocity, bounds.acceleration, bounds.jerk)
@@ -22,12 +22,12 @@ def way_to_rest(motion: Motion, bounds: MotionBounds) -> list[float]:
     return positions
 
 
-def rests_within(motion: Motion, bounds: MotionBounds) -> bool:
+def rests_within(motion: MotionState, bounds: MotionBounds) -> bool:
     positions = way_to_rest(motion, bounds)
     return bounds.low <= min(positions) and max(positions) <= bounds.high
 
 
-def nearest_step(motion: Motion, v: float, bounds: MotionBounds) -> float:
+def nearest_step(motion: MotionState, v: float, bounds: MotionBounds) -> float:
     """The velocity nearest to v, which the other limits permit, from which the motion can be brought to rest."""
     if rests_within(motion.after(v), bounds):
         return v

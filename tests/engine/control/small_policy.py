@@ -22,7 +22,7 @@ INPUTS = PolicyInputs(
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SmallFeatures:
     """features [4]: brightness of both cameras, the sum of the joints, the gripper. words: of the instruction."""
 
     features: Tensor
@@ -56,12 +56,14 @@ class SmallPolicy:
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         return len(instruction.split())
 
-    def prepare(self, observation: Observation) -> Seen:
+    def prepare(self, observation: Observation) -> SmallFeatures:
         bright = [np.frombuffer(each.data, np.uint8).mean() / 255 for each in observation.images.values()]
         joints, (gripper,) = observation.state["joints"], observation.state["gripper"]
-        return Seen(torch.tensor([*bright, sum(joints), gripper]).float(), self.text_rows(observation.instruction))
+        return SmallFeatures(
+            torch.tensor([*bright, sum(joints), gripper]).float(), self.text_rows(observation.instruction)
+        )
 
-    def run(self, frames: Sequence[Seen]) -> Tensor:
+    def run(self, frames: Sequence[SmallFeatures]) -> Tensor:
         self.sizes.append(len(frames))
         features = torch.stack([frame.features for frame in frames])
         if self._leaks:

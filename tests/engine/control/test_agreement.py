@@ -23,8 +23,8 @@ from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.lab.gpu.order import Order
 from edgeflow.lab.gpu.sections.token_checks import compared, tokens
-from edgeflow.lab.gpu.setting import OffError, Setting
-from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, TowerSize, random_policy
+from edgeflow.lab.gpu.setting import OffError, SectionSetting
+from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, RandomTower, random_policy
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import WorkerError
@@ -43,8 +43,8 @@ MEDIUM = PolicySize(
     name="medium",
     text=TEXT,
     towers=(
-        TowerSize(width=32, inner=64, depth=3, heads=2, prefix=5, scaled=True),
-        TowerSize(width=32, inner=64, depth=3, heads=2),
+        RandomTower(width=32, inner=64, depth=3, heads=2, prefix=5, scaled=True),
+        RandomTower(width=32, inner=64, depth=3, heads=2),
     ),
     side=56,
     patch=14,
@@ -164,10 +164,10 @@ def test_a_pipeline_at_fault_does_not_start(name: str, fault: str):
         warmed(SHAPES[name], torch.bfloat16, fault)
 
 
-def setting(size: PolicySize, table: OperatorTable, monkeypatch, tmp_path) -> Setting:
-    monkeypatch.setattr(Setting, "table", lambda *_: table)
+def setting(size: PolicySize, table: OperatorTable, monkeypatch, tmp_path) -> SectionSetting:
+    monkeypatch.setattr(SectionSetting, "table", lambda *_: table)
     order = Order(section="", device="cpu", size="tiny", frames=10, ends=monotonic() + 600, out=str(tmp_path))
-    made = Setting.of(order, lambda _: None)
+    made = SectionSetting.of(order, lambda _: None)
     return replace(made, size=size, dtype=torch.bfloat16)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.motion import Motion, MotionBounds, braking_rows, reach
+from edgeflow.engine.control.motion import MotionBounds, MotionState, braking_rows, reach
 from tests.engine.control.naive_motion import way_to_rest
 
 JERK = 0.01
@@ -29,7 +29,7 @@ def test_a_motion_reaches_as_far_as_its_steps(v, share, whole, most, jerk, sign)
         a = round(a / jerk) * jerk
     bounds = MotionBounds(velocity=4.0, acceleration=most, jerk=jerk, low=-1.0, high=1.0)
     for known in (a, None):
-        motion = Motion(0.25, sign * v, None if known is None else sign * known)
+        motion = MotionState(0.25, sign * v, None if known is None else sign * known)
         way = way_to_rest(motion, bounds)
         low, high = reach(motion, bounds)
         tolerance = 1e-8 * max(1.0, max(way) - min(way))
@@ -41,11 +41,11 @@ def test_a_motion_reaches_as_far_as_its_steps(v, share, whole, most, jerk, sign)
 @given(v=st.floats(0.01, 2.0), most=limits, jerk=jerks)
 def test_the_rows_of_braking_are_the_steps_of_it(v, most, jerk):
     bounds = MotionBounds(acceleration=most, jerk=jerk)
-    steps = len(way_to_rest(Motion(0.0, v, 0.0), bounds)) - 1
+    steps = len(way_to_rest(MotionState(0.0, v, 0.0), bounds)) - 1
     assert abs(braking_rows(v, bounds) - steps) <= 1  # the last one may be too small to be seen
 
 
 def test_a_motion_without_a_velocity_stays_and_one_without_a_position_is_refused():
-    assert reach(Motion(0.5), MotionBounds(low=0.0)) == (0.5, 0.5)
+    assert reach(MotionState(0.5), MotionBounds(low=0.0)) == (0.5, 0.5)
     with pytest.raises(ValueError, match="position"):
-        reach(Motion(), MotionBounds(low=0.0))
+        reach(MotionState(), MotionBounds(low=0.0))

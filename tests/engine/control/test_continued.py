@@ -48,7 +48,7 @@ class Continuing(OnePassEngine):
 
 
 @dataclass
-class Bench:
+class ContinuedBench:
     rtc: bool = True
     limits: dict[str, object] = field(default_factory=dict)
 
@@ -89,7 +89,7 @@ def rows_of(result: FrameResult) -> np.ndarray:
 
 
 def test_an_answer_continues_the_rows_that_are_left_and_says_so():
-    bench = Bench()
+    bench = ContinuedBench()
     first = bench.answer(1, 100, None)
     assert (first.report.continues, first.report.seam) == (0, Seam.NONE)
     second = bench.answer(2, 100 + STEP_MS, Playing(1, 1))
@@ -110,7 +110,7 @@ def test_an_answer_continues_the_rows_that_are_left_and_says_so():
     ],
 )
 def test_an_answer_that_continues_nothing_is_a_fresh_one_with_the_reason(change, seam):
-    bench = Bench()
+    bench = ContinuedBench()
     bench.answer(1, 100, None)
     result = bench.answer(2, **({"stamp_ms": 100, "playing": Playing(1, 0)} | change))
     assert (result.report.continues, result.report.conditioned_steps, result.report.seam) == (0, 0, seam)
@@ -118,7 +118,7 @@ def test_an_answer_that_continues_nothing_is_a_fresh_one_with_the_reason(change,
 
 
 def test_nothing_continues_a_chunk_of_another_epoch():
-    bench = Bench()
+    bench = ContinuedBench()
     bench.answer(1, 100, None)
     bench.tell(ResetSession(1, 2))
     result = bench.answer(2, 100, Playing(1, 0), epoch=2)
@@ -126,7 +126,7 @@ def test_nothing_continues_a_chunk_of_another_epoch():
 
 
 def test_a_session_without_rtc_gets_fresh_chunks():
-    bench = Bench(rtc=False)
+    bench = ContinuedBench(rtc=False)
     bench.answer(1, 100, None)
     result = bench.answer(2, 100, Playing(1, 0))
     assert (result.report.continues, result.report.seam) == (0, Seam.NONE) and not bench.engine.asked
@@ -134,7 +134,7 @@ def test_a_session_without_rtc_gets_fresh_chunks():
 
 def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
     per_step = 0.25
-    bench = Bench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3, "free_start": True}})
+    bench = ContinuedBench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3, "free_start": True}})
     first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1))
     for result in (first, second):
         assert np.abs(np.diff(rows_of(result)[:, 0])).max() <= per_step * (1 + 1e-9)
@@ -145,7 +145,7 @@ def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
 
 
 def test_an_answer_continues_the_one_that_will_arrive_before_it():
-    bench = Bench()
+    bench = ContinuedBench()
     first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1), 40)
     third = bench.answer(3, 100 + 2 * STEP_MS, Playing(1, 2), 40)
     assert second.report.continues == 1
@@ -155,12 +155,12 @@ def test_an_answer_continues_the_one_that_will_arrive_before_it():
 
 
 def test_states_outside_their_statistics_are_counted():
-    pong = Bench().tell(Ping(1))
+    pong = ContinuedBench().tell(Ping(1))
     assert isinstance(pong, Pong) and pong.unusual_states == 3
 
 
 def test_a_frame_that_the_policy_refuses_says_why(monkeypatch):
-    bench = Bench()
+    bench = ContinuedBench()
 
     def refuses(instruction, state=None):
         raise InvalidArgument("contains a special token", field="instruction")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.engine import placement as engine_table
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, limits_for
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.engine.placement import check_kv
 from edgeflow.engine.policy import LoadOptions
@@ -77,7 +77,7 @@ def replayable(checkpoint: Path) -> dict[KVFormat, tuple[OpenVLAPolicy, Operator
     return found
 
 
-def assert_alike(found: Sequence[Decoded], right: Sequence[Decoded], kv_format: KVFormat) -> None:
+def assert_alike(found: Sequence[DecodedFrame], right: Sequence[DecodedFrame], kv_format: KVFormat) -> None:
     """Of the same frames, those that were overtaken left out."""
     for each in found:
         wanted = right[each.sampled.frame.seq - 1]

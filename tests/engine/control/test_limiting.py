@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from edgeflow.engine.control import motion as limiting
 from edgeflow.engine.control.motion import (
-    Motion,
     MotionBounds,
+    MotionState,
     braked,
     braking_rows,
     next_step,
@@ -44,13 +44,13 @@ def within(line: np.ndarray, bounds: MotionBounds) -> bool:
 @given(wanted=chunks, start=st.floats(-0.3, 0.3), jerk=st.sampled_from([BOX.jerk, 0.3 * BOX.jerk, np.inf]))
 def test_every_row_keeps_all_limits_and_the_motion_can_be_stopped_behind_it(wanted, start, jerk):
     bounds = replace(BOX, jerk=jerk)
-    rest = Motion.of([start] * 3)
+    rest = MotionState.of([start] * 3)
     rows, continued = rows_within(wanted, rest, bounds)
     line = np.array([start] * 3 + rows)
     assert continued and within(line, bounds)
     wide = replace(bounds, low=bounds.low - 1e-9, high=bounds.high + 1e-9)
-    assert all(rests_within(Motion.of(line[: end + 1].tolist()), wide) for end in range(3, len(line), 7))
-    steps, continued = steps_within(np.diff([start, *wanted]).tolist(), Motion(start, 0.0, 0.0), bounds)
+    assert all(rests_within(MotionState.of(line[: end + 1].tolist()), wide) for end in range(3, len(line), 7))
+    steps, continued = steps_within(np.diff([start, *wanted]).tolist(), MotionState(start, 0.0, 0.0), bounds)
     assert continued and within(start + np.cumsum([0.0, 0.0, 0.0, *steps]), wide)
     again, continued = rows_within(rows, rest, bounds)
     assert continued and np.abs(np.subtract(again, rows)).max() <= 1e-9
@@ -60,14 +60,14 @@ def test_every_row_keeps_all_limits_and_the_motion_can_be_stopped_behind_it(want
 @given(wanted=chunks)
 def test_rows_that_keep_the_limits_stay_as_they_are(wanted):
     gentle = (np.cumsum(np.cumsum(wanted)) * 0.3 * BOX.jerk).tolist()
-    rows, continued = rows_within(gentle, Motion.of([gentle[0]] * 3), BOX)
+    rows, continued = rows_within(gentle, MotionState.of([gentle[0]] * 3), BOX)
     assert continued and rows == gentle
 
 
 @settings(max_examples=40, deadline=None)
 @given(wanted=chunks)
 def test_a_step_is_hardly_further_from_the_wanted_one_than_need_be(wanted):
-    motion = Motion.of([0.0] * 3)
+    motion = MotionState.of([0.0] * 3)
     for target in wanted:
         low, high = limiting._interval(motion, BOX)
         v = min(max(target - motion.x, low), high)
@@ -90,7 +90,7 @@ def test_the_tries_of_a_chunk_do_not_grow_with_the_way_to_rest(monkeypatch, boun
     reach = limiting.reach
     monkeypatch.setattr(limiting, "reach", counted)
     for position in np.linspace(0.9 * bounds.low, bounds.high, 8):
-        start = Motion.of([position - 2 * bounds.velocity, position - bounds.velocity, position])
+        start = MotionState.of([position - 2 * bounds.velocity, position - bounds.velocity, position])
         tries = 0
         rows_within([9.0 * bounds.high] * ROWS, start, bounds)
         assert 0 < tries <= 6 * ROWS + 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
@@ -59,7 +59,7 @@ def make_frames(policy: OpenVLAPolicy, count: int, seed: int) -> list[PreparedFr
     return [PreparedFrame(policy.preprocess(image), prompt) for image, prompt in zip(images, ids, strict=True)]
 
 
-def assert_equal(results: list[Decoded], expected: list[Decoded]) -> None:
+def assert_equal(results: list[DecodedFrame], expected: list[DecodedFrame]) -> None:
     assert [result.sampled.token_ids for result in results] == [result.sampled.token_ids for result in expected]
     for result, reference_result in zip(results, expected, strict=True):
         difference = torch.stack(result.logits) - torch.stack(reference_result.logits)

@@ -22,7 +22,7 @@ from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, WorkerError
 from edgeflow_client.reasons import Reason
-from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, Seen, SmallPolicy
+from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, SmallFeatures, SmallPolicy
 
 TEXT_ROWS = 3
 
@@ -31,7 +31,7 @@ def engine_of(policy: SmallPolicy, sessions: int = 2) -> OnePassEngine:
     return one_pass_engine(policy, EngineOptions(sessions=sessions, text_rows=TEXT_ROWS, table=built_in_table()))
 
 
-class Bench:
+class OnePassBench:
     """A worker over the small policy, and what it said."""
 
     def __init__(self, policy: SmallPolicy, sessions: int = 2) -> None:
@@ -71,7 +71,7 @@ def expected(policy: SmallPolicy, message: SubmitFrame, key: str) -> np.ndarray:
 
 def test_robots_are_one_batch_and_each_gets_its_chunk():
     policy = SmallPolicy()
-    bench = Bench(policy)
+    bench = OnePassBench(policy)
     opened = [message for message in bench.drain() if isinstance(message, SessionOpened)]
     assert [(each.schema.horizon, each.schema.step_ms) for each in opened] == [(HORIZON, STEP_MS)] * 2
     frames = {session: frame(session, 1) for session in (1, 2)}
@@ -87,7 +87,7 @@ def test_robots_are_one_batch_and_each_gets_its_chunk():
 
 
 def test_one_robot_with_a_broken_sensor_costs_no_other_its_action():
-    bench = Bench(SmallPolicy())
+    bench = OnePassBench(SmallPolicy())
     bench.drain()
     bench.worker.inbox.put(frame(1, 1, state=(math.nan, 0.0, 0.0, 0.0)))
     bench.worker.inbox.put(frame(2, 1))
@@ -96,7 +96,7 @@ def test_one_robot_with_a_broken_sensor_costs_no_other_its_action():
 
 
 def test_a_long_instruction_is_refused_with_the_limit():
-    bench = Bench(SmallPolicy())
+    bench = OnePassBench(SmallPolicy())
     bench.drain()
     bench.worker.inbox.put(frame(1, 1, text="one two three four"))
     (dropped,) = bench.drain()
@@ -110,7 +110,7 @@ def test_a_long_instruction_is_refused_with_the_limit():
 class Choosy(SmallPolicy):
     """Refuses frames with "dark" in their instruction, when they are prepared."""
 
-    def prepare(self, observation: Observation) -> Seen:
+    def prepare(self, observation: Observation) -> SmallFeatures:
         if "dark" in observation.instruction:
             raise FailedPrecondition("is too dark", field="frame.images", reason="TOO_DARK")
         return super().prepare(observation)
@@ -119,7 +119,7 @@ class Choosy(SmallPolicy):
 @pytest.mark.parametrize(("refused", "batches"), [((1,), [2]), ((1, 3), [1]), ((1, 2, 3), [])])
 def test_a_frame_that_cannot_be_prepared_leaves_alone_and_its_session_goes_on(refused: tuple, batches: list[int]):
     policy = Choosy()
-    bench = Bench(policy, sessions=3)
+    bench = OnePassBench(policy, sessions=3)
     bench.drain()
     for session in (1, 2, 3):
         bench.worker.inbox.put(frame(session, 1, text="dark" if session in refused else "go"))
@@ -138,7 +138,7 @@ def test_a_frame_that_cannot_be_prepared_leaves_alone_and_its_session_goes_on(re
 
 def test_frames_are_prepared_once_where_none_is_refused(monkeypatch):
     policy = SmallPolicy()
-    bench, prepared = Bench(policy), []
+    bench, prepared = OnePassBench(policy), []
     prepare = policy.prepare
     monkeypatch.setattr(policy, "prepare", lambda seen: prepared.append(seen) or prepare(seen))
     for session in (1, 2):

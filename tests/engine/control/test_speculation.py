@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from edgeflow.contract import Speculation
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.warmup import EIGHT_BITS, deviations, nudged
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Place, Segment
+from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Segment, SlotPosition
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
@@ -59,11 +59,11 @@ def alike(policy: OpenVLAPolicy, count: int, seed: int, each: int = 3) -> list[P
     return [frame for frame in make_frames(policy, -(-count // each), seed) for _ in range(each)][:count]
 
 
-def answers(decoded: Sequence[Decoded], session: int = 0) -> dict[FrameRef, Decoded]:
+def answers(decoded: Sequence[DecodedFrame], session: int = 0) -> dict[FrameRef, DecodedFrame]:
     return {FrameRef(session, 1, seq): each for seq, each in enumerate(decoded, start=1)}
 
 
-def assert_exact(found: Sequence[Decoded], right: dict[FrameRef, Decoded]) -> None:
+def assert_exact(found: Sequence[DecodedFrame], right: dict[FrameRef, DecodedFrame]) -> None:
     for each in found:
         expected = right[each.sampled.frame]
         assert each.sampled.token_ids == expected.sampled.token_ids
@@ -166,7 +166,7 @@ def settled_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: P
     run.offer(0, 1, frame)
     planned = scheduler.plan(0)
     assert planned is not None
-    guessed = replace(planned, segments=(replace(planned.segments[0], guess=Place(1, rows)),))
+    guessed = replace(planned, segments=(replace(planned.segments[0], guess=SlotPosition(1, rows)),))
     (outcome,) = engine.collect(engine.launch(guessed, {FrameRef(0, 1, 1): frame}))
     assert len(outcome.tokens) + len(outcome.guesses) == policy.K
     return len(outcome.tokens)

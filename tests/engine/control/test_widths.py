@@ -9,7 +9,7 @@ import torch
 
 from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.ipc.messages import OpenSession
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -25,7 +25,7 @@ from tests.engine.control.test_speculation import alike
 from tests.engine.recorded import record
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
-from tests.worker.test_worker import IMAGES, Bench, results
+from tests.worker.test_worker import IMAGES, WorkerBench, results
 from tests.worker.test_worker import frame as message
 
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
@@ -66,7 +66,7 @@ def running(
     return OfflineRun(engine, scheduler, [])
 
 
-def assert_first(found: list[Decoded], right: list[Decoded], width: int) -> None:
+def assert_first(found: list[DecodedFrame], right: list[DecodedFrame], width: int) -> None:
     assert found and found[-1].sampled.frame.seq == len(right), "the newest frame is answered"
     for each in found:
         expected = right[each.sampled.frame.seq - 1]
@@ -132,7 +132,7 @@ def test_drafts_launched_one_ahead_change_no_token(policy, shift: Shift):
 
 @pytest.mark.parametrize("paces", [(Pace(1), Pace(7)), (Pace(4), Pace(0, Speculation()))])
 def test_a_worker_serves_each_session_as_wide_as_its_key(policy, paces: tuple[Pace, Pace]):
-    bench = Bench(policy)
+    bench = WorkerBench(policy)
     for session, (key, pace) in enumerate(zip(KEYS, paces, strict=True), start=1):
         bench.tell(OpenSession(session=session, epoch=1, pace=pace, unnorm_key=key))
     for seq in range(1, 6):

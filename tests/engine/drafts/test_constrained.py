@@ -91,7 +91,7 @@ def test_tokens_are_those_without_drafts(
     assert fewer > plain_passes, "that the test tests something"
 
 
-class Cut:
+class EveryThirdFrom:
     """A constraint that allows every third token from one on that follows from the tokens so far. Of permitted drafts
     it gives the masks of the first `most` alone, as a grammar whose limit is reached.
     """
@@ -119,9 +119,9 @@ class Cut:
 def test_no_draft_is_accepted_behind_the_last_mask(model: ChatModel, most: int):
     """What follows it is constrained too."""
     params = SamplingParams(max_tokens=40)
-    plain, _ = constrained(model, Cut(0), params)
+    plain, _ = constrained(model, EveryThirdFrom(0), params)
     kind = Knowing(form=DraftForm.CHAIN, rows=9, sure=0.95, fixed=True)
     taught(kind, model.text_prompt("the cup is"), plain.tokens)
-    found, passes = constrained(model, Cut(most), params, kind)
+    found, passes = constrained(model, EveryThirdFrom(most), params, kind)
     assert found.tokens == plain.tokens
     assert (passes < len(plain.tokens) - 10) == (most > 0)

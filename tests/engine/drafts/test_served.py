@@ -21,7 +21,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.plan import DraftForm
 from tests.engine.chat.test_launch_ahead import ahead
-from tests.engine.chat.test_plane import CAPACITY, CPU, PASS_NS, SLOTS, Bench, K, built, frame, request_of, start
+from tests.engine.chat.test_plane import CAPACITY, CPU, PASS_NS, SLOTS, ChatBench, K, built, frame, request_of, start
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, poisoned, taught
 from tests.engine.drafts.talkative import write_talkative
 from tests.tiny_checkpoint import write_checkpoint
@@ -44,14 +44,14 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> OpenVLAPolicy:
 
 def bench_of(
     policy: OpenVLAPolicy, model: ChatModel, kind: DraftKind, row_ns: int = 100_000, **changes: object
-) -> Bench:
+) -> ChatBench:
     """A worker whose chat model drafts; its prefixes are computed. row_ns: what a row more takes."""
     chat = built(model, **changes)
     engine = ChatEngine(model, poisoned(model, 1 + len(chat.prefixes), CAPACITY), drafts=kind, chunk=16)
     engine.row_permille = 0  # all drafts are verified
     for prefix in chat.prefixes.values():
         list(prefix.compute(engine, 16))
-    return Bench(policy, replace(chat, engine=engine, times=ChunkTimes(step_ns=1_000_000, row_ns=row_ns)))
+    return ChatBench(policy, replace(chat, engine=engine, times=ChunkTimes(step_ns=1_000_000, row_ns=row_ns)))
 
 
 def alone(model: ChatModel, text: str = TEXT, **params: object) -> list[int]:
@@ -63,11 +63,11 @@ def asked(model: ChatModel, request: int = 1, text: str = TEXT, **changes: objec
     return start(model, text, request, **{"max_tokens": 24, **changes})
 
 
-def tokens(bench: Bench, request: int = 1) -> list[int]:
+def tokens(bench: ChatBench, request: int = 1) -> list[int]:
     return [message.token for message in bench.said if isinstance(message, ChatToken) and message.request == request]
 
 
-def finished(bench: Bench, count: int) -> list[ChatDone]:
+def finished(bench: ChatBench, count: int) -> list[ChatDone]:
     for _ in range(2000):
         done = bench.of(ChatDone)
         if len(done) + len(bench.of(ChatRefused)) >= count:

@@ -22,7 +22,7 @@ from edgeflow_client.types import Mode
 from tests.engine.exported.static_policy import StaticFlowPolicy
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots
 from tests.engine.flow.tiny_flow import SHAPES, random_frames
-from tests.engine.flow.twin import Twin
+from tests.engine.flow.twin import FlowTwin
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -72,7 +72,7 @@ def test_a_frame_that_is_not_finite_spoils_no_other(policy, shift: Shift):
     run = OfflineRun(engine := make_engine(policy), Scheduler(limits), [Mode.PIPELINED])
     results = run.decode([frames])[0]
     assert [each.sampled.finite for each in results] == [True, True, False, *[True] * 9]
-    assert_right(run, results[3:], frames[3:], Twin(policy.shape, policy.weights), tolerance=1e-4)
+    assert_right(run, results[3:], frames[3:], FlowTwin(policy.shape, policy.weights), tolerance=1e-4)
     assert shift is Shift.COPY or torch.from_numpy(engine.stages.kv).isfinite().all()
 
 

@@ -9,14 +9,14 @@ from typing import Protocol
 import torch
 
 from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.flow.tiny_flow import Shape, random_frames
-from tests.engine.flow.twin import Twin
+from tests.engine.flow.twin import FlowTwin
 
 TOLERANCE = 1e-5
 
@@ -45,9 +45,9 @@ def continuing(frames: Sequence[FlowFrame], seed: int) -> list[FlowFrame]:
 
 def assert_right(
     run: OfflineRun,
-    results: Sequence[Decoded],
+    results: Sequence[DecodedFrame],
     frames: Sequence[FlowFrame],
-    twin: Twin,
+    twin: FlowTwin,
     tolerance: float = TOLERANCE,
 ) -> None:
     assert len(results) == len(frames)
@@ -68,7 +68,7 @@ def check_arrivals(
     limits = limits_for(policy.sizes.steps + 1, shift=shift)
     run = OfflineRun(engine, Scheduler(limits), [Mode.DEPTH], depth)
     results = decode_arrivals(run, list(zip(gaps, frames, strict=True)))
-    assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+    assert_right(run, results, frames, FlowTwin(policy.shape, policy.weights))
 
 
 def check_robots(engine: FlowEngine, policy: Checked, shift: Shift, budget: int) -> None:
@@ -78,4 +78,4 @@ def check_robots(engine: FlowEngine, policy: Checked, shift: Shift, budget: int)
     limits = limits_for(policy.sizes.steps + 1, sessions=3, shift=shift, row_budget=budget)
     run = OfflineRun(engine, Scheduler(limits), modes, depth=2)
     for frames, results in zip(streams, run.decode(streams), strict=True):
-        assert_right(run, results, frames, Twin(policy.shape, policy.weights))
+        assert_right(run, results, frames, FlowTwin(policy.shape, policy.weights))

@@ -23,7 +23,7 @@ from tests.engine.flow.tiny_flow import ADAPTIVE_SHAPE, JOINT_SHAPE, TinyFlowPol
 STEP_NS = 20_000_000
 
 
-class Bench:
+class FlowBench:
     def __init__(self, policy: TinyFlowPolicy, depth: int = 1, limits: dict[str, object] | None = None) -> None:
         self.said: list[Message] = []
         passes = SchedulerLimits(policy.sizes.steps + 1, 1, row_budget=1000, drain_after_ns=0)
@@ -63,7 +63,7 @@ def second(playing: Playing | None, rows: int, delay: int) -> SubmitFrame:
 
 
 def test_a_trained_policy_keeps_the_rows_that_will_have_passed():
-    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(trained_max_delay=2)))
+    bench = FlowBench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(trained_max_delay=2)))
     first = bench.answer(frame(1, 1, 0.5))
     result = bench.answer(second(Playing(1, 1), 1, 2))
     np.testing.assert_allclose(rows_of(result)[:2], rows_of(first)[1:3], rtol=1e-6)
@@ -76,7 +76,7 @@ def test_guidance_draws_the_rows_that_will_have_passed_to_those_being_played():
     settings = RTCSettings(schedule=Schedule.ZEROS, execution_horizon=5)
     gaps = []
     for rtc in (settings, None):
-        bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=rtc))
+        bench = FlowBench(TinyFlowPolicy(JOINT_SHAPE, rtc=rtc))
         first = bench.answer(frame(1, 1, 0.5))
         result = bench.answer(second(Playing(1, 1), 1, 2))
         gaps.append(np.abs(rows_of(result)[:2] - rows_of(first)[1:3]).max())
@@ -86,7 +86,7 @@ def test_guidance_draws_the_rows_that_will_have_passed_to_those_being_played():
 
 @pytest.mark.parametrize("rtc", [None, RTCSettings(execution_horizon=3)])
 def test_the_candidate_nearest_to_what_is_played_is_sent_and_continued(rtc: RTCSettings | None):
-    bench = Bench(TinyFlowPolicy(ADAPTIVE_SHAPE, rtc=rtc))
+    bench = FlowBench(TinyFlowPolicy(ADAPTIVE_SHAPE, rtc=rtc))
     first = bench.answer(frame(1, 1, 0.5))
     assert len(first.report.candidates) == 3 and {each.distance for each in first.report.candidates} == {0.0}
     result = bench.answer(second(Playing(1, 1), 1, 2))
@@ -101,7 +101,7 @@ def test_in_a_pipeline_guidance_is_of_the_launch_and_limits_are_of_the_newest_an
         policy = TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings(execution_horizon=3))
         name = policy.action_schema("plain").names[0]
         limits = {name: {"velocity": per_step / STEP_NS * 1e9, "free_start": True}} if limited else None
-        bench = Bench(policy, depth=2, limits=limits)
+        bench = FlowBench(policy, depth=2, limits=limits)
         bench.answer(frame(1, 1, 0.5))
         older = second(Playing(1, 1), 1, 2)
         answers = bench.answer_both(older, replace(second(Playing(1, 2), 2, 2), seq=3))
@@ -114,10 +114,10 @@ def test_in_a_pipeline_guidance_is_of_the_launch_and_limits_are_of_the_newest_an
 
 
 @pytest.fixture
-def guided(monkeypatch) -> Callable[[Bench], np.ndarray]:
+def guided(monkeypatch) -> Callable[[FlowBench], np.ndarray]:
     """The target of the guidance [H, A] of a second frame that continues the first one's answer."""
 
-    def target_of(bench: Bench) -> np.ndarray:
+    def target_of(bench: FlowBench) -> np.ndarray:
         found = []
 
         def noted(prompt, previous):
@@ -132,7 +132,7 @@ def guided(monkeypatch) -> Callable[[Bench], np.ndarray]:
 
 
 def test_padding_of_a_latent_action_is_continued_as_zeros(guided):
-    bench = Bench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings()))
+    bench = FlowBench(TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings()))
     first, target = bench.answer(frame(1, 1, 0.5)), guided(bench)
     np.testing.assert_allclose(target[:4, :2], rows_of(first)[1:] / 2.0, rtol=1e-6)
     assert JOINT_SHAPE.sizes.dims == 3 and not target[:, 2].any()
@@ -141,10 +141,10 @@ def test_padding_of_a_latent_action_is_continued_as_zeros(guided):
 @pytest.mark.parametrize("change", ["bounds", "limits"])
 def test_what_was_sent_is_continued_where_it_is_not_what_the_policy_gave(guided, change: str):
     policy = TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings())
-    wanted = rows_of(Bench(policy).answer(frame(1, 1, 0.5)))
+    wanted = rows_of(FlowBench(policy).answer(frame(1, 1, 0.5)))
     if change == "bounds":
         policy.most = float(np.median(np.abs(wanted)))
-    bench = Bench(policy, limits={"a": {"velocity": 0.05, "free_start": True}} if change == "limits" else None)
+    bench = FlowBench(policy, limits={"a": {"velocity": 0.05, "free_start": True}} if change == "limits" else None)
     first = rows_of(bench.answer(frame(1, 1, 0.5)))
     assert np.abs(first - wanted)[1:].max() > 1e-2
     np.testing.assert_allclose(guided(bench)[:4, :2], first[1:] / 2.0, rtol=1e-6)

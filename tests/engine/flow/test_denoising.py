@@ -23,7 +23,7 @@ from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.flow.checks import assert_right, check_arrivals, check_robots, continuing
 from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames
-from tests.engine.flow.twin import Twin
+from tests.engine.flow.twin import FlowTwin
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -46,7 +46,7 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
 def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
     frames = continuing(random_frames(policy.shape, 4), seed=1)
     run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1, shift=shift)), [Mode.SERIAL])
-    assert_right(run, run.decode([frames])[0], frames, Twin(policy.shape, policy.weights))
+    assert_right(run, run.decode([frames])[0], frames, FlowTwin(policy.shape, policy.weights))
 
 
 @settings(max_examples=8, deadline=None)
@@ -75,7 +75,7 @@ def test_a_frame_that_is_not_finite_does_not_spoil_its_neighbours(policy):
     results = run.decode([[*frames[:2], bad, *frames[3:]]])[0]
     assert [each.sampled.finite for each in results] == [True, True, False, True, True, True]
     others = [*results[:2], *results[3:]]
-    assert_right(run, others, [*frames[:2], *frames[3:]], Twin(policy.shape, policy.weights))
+    assert_right(run, others, [*frames[:2], *frames[3:]], FlowTwin(policy.shape, policy.weights))
 
 
 def test_the_actions_are_those_of_a_candidate(policy):

@@ -18,7 +18,7 @@ from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
-from edgeflow.models.stack_norms import Condition, StackSizes
+from edgeflow.models.stack_norms import NormCondition, StackSizes
 from edgeflow_client.types import ActionSchema, StateSpec
 
 CPU = torch.device("cpu")
@@ -140,13 +140,13 @@ class TinyNetwork:
             found.append(torch.cat(parts))
         return found
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, Condition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         weights, sizes = self._weights, self.shape.sizes
         rows = x.to(self.dtype) @ weights["action_in"].T  # [n, H, E']
         turned = torch.sin(times.values[times.of_row][..., None].to(self.dtype) * 3 + weights["time"])  # [n, H, E']
         condition = None
         if self.shape.adaptive:
-            condition = Condition(
+            condition = NormCondition(
                 turned.flatten(0, 1), torch.arange(turned.shape[0] * turned.shape[1], device=x.device)
             )
         else:

@@ -14,7 +14,7 @@ from edgeflow.models.grouped import CROSS
 from tests.engine.flow.tiny_flow import PATCHES, Shape
 
 
-class Twin:
+class FlowTwin:
     """Computes one frame. weights: as of `weights_of`."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from edgeflow.lab.demo.evaluate import run_in_lockstep
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Pose, Vector, from_rotvec
 from edgeflow_client.pose import compose as composed
 
@@ -37,7 +37,7 @@ class ChunkTiming:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observation:
+class EpisodeFrame:
     """A frame, and what comes with it.
 
     state: `[7]`. left: `[n, 7]`, rows of the chunk being played from this moment on, of which the first `delay` are
@@ -51,10 +51,10 @@ class Observation:
     delay: int = 0
 
 
-ChunkPolicy = Callable[[Sequence[Observation]], Sequence[Rows]]
+ChunkPolicy = Callable[[Sequence[EpisodeFrame]], Sequence[Rows]]
 
 
-def chunk_episode(sim: RobotSim, timing: ChunkTiming) -> Generator[Observation, Rows, Outcome]:
+def chunk_episode(sim: RobotSim, timing: ChunkTiming) -> Generator[EpisodeFrame, Rows, EpisodeOutcome]:
     """One episode as a generator: yields an observation, is sent its chunk `[rows, 7]`.
 
     A row is due at its moment, counted from the capture; against the pose of the frame it is the motion of all rows up
@@ -62,10 +62,10 @@ def chunk_episode(sim: RobotSim, timing: ChunkTiming) -> Generator[Observation, 
     """
     anchor, age = sim.pose(), 0
     chunk: Rows = np.zeros((0, 7))
-    while sim.outcome is Outcome.RUNNING:
+    while sim.outcome is EpisodeOutcome.RUNNING:
         left = chunk[age:] if timing.conditioned and age < len(chunk) else None
         pose = sim.pose()
-        answer = yield Observation(sim.capture(), sim.instruction, state_of(pose, sim.aperture), left, timing.delay)
+        answer = yield EpisodeFrame(sim.capture(), sim.instruction, state_of(pose, sim.aperture), left, timing.delay)
         for tick in range(timing.every):
             if tick == timing.delay:
                 anchor, chunk, age = pose, answer, timing.delay
@@ -86,6 +86,6 @@ def _play(sim: RobotSim, anchor: Pose, chunk: Rows, row: int) -> None:
     sim.command(anchor, float(chunk[row, 6]))
 
 
-def run_chunks(sims: Sequence[RobotSim], policy: ChunkPolicy, timing: ChunkTiming) -> list[Outcome]:
+def run_chunks(sims: Sequence[RobotSim], policy: ChunkPolicy, timing: ChunkTiming) -> list[EpisodeOutcome]:
     """Run one episode in each simulation, with batched policy calls."""
     return run_in_lockstep([chunk_episode(sim, timing) for sim in sims], policy)

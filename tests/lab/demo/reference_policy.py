@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.training.actions import HIGH, LOW, NAMES, bin_centres
-from edgeflow.lab.demo.training.network import BINS, NetworkSize, PolicyNetwork, TowerSize
+from edgeflow.lab.demo.training.network import BINS, NetworkSize, PolicyNetwork, TowerDimensions
 from edgeflow.lab.demo.training.tokenizer import prompt_ids
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow_client.errors import CheckpointError
@@ -60,7 +60,7 @@ def read_policy(folder: Path) -> ReferencePolicy:
 
 def _size(config: dict[str, Any]) -> NetworkSize:
     text = config["text_config"]
-    first, second = (TowerSize(**kwargs) for kwargs in config["timm_model_kwargs"])
+    first, second = (TowerDimensions(**kwargs) for kwargs in config["timm_model_kwargs"])
     return NetworkSize(
         towers=(first, second),
         hidden=text["hidden_size"],

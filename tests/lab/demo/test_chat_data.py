@@ -6,17 +6,17 @@ import re
 import pytest
 
 from edgeflow.lab.demo.chat.batches import ASIDE, Batcher
-from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, Turn, numbers
+from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, DialogTurn, numbers
 from edgeflow.lab.demo.chat.questions import TOPICS
 from edgeflow.lab.demo.chat.small_talk import ABOUT_ITSELF, REFUSAL
-from edgeflow.lab.demo.chat.state import RobotState, StateSource, Thing, held_out_number
+from edgeflow.lab.demo.chat.state import RobotState, SceneObject, StateSource, held_out_number
 from edgeflow.lab.demo.chat.tokenizer import SPECIAL, VOCAB, chat_text, train_tokenizer
 
 STATE = RobotState(
     pose=(12, -3, 21),
     gripper="closed",
     holding="red cube",
-    things=(Thing("red", "cube", (10, -5, 2), 19), Thing("blue", "ball", (-14, 8, 12), 30)),
+    things=(SceneObject("red", "cube", (10, -5, 2), 19), SceneObject("blue", "ball", (-14, 8, 12), 30)),
     task="lift the red cube",
     mode="pipelined",
     fps=20,
@@ -130,8 +130,8 @@ def test_digits_are_tokens_and_the_vocabulary_is_bounded(tokenizer):
 
 def test_only_answers_are_learned(tokenizer):
     turns = (
-        Turn("Where is the arm?", "The arm is at x+12 y-03 z21.", "pose"),
-        Turn("Thanks", "You are welcome.", "talk"),
+        DialogTurn("Where is the arm?", "The arm is at x+12 y-03 z21.", "pose"),
+        DialogTurn("Thanks", "You are welcome.", "talk"),
     )
     dialog = Dialog("", REPORT, turns)
     batch = Batcher(tokenizer).pack([dialog])

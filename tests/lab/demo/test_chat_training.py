@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from edgeflow.lab.demo.chat import loop
-from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, Turn
+from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, DialogTurn
 from edgeflow.lab.demo.chat.evaluate import Answerer, ChatReport, grade, held_out_dialogs
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
-from edgeflow.lab.demo.chat.loop import ChatPlan, ChatTrainer, answer_loss, plan_for, rate_share, train_chat
+from edgeflow.lab.demo.chat.loop import ChatTrainer, ChatTrainingPlan, answer_loss, plan_for, rate_share, train_chat
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.lab.demo.chat.tokenizer import chat_text, train_tokenizer
 from edgeflow.models.chat import load_chat_model
@@ -18,7 +18,7 @@ from edgeflow_client.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = ChatSize(hidden=32, mlp=48, layers=2, heads=2)
-PLAN = ChatPlan(steps=6, rows=2, turns=2)
+PLAN = ChatTrainingPlan(steps=6, rows=2, turns=2)
 CPU = torch.device("cpu")
 
 
@@ -50,7 +50,7 @@ def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_the_loss_falls_on_one_batch():
-    trainer = ChatTrainer(ChatPlan(steps=1000, rows=4, turns=2), 0, SIZE, "cpu")
+    trainer = ChatTrainer(ChatTrainingPlan(steps=1000, rows=4, turns=2), 0, SIZE, "cpu")
     batch = trainer._batch()
     before = float(answer_loss(trainer.network, batch, CPU).detach())
     trained(trainer, 40)
@@ -64,7 +64,7 @@ def test_the_rate_warms_up_stays_and_falls():
 
 
 def test_a_budget_scales_the_steps():
-    assert plan_for(None) == ChatPlan()
+    assert plan_for(None) == ChatTrainingPlan()
     assert plan_for(loop.FULL_MINUTES / 2).steps == loop.STEPS // 2
     with pytest.raises(ConfigError, match="minutes"):
         plan_for(0)
@@ -113,7 +113,9 @@ def test_grading_goes_on_from_the_given_answers():
         return "No faults." if len(asked) == 1 else "wrong"
 
     dialog = Dialog(
-        "Be brief.", "Robot state", (Turn("Any faults?", "No faults.", "faults"), Turn("Hi", "Hello!", "talk"))
+        "Be brief.",
+        "Robot state",
+        (DialogTurn("Any faults?", "No faults.", "faults"), DialogTurn("Hi", "Hello!", "talk")),
     )
     graded = list(grade(answer, dialog))
     assert asked == [

@@ -3,7 +3,7 @@ import pytest
 
 from edgeflow.lab.demo.flow_training.chunks import expert_chunks
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from tests.lab.demo.chunk_episodes import ChunkTiming, run_chunks
 from tests.lab.demo.flow_training.reference import flat
 
@@ -35,7 +35,7 @@ def expert(sim):
 def test_the_experts_chunks_succeed(sim, timing):
     for seed in range(3):
         sim.reset(seed)
-        assert run_chunks([sim], expert(sim), timing) == [Outcome.SUCCESS]
+        assert run_chunks([sim], expert(sim), timing) == [EpisodeOutcome.SUCCESS]
 
 
 @pytest.mark.parametrize(("every", "delay"), [(1, 0), (1, 1), (3, 2), (3, 3)])

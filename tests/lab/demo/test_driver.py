@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.driver import STATE, Robot, RunPlan, run_robot
+from edgeflow.lab.demo.driver import STATE, DemoRobot, RunPlan, run_robot
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition
@@ -39,13 +39,13 @@ class StubWorld:
     instruction = "grasp"
     aperture = 1.0
 
-    def __init__(self, outcomes=(Outcome.SUCCESS,)) -> None:
+    def __init__(self, outcomes=(EpisodeOutcome.SUCCESS,)) -> None:
         self.outcomes, self.seeds = list(outcomes), []
         self.goals, self.holds = [], 0
 
     def reset(self, seed: int) -> None:
         self.seeds.append(seed)
-        self.time, self.outcome = 0.0, Outcome.RUNNING
+        self.time, self.outcome = 0.0, EpisodeOutcome.RUNNING
 
     def step(self, seconds: float) -> None:
         self.time += seconds
@@ -109,10 +109,10 @@ def acting(seq: int = 1) -> Directive:
     return Directive(Command.ACT, action=action)
 
 
-def play(plan: RunPlan, directive: Directive, outcomes=(Outcome.SUCCESS,)):
+def play(plan: RunPlan, directive: Directive, outcomes=(EpisodeOutcome.SUCCESS,)):
     clock, world = ManualClock(), StubWorld(outcomes)
     client = StubClient(clock, directive)
-    return Robot(plan, world, client, clock).run(lambda progress: None), world, client
+    return DemoRobot(plan, world, client, clock).run(lambda progress: None), world, client
 
 
 @pytest.mark.parametrize(("anchored", "goal"), [(True, 1.1), (False, 2.1)])
@@ -137,7 +137,7 @@ def test_stop_is_not_reset():
 
 
 def test_episodes_have_consecutive_seeds_and_all_count():
-    outcomes = (Outcome.SUCCESS, Outcome.TIMEOUT, Outcome.WRONG_TARGET)
+    outcomes = (EpisodeOutcome.SUCCESS, EpisodeOutcome.TIMEOUT, EpisodeOutcome.WRONG_TARGET)
     run, world, client = play(RunPlan(mode=Mode.SERIAL, episodes=3, seed=40), acting(), outcomes)
     assert world.seeds == [40, 41, 42]
     assert run.outcomes == outcomes and run.successes == 1
@@ -194,7 +194,7 @@ def test_the_simulated_robot_works_through_a_socket():
     finally:
         server.stop()
         sim.close()
-    assert run.outcomes == (Outcome.SUCCESS,) * 3
+    assert run.outcomes == (EpisodeOutcome.SUCCESS,) * 3
     assert run.model == "scripted"
     assert run.summary.actions > 20
     assert run.statistics.rejected == 0

@@ -4,7 +4,7 @@ import pytest
 from edgeflow.lab.demo.evaluate import SuccessRate, Timing, run_episode, run_together, success_rate
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def sim():
 def test_old_actions_still_succeed_when_anchored(sim):
     for seed in range(4):
         sim.reset(seed)
-        assert run_episode(sim, Expert(sim), age_ticks=6, anchored=True) is Outcome.SUCCESS
+        assert run_episode(sim, Expert(sim), age_ticks=6, anchored=True) is EpisodeOutcome.SUCCESS
 
 
 def test_old_actions_applied_to_the_pose_now_take_longer_or_fail(sim):
@@ -74,6 +74,6 @@ def test_running_together_gives_what_running_alone_gives():
 
 
 def test_wilson_interval_of_95_of_100():
-    rate = success_rate([Outcome.SUCCESS] * 95 + [Outcome.TIMEOUT] * 5)
+    rate = success_rate([EpisodeOutcome.SUCCESS] * 95 + [EpisodeOutcome.TIMEOUT] * 5)
     assert rate == SuccessRate(95, 100)
     assert rate.interval == pytest.approx((0.8882, 0.9785), abs=1e-4)

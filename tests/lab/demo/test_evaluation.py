@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.contract import Pace, Speculation
-from edgeflow.lab.demo.evaluation import Condition, EvaluationPlan, evaluate, pace_name, result_of
+from edgeflow.lab.demo.evaluation import EvaluationPlan, TableCondition, evaluate, pace_name, result_of
 from edgeflow.lab.demo.simulated.episodes import Acted, EpisodeRun
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
 from tests.drawn import drawn, said
@@ -20,7 +20,9 @@ from tests.drawn import drawn, said
 __all__ = ["drawn"]  # a fixture here too
 
 MS = 1_000_000
-CONDITION = Condition(mode="speculative", pace=Pace(0, Speculation()), anchored=True, speed=0.05, profile="rtx5090")
+CONDITION = TableCondition(
+    mode="speculative", pace=Pace(0, Speculation()), anchored=True, speed=0.05, profile="rtx5090"
+)
 
 
 def acted(at_ms: int, age_ms: int, passes: int = 2, settled: int = 7) -> Acted:
@@ -34,7 +36,7 @@ def acted(at_ms: int, age_ms: int, passes: int = 2, settled: int = 7) -> Acted:
     )
 
 
-def episode(outcome: Outcome, seconds: float, *actions: Acted, overtaken: int = 0) -> EpisodeRun:
+def episode(outcome: EpisodeOutcome, seconds: float, *actions: Acted, overtaken: int = 0) -> EpisodeRun:
     return EpisodeRun(
         outcome=outcome,
         seconds=seconds,
@@ -65,8 +67,8 @@ def test_a_pace_has_a_name(pace, name):
 
 def test_the_figures_of_a_condition():
     runs = [
-        episode(Outcome.SUCCESS, 2.0, acted(200, 100), acted(400, 120, passes=3), overtaken=1),
-        episode(Outcome.TIMEOUT, 8.0, acted(300, 140, passes=1, settled=4)),
+        episode(EpisodeOutcome.SUCCESS, 2.0, acted(200, 100), acted(400, 120, passes=3), overtaken=1),
+        episode(EpisodeOutcome.TIMEOUT, 8.0, acted(300, 140, passes=1, settled=4)),
     ]
     result = result_of(CONDITION, [runs], 7)
     assert (result.success.successes, result.success.episodes) == (1, 2)
@@ -81,7 +83,7 @@ def test_the_figures_of_a_condition():
 
 
 def test_without_success_or_action_there_is_no_figure():
-    result = result_of(CONDITION, [[episode(Outcome.TIMEOUT, 8.0)]], 7)
+    result = result_of(CONDITION, [[episode(EpisodeOutcome.TIMEOUT, 8.0)]], 7)
     assert math.isinf(result.seconds_per_success) and math.isnan(result.passes_mean)
     figures = result.as_json()
     assert figures["seconds_per_success"] is figures["age_mean_ms"] is figures["passes_mean"] is None

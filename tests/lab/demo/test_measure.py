@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.evaluate import Condition, Timing, measure, without
+from edgeflow.lab.demo.evaluate import EpisodeCondition, Timing, measure, without
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 
@@ -24,20 +24,20 @@ def expert(monkeypatch):
 
 
 def test_an_exact_policy_succeeds_everywhere(expert):
-    result = measure(expert, Condition(), episodes=6)
+    result = measure(expert, EpisodeCondition(), episodes=6)
     assert (result.rate.successes, result.rate.episodes) == (6, 6)
     assert 0.5 < result.seconds < 4.0
 
 
 @pytest.mark.parametrize("dimension", range(7))
 def test_no_dimension_can_be_dropped(expert, dimension):
-    result = measure(expert, Condition(dropped=dimension), episodes=4)
+    result = measure(expert, EpisodeCondition(dropped=dimension), episodes=4)
     assert result.rate.successes <= 2
 
 
 def test_age_hurts_on_moving_objects_even_when_anchored(expert):
-    young = measure(expert, Condition(0.05), episodes=6)
-    old = measure(expert, Condition(0.05, Timing(age_ticks=8)), episodes=6)
+    young = measure(expert, EpisodeCondition(0.05), episodes=6)
+    old = measure(expert, EpisodeCondition(0.05, Timing(age_ticks=8)), episodes=6)
     assert young.rate.successes > old.rate.successes
 
 

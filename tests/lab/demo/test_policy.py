@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, Condition, measure
+from edgeflow.lab.demo.evaluate import FRESH_SEEDS, EpisodeCondition, measure
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import PHRASES
@@ -59,5 +59,5 @@ def test_the_named_colour_decides_where_the_policy_goes(policy):
 
 
 def test_the_policy_solves_at_least_9_of_10_fresh_episodes(policy):
-    result = measure(policy, Condition(), episodes=10, first_seed=FRESH_SEEDS + 600_000)
+    result = measure(policy, EpisodeCondition(), episodes=10, first_seed=FRESH_SEEDS + 600_000)
     assert result.rate.successes >= 9

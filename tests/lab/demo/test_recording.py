@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.lab.demo.recording import ModeResult, RunRecorder, RunSummary, Snapshot, wilson
+from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, RunRecorder, RunSummary, wilson
 from edgeflow.lab.demo.report import plot_ages, plot_series, plot_strip, write_report
 from edgeflow_client.loadtest.measure import distribution
 from tests.drawn import drawn, said
@@ -120,7 +120,7 @@ def test_every_plot_is_whole_and_has_a_title(tmp_path, drawn):
         recorder.record(index * 50_000_000, int(rng.integers(50_000_000, 90_000_000)))
     recorder.stop(10_000_000_000)
     image = rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)
-    snapshot = Snapshot(image, 1.5, (0.9, -0.02), "reach for the rightmost handle and close the gripper\nopen")
+    snapshot = CommandedFrame(image, 1.5, (0.9, -0.02), "reach for the rightmost handle and close the gripper\nopen")
     series = {"serial": recorder.series(1.0), "pipelined": recorder.series(1.0)}
     plot_series(tmp_path / "series.png", series, "still objects")
     plot_ages(tmp_path / "ages.png", {"serial": recorder.ages_ms, "pipelined": np.zeros(0)}, "still objects")

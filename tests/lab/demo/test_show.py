@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from edgeflow.lab.demo.command import RunView, _frame_hz
-from edgeflow.lab.demo.driver import FRAME_HZ, Progress, RobotRun, RunPlan
-from edgeflow.lab.demo.recording import RunRecorder, Snapshot
+from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress
+from edgeflow.lab.demo.recording import CommandedFrame, RunRecorder
 from edgeflow.lab.demo.report import conditions, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import StartError
 from edgeflow_client.flight import Flight
 from edgeflow_client.types import Mode
@@ -37,8 +37,8 @@ def recorded(interval_ms: int, age_ms: int, seconds: int = 6) -> RunRecorder:
 
 def run(mode: Mode, interval_ms: int, age_ms: int, successes: int = 9, failures: int = 1) -> RobotRun:
     recorder = recorded(interval_ms, age_ms)
-    outcomes = (Outcome.SUCCESS,) * successes + (Outcome.TIMEOUT,) * failures
-    snapshot = Snapshot(np.zeros((96, 96, 3), np.uint8), 1.5, (0.01, 0.02), "grasp")
+    outcomes = (EpisodeOutcome.SUCCESS,) * successes + (EpisodeOutcome.TIMEOUT,) * failures
+    snapshot = CommandedFrame(np.zeros((96, 96, 3), np.uint8), 1.5, (0.01, 0.02), "grasp")
     return RobotRun(
         plan=RunPlan(mode=mode, seconds=6.0),
         mode=mode,
@@ -65,7 +65,7 @@ def test_without_a_terminal_lines_are_printed_now_and_then():
                 recorder = recorded(50, 70, seconds=1)
                 summary = recorder.summary(SECOND)
                 scaled = type(summary)(quarters / 4, summary.actions, 20.0, summary.age_ms, summary.interval_ms)
-                show(Progress(mode, scaled, quarters // 8, quarters // 16))
+                show(RunProgress(mode, scaled, quarters // 8, quarters // 16))
     lines = out.getvalue().splitlines()
     assert [line.split()[:3] for line in lines] == [
         [mode, seconds, "s"] for mode in ("serial", "pipelined") for seconds in ("5", "10")
@@ -77,7 +77,7 @@ def test_on_a_terminal_a_table_is_kept_up_to_date():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)
     with RunView(console, [Mode.SERIAL], "robot") as show:
-        show(Progress(Mode.SERIAL, RUNS[0].summary, 10, 9))
+        show(RunProgress(Mode.SERIAL, RUNS[0].summary, 10, 9))
     assert "9 of 10" in out.getvalue() and "success so far" in out.getvalue()
 
 

@@ -6,7 +6,7 @@ from edgeflow.lab.demo.world.expert import Expert, action_goal, expert_action
 from edgeflow.lab.demo.world.layout import HANDLES, sample_layout
 from edgeflow.lab.demo.world.robot import MAX_SPEED
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import REACH, TIME_LIMIT, Outcome, Task, judge_closing, names_of
+from edgeflow.lab.demo.world.task import REACH, TIME_LIMIT, EpisodeOutcome, Task, judge_closing, names_of
 from edgeflow_client.pose import Pose, relative
 
 
@@ -64,7 +64,7 @@ def test_the_expert_solves_at_least_19_of_20_episodes(speed):
         sim.reset(seed)
         outcomes.append(run_episode(sim, Expert(sim)))
     sim.close()
-    assert outcomes.count(Outcome.SUCCESS) >= 19
+    assert outcomes.count(EpisodeOutcome.SUCCESS) >= 19
 
 
 @pytest.mark.usefixtures("blind")
@@ -73,7 +73,7 @@ def test_the_named_handle_decides_where_the_expert_goes(sim):
     for target in range(HANDLES):
         sim.reset(5)
         sim.task = Task(target, f"grasp the {sim.handles[target].colour} handle")
-        assert run_episode(sim, Expert(sim)) is Outcome.SUCCESS
+        assert run_episode(sim, Expert(sim)) is EpisodeOutcome.SUCCESS
         ends.append(sim.pose().position)
     assert min(np.linalg.norm(ends[0] - ends[1]), np.linalg.norm(ends[1] - ends[2])) > 2 * REACH
 
@@ -83,20 +83,20 @@ def test_grasping_another_handle_than_the_named_one_fails(sim):
     sim.reset(5)
     wrong = (sim.task.target + 1) % HANDLES
     outcome = run_episode(sim, lambda image, text: expert_action(sim.pose(), sim.grasps()[wrong]))
-    assert outcome is Outcome.WRONG_TARGET
+    assert outcome is EpisodeOutcome.WRONG_TARGET
 
 
 def test_doing_nothing_times_out(sim):
     sim.reset(5)
     sim.step(TIME_LIMIT + 1.0)
-    assert sim.outcome is Outcome.TIMEOUT
+    assert sim.outcome is EpisodeOutcome.TIMEOUT
     assert sim.time == pytest.approx(TIME_LIMIT)
 
 
 def test_closing_on_nothing_leaves_the_episode_running():
     nowhere = Pose(np.array([0.0, 0.0, 1.0]), wxyz=np.array([1.0, 0.0, 0.0, 0.0]))
     grasps = [handle.grasp(0.0) for handle in sample_layout(np.random.default_rng(0), 0.0)]
-    assert judge_closing(nowhere, grasps, 0) is Outcome.RUNNING
+    assert judge_closing(nowhere, grasps, 0) is EpisodeOutcome.RUNNING
 
 
 def test_the_tool_never_moves_faster_than_its_limit(sim):

@@ -10,19 +10,19 @@ from edgeflow.lab.demo.evaluate import run_episode
 from edgeflow.lab.demo.training.actions import HIGH, LOW, bin_centres, ids_of, scaled, soft_targets
 from edgeflow.lab.demo.training.batches import BRANCHES, draw_batch, make_prompts
 from edgeflow.lab.demo.training.data import CHUNK, make_dataset
-from edgeflow.lab.demo.training.loop import Plan, TokenTrainer, plan_for, train_demo
+from edgeflow.lab.demo.training.loop import TokenTrainer, TrainingPlan, plan_for, train_demo
 from edgeflow.lab.demo.training.losses import TrainingHeads, block_mask, language_loss
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.lab.demo.training.states import label, sample_state
 from edgeflow.lab.demo.training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import ConfigError
 from tests.lab.demo.reference_policy import read_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PLAN = Plan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)
+PLAN = TrainingPlan(states=CHUNK, vision_steps=3, language_steps=3, batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_block_mask_of_a_shared_token_and_two_branches():
 
 
 def test_training_lowers_the_loss_of_both_phases(data):
-    trainer = TokenTrainer(data, Plan(CHUNK, vision_steps=25, language_steps=12, batch=8), 0, "cpu")
+    trainer = TokenTrainer(data, TrainingPlan(CHUNK, vision_steps=25, language_steps=12, batch=8), 0, "cpu")
     losses = [trainer.step()[0] for _ in range(37)]
     assert np.mean(losses[22:25]) < 0.8 * losses[0]
     assert np.mean(losses[35:]) < 0.95 * losses[25]
@@ -152,7 +152,7 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
     sim = RobotSim(0)
     outcome = run_episode(sim, lambda image, text: policy([image], [text])[0], period=1.0)
     sim.close()
-    assert outcome is not Outcome.RUNNING
+    assert outcome is not EpisodeOutcome.RUNNING
 
 
 def test_a_device_that_is_not_there_is_refused_before_anything_is_rendered(tmp_path, monkeypatch):

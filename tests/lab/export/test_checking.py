@@ -12,11 +12,11 @@ import torch
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.checking import error_of
 from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 
 
-def stage(scale: float) -> StageProgram:
-    return StageProgram(
+def stage(scale: float) -> StageGraph:
+    return StageGraph(
         stage=StageName.STEP,
         run=lambda x: [2 * x, (x * x * scale).sqrt()],
         inputs={"x": torch.zeros(2, 3)},

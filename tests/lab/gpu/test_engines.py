@@ -10,16 +10,16 @@ import pytest
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.policy import Footprint
 from edgeflow.lab.gpu.order import Order
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.worker.build import kv_need
 from tests.engine.recorded import record
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> Setting:
+def setting(tmp_path: Path) -> SectionSetting:
     known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path)}
-    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
+    return SectionSetting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
 
 
 def test_a_slot_has_the_positions_that_the_service_gives_it(setting):

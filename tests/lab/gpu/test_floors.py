@@ -16,7 +16,7 @@ from edgeflow.lab.gpu.bars import H200, figures
 from edgeflow.lab.gpu.subjects.floors import (
     A800_BANDWIDTH,
     Ceilings,
-    Work,
+    PassFloor,
     attention_work,
     awq_weight_bytes,
     awq_work,
@@ -55,7 +55,7 @@ def test_work_counts_weights_once_and_rows_twice():
     )
     size = replace(TINY, name="one", text=text)
     weights = 8 * (8 + 4 + 4 + 8 + 3 * 16)
-    assert decoder_work(size, [Span(0, 4, 1)]) == Work(
+    assert decoder_work(size, [Span(0, 4, 1)]) == PassFloor(
         2 * weights + 2 * 80 + 4 * 5 * 8, 2 * (weights + 80 + (4 + 2) * 2 * 4)
     )
 

@@ -25,7 +25,7 @@ from edgeflow.lab.gpu.sections.draft_speed import drafts
 from edgeflow.lab.gpu.sections.int4 import int4
 from edgeflow.lab.gpu.sections.policy_speed import policy
 from edgeflow.lab.gpu.sections.token_checks import tokens
-from edgeflow.lab.gpu.setting import OffError, Setting
+from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS
 from tests.engine.recorded import record
 
@@ -33,16 +33,16 @@ REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain=
 
 
 @pytest.fixture
-def setting(monkeypatch, tmp_path: Path) -> Setting:
+def setting(monkeypatch, tmp_path: Path) -> SectionSetting:
     monkeypatch.setattr(chat_speed, "REQUESTS", 2)
     monkeypatch.setattr(draft_speed, "SETTLED", (3,))
     monkeypatch.setattr(policy_speed, "ROUNDS", 1)
-    monkeypatch.setattr(Setting, "graphs", True)
-    monkeypatch.setattr(Setting, "table", lambda *_: REPLAYABLE)
+    monkeypatch.setattr(SectionSetting, "graphs", True)
+    monkeypatch.setattr(SectionSetting, "table", lambda *_: REPLAYABLE)
     monkeypatch.setattr(token_checks, "_table", lambda _: REPLAYABLE)
     monkeypatch.setattr(executor, "CudaRecord", lambda _: record)
     known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(tmp_path), "ceilings": (3e10, 3e10)}
-    return Setting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
+    return SectionSetting.of(Order(section="", ends=monotonic() + 600, **known), lambda _: None)
 
 
 def test_replayed_tokens_are_compared_with_those_of_passes_run(setting):
@@ -80,7 +80,7 @@ def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
     replayed: list[int] = []
     replay = Executor._replay
 
-    class Noted(ChatEngine):
+    class NotedReplays(ChatEngine):
         def __init__(self, *given: Any, **options: Any) -> None:
             super().__init__(*given, **options)
             engines.append(self)
@@ -89,7 +89,7 @@ def test_chat_runs_the_passes_of_the_service(setting, monkeypatch):
         replayed.append(sum(shape.lengths))
         return replay(self, shape, staged)
 
-    monkeypatch.setattr(chat_speed, "ChatEngine", Noted)
+    monkeypatch.setattr(chat_speed, "ChatEngine", NotedReplays)
     monkeypatch.setattr(Executor, "_replay", counted)
     rows = chat(setting)["requests"]
     assert [row["prompt"] for row in rows] == [16, 24, 32, 64] and {row["graphs"] for row in rows} == {True}

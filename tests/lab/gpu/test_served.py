@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from edgeflow.lab.gpu.order import LEFT_OUT, Order
 from edgeflow.lab.gpu.sections import recorded_outputs, served
-from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
+from edgeflow.lab.gpu.setting import OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.random_policy import (
     SERVED,
     SIZES,
@@ -28,9 +28,9 @@ from tests.lab.verify.policies.test_openvla import recorded  # noqa: F401 - a fi
 CPU = torch.device("cpu")
 
 
-def setting(out: Path, seconds: float = 600.0, bundles: str = "") -> Setting:
+def setting(out: Path, seconds: float = 600.0, bundles: str = "") -> SectionSetting:
     known = {"device": "cpu", "size": "tiny", "frames": 10, "out": str(out), "bundles": bundles}
-    return Setting.of(Order(section="", ends=monotonic() + seconds, **known), lambda _: None)
+    return SectionSetting.of(Order(section="", ends=monotonic() + seconds, **known), lambda _: None)
 
 
 @pytest.mark.timeout(400)  # two processes that load torch, three load tests: seconds on an idle machine
@@ -47,7 +47,7 @@ def test_the_service_is_started_loaded_asked_and_stopped(tmp_path, monkeypatch):
 
 def test_a_service_that_does_not_start_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(served, "_checkpoint", lambda _, folder: folder)  # nothing was written there
-    monkeypatch.setattr(Setting, "small", False)
+    monkeypatch.setattr(SectionSetting, "small", False)
     with pytest.raises(OffError, match=r"did not start: .*policy"):
         served.service(setting(tmp_path))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.awq import rounded
-from edgeflow.lab.quantize.search.decoder import Decoder, linear_shapes
+from edgeflow.lab.quantize.search.decoder import DecoderTensors, linear_shapes
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.rope import Rope
@@ -50,9 +50,9 @@ def random_tensors(config: LlamaConfig, seed: int = 0) -> dict[str, Tensor]:
     return tensors
 
 
-def random_decoder(config: LlamaConfig, *, inner: int | None = None, seed: int = 0) -> Decoder:
+def random_decoder(config: LlamaConfig, *, inner: int | None = None, seed: int = 0) -> DecoderTensors:
     weights = Weights.of(random_tensors(config, seed), torch.float32, CPU)
-    return Decoder.of(weights, config, stem="model.", inner=inner or config.intermediate_size)
+    return DecoderTensors.of(weights, config, stem="model.", inner=inner or config.intermediate_size)
 
 
 def random_ids(config: LlamaConfig, rows: int, length: int) -> Tensor:

@@ -15,7 +15,7 @@ from edgeflow.lab.quantize.files.quantised import quantised_block
 from edgeflow.lab.quantize.search.block import VALUE
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, search_block
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.checkpoint import Weights
 from tests.lab.quantize.cases import CONFIGS, CPU, random_decoder, random_ids, random_tensors
@@ -24,12 +24,12 @@ from tests.oracles import ORACLES
 GROUP = 32
 
 
-def texts(decoder: Decoder) -> list[torch.Tensor]:
+def texts(decoder: DecoderTensors) -> list[torch.Tensor]:
     return [random_ids(decoder.config, 1, length)[0] for length in (9, 24)]
 
 
 @torch.inference_mode()
-def logits(decoder: Decoder, ids: torch.Tensor, *, nearest: bool) -> torch.Tensor:
+def logits(decoder: DecoderTensors, ids: torch.Tensor, *, nearest: bool) -> torch.Tensor:
     hidden, rotation = decoder.embed(ids[None]), decoder.rotation(len(ids))
     for block in decoder.blocks():
         block = quantised_block(block, BlockChoice(), GROUP) if nearest else block
@@ -66,7 +66,7 @@ class CountedReads(dict[str, torch.Tensor]):
 def test_embedding_norm_and_head_are_read_once_for_all_texts_and_variants():
     tensors = CountedReads(random_tensors(CONFIGS["llama"]))
     weights = Weights.of(tensors, torch.float32, CPU)
-    decoder = Decoder.of(weights, CONFIGS["llama"], stem="model.", inner=96)
+    decoder = DecoderTensors.of(weights, CONFIGS["llama"], stem="model.", inner=96)
     outside = {name for name in tensors if ".layers." not in name}
     variants = {name: [BlockChoice()] * 2 for name in ("one", "other")}
     measure(decoder, GROUP, variants, texts(decoder))

@@ -17,7 +17,7 @@ from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.quantize import policy_run
-from edgeflow.lab.quantize.outcome import Outcome
+from edgeflow.lab.quantize.outcome import QuantisedCheckpoint
 from edgeflow.lab.quantize.policies.frames import read_frames, write_frames
 from edgeflow.lab.quantize.policies.served import ServedPolicy, action_rows
 from edgeflow.lab.quantize.policies.sources import open_policy
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 SHOWN, HELD_OUT = 16, 5
 
 
-def quantized(kind: str, folder: Path, loss: Loss = Loss.ALL) -> tuple[Path, Path, Outcome]:
+def quantized(kind: str, folder: Path, loss: Loss = Loss.ALL) -> tuple[Path, Path, QuantisedCheckpoint]:
     """The checkpoints before and after, and the outcome."""
     source = checkpoint(kind, folder / "source")
     (source / ".cache").mkdir()
@@ -52,11 +52,13 @@ def quantized(kind: str, folder: Path, loss: Loss = Loss.ALL) -> tuple[Path, Pat
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path, Outcome]:
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Path, QuantisedCheckpoint]:
     return request.param, *quantized(request.param, tmp_path_factory.mktemp(request.param))
 
 
-def test_everything_but_the_language_model_is_kept(run: tuple[str, Path, Path, Outcome]):
+def test_everything_but_the_language_model_is_kept(run: tuple[str, Path, Path, QuantisedCheckpoint]):
     _, source, out, _ = run
     files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()} - {Path(".cache/download.json")}
     assert {path.relative_to(out) for path in out.rglob("*") if path.is_file()} == files | {
@@ -76,7 +78,7 @@ def test_everything_but_the_language_model_is_kept(run: tuple[str, Path, Path, O
     assert config == json.loads((source / "config.json").read_text())
 
 
-def test_the_report_is_kept_beside_the_checkpoint(run: tuple[str, Path, Path, Outcome]):
+def test_the_report_is_kept_beside_the_checkpoint(run: tuple[str, Path, Path, QuantisedCheckpoint]):
     _, _, out, outcome = run
     stored = json.loads((out / "quantization_report.json").read_text())
     assert stored == json.loads(json.dumps(outcome.as_json()))
@@ -89,7 +91,7 @@ def held_out(folder: Path, source: Path, checkpoint_of: Path) -> ServedPolicy:
 
 
 @torch.inference_mode()
-def test_what_is_served_has_the_figures_of_the_report(run: tuple[str, Path, Path, Outcome]):
+def test_what_is_served_has_the_figures_of_the_report(run: tuple[str, Path, Path, QuantisedCheckpoint]):
     """Of chunks the report compares what is served; of tokens, the decoder that serves gives the same logits."""
     kind, source, out, outcome = run
     floats, four = (held_out(out.parent, source, each) for each in (source, out))
@@ -123,7 +125,7 @@ def logits(served: ServedPolicy, hidden: torch.Tensor) -> torch.Tensor:
     return decoder.logits(decoder.forward(hidden, layout, kv), "prefill")
 
 
-def test_it_loads_with_the_operators_that_serve_by_default(run: tuple[str, Path, Path, Outcome]):
+def test_it_loads_with_the_operators_that_serve_by_default(run: tuple[str, Path, Path, QuantisedCheckpoint]):
     kind, _, out, _ = run
     settings = {} if kind == "openvla" else {"control_rate_hz": 20.0}
     family = open_policy(out.parent / "source").family
@@ -168,14 +170,14 @@ def test_one_policy_is_in_memory_at_a_time(kind: str, tmp_path: Path, monkeypatc
     policies: WeakSet[Any] = WeakSet()
     alive: list[int] = []
 
-    class Watched(ServedPolicy):
+    class WatchedRun(ServedPolicy):
         def __init__(self, *arguments: Any) -> None:
             gc.collect()
             alive.append(len(policies))
             super().__init__(*arguments)
             policies.add(self.policy)
 
-    monkeypatch.setattr(policy_run, "ServedPolicy", Watched)
+    monkeypatch.setattr(policy_run, "ServedPolicy", WatchedRun)
     quantized(kind, tmp_path)
     gc.collect()
     assert [*alive, len(policies)] == [0] * (3 if kind == "openvla" else 5)

@@ -16,7 +16,7 @@ from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.run import quantize
 from edgeflow.lab.quantize.search.block import DOWN, GATE, POST_NORM, UP
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.lab.quantize.search.scales import ScaleForm
 from edgeflow.models.checkpoint import Weights
 from edgeflow_client.errors import CheckpointError
@@ -72,7 +72,7 @@ def test_of_several_outside_the_blocks_the_embedding_is_named_first():
         tensors[name].view(-1)[5] = math.inf
         weights = Weights.of(tensors, torch.float32, CPU)
         with pytest.raises(CheckpointError, match=f"^{name}: "):
-            check_outside(Decoder.of(weights, CONFIGS["llama"], stem="model.", inner=96))
+            check_outside(DecoderTensors.of(weights, CONFIGS["llama"], stem="model.", inner=96))
 
 
 @pytest.mark.parametrize("name", ["mlp.up_proj.weight", "post_attention_layernorm.weight"])

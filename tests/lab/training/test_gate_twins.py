@@ -16,7 +16,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.whole import Whole, run_whole
 from edgeflow.lab.training.gate.writing import write_gate
-from edgeflow.lab.verify.gate_streaming import Memory, Pass, StreamingTwin
+from edgeflow.lab.verify.gate_streaming import GateMemory, GatePass, StreamingTwin
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate, gate_header
@@ -49,17 +49,17 @@ def at_once(base: PlainBase, gate: MemoryGate, ids: list[int]) -> Whole:
     return run_whole(base, gate, torch.tensor([ids]), gate.rules.segments(len(ids)), watch=True)
 
 
-def assert_same_state(twin: StreamingTwin, last: Pass, whole: Whole, base: PlainBase) -> None:
+def assert_same_state(twin: StreamingTwin, last: GatePass, whole: Whole, base: PlainBase) -> None:
     """The last pass and the memory, streamed and at once."""
     rows = torch.cat((whole.plain, whole.gated), 1)[0, -len(last.hidden) :]
     torch.testing.assert_close(rows, last.hidden, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(base.logits(rows[-1]), last.logits, rtol=0, atol=TOLERANCE)
     if twin.memories:
         sums = torch.stack([each.sums[0, :, -1] for each in whole.seen])
-        assert_same_memory(Memory(sums[..., :-1], sums[..., -1]), twin.memories[-1])
+        assert_same_memory(GateMemory(sums[..., :-1], sums[..., -1]), twin.memories[-1])
 
 
-def assert_same_memory(found: Memory, wanted: Memory) -> None:
+def assert_same_memory(found: GateMemory, wanted: GateMemory) -> None:
     for mine, own in ((found.sums, wanted.sums), (found.norms, wanted.norms)):
         torch.testing.assert_close(mine, own, rtol=0, atol=MEMORY_TOLERANCE * own.abs().max().item())
 

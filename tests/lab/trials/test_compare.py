@@ -19,9 +19,9 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT, Fp8Weight, Int8Weight
 from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.compare import ReferenceOutputs, tolerance
 from tests.kernels.deviation import deviation
 from tests.kernels.wrong_kernels import (
     WRONG,
@@ -49,30 +49,32 @@ ON_CPU = [
 
 
 @cache
-def posed(op_name: str, kv: str = "", weight: str = FLOAT) -> list[Case]:
+def posed(op_name: str, kv: str = "", weight: str = FLOAT) -> list[TrialCase]:
     """The cases of an operator, the same objects each time."""
     return small_cases(op_name, kv, weight)
 
 
 @cache
-def expected(case: Case, dtype: torch.dtype) -> Expected:
-    return Expected.of(case, reference(case.op_name, case.kv), CPU, dtype)
+def expected(case: TrialCase, dtype: torch.dtype) -> ReferenceOutputs:
+    return ReferenceOutputs.of(case, reference(case.op_name, case.kv), CPU, dtype)
 
 
 def reference(op_name: str, kv: str = "") -> Callable:
     return TABLE.implementation(op_name, "reference", kv).load()
 
 
-def share(case: Case, function: Callable, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
+def share(case: TrialCase, function: Callable, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
     """The deviation over what is tolerated."""
     return expected(case, dtype).deviation(function) / tolerance(case, dtype, weight, own)
 
 
-def worst_of(cases: list[Case], function: Callable, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
+def worst_of(
+    cases: list[TrialCase], function: Callable, dtype: torch.dtype, weight: str = "", own: float = 0.0
+) -> float:
     return max(share(case, function, dtype, weight, own) for case in cases)
 
 
-def fails(cases: list[Case], function: Callable, dtype: torch.dtype) -> bool:
+def fails(cases: list[TrialCase], function: Callable, dtype: torch.dtype) -> bool:
     """True where a case tells the function from a right one by far; the cases behind it are not run."""
     return any(share(case, function, dtype) > 1.5 for case in cases)
 
@@ -128,7 +130,7 @@ def test_a_memory_is_computed_in_float32_whatever_the_dtype(op_name, function, d
     assert worst_of(own, function, torch.float32) <= 1, "nothing else is wrong with it"
 
 
-def by_head(case: Case) -> bool:
+def by_head(case: TrialCase) -> bool:
     """True for a case of `read_memory` whose heads have an MLP each."""
     return len(case.problem(CPU, torch.float32).arguments[2].gate.w1) > 1
 

@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.row_operators import swiglu_fused, swiglu_reference
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.kernels.table.operator_table import Entry, OperatorKey, OperatorTable, built_in_table
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us, ring_size
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
@@ -26,7 +26,7 @@ CASE = cases.swiglu(4, 8)
 
 
 @dataclass
-class Work:
+class WorkClock:
     """A clock that goes on when a candidate works."""
 
     now: float = 0.0
@@ -44,8 +44,8 @@ class Work:
 
 
 @pytest.fixture
-def work() -> Work:
-    return Work()
+def work() -> WorkClock:
+    return WorkClock()
 
 
 def wrong(x):
@@ -56,13 +56,13 @@ def broken(x):
     raise RuntimeError("no such instruction")
 
 
-def tuner(work: Work, *candidates: Implementation, default: str = "slow") -> Tuner:
+def tuner(work: WorkClock, *candidates: Implementation, default: str = "slow") -> Tuner:
     implementations = [
         Implementation(op_name="swiglu", impl_id="reference", function=swiglu_reference),
         Implementation(op_name="swiglu", impl_id="slow", function=work.slow, choices={"steps": (20, 2)}),
         *candidates,
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), default)])
+    table = OperatorTable(implementations, [TableEntry(OperatorKey(op_name="swiglu"), default)])
     return Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work)
 
 
@@ -103,7 +103,7 @@ def test_cases_that_one_implementation_must_serve_get_one(work, of_few, of_many,
         Implementation(op_name="swiglu", impl_id="slow", function=slow),
         Implementation(op_name="swiglu", impl_id="rival", function=rival),
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), "slow")])
+    table = OperatorTable(implementations, [TableEntry(OperatorKey(op_name="swiglu"), "slow")])
     made = Tuner(table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work)
     found = made.tune_together([CASE, cases.swiglu(64, 8)])
     assert [each.impl_id for each in found] == [taken] * 2
@@ -142,7 +142,7 @@ def test_an_entry_of_the_tuner_serves_its_shape():
     """What was tuned for a shape is what a lookup of that shape finds."""
     case = cases.packed_attention([Span(0, 0, 5), Span(1, 7, 1)], Heads(2, 2, 8))
     tuned = Tuner(table=built_in_table(), model_name="llama", device=CPU, dtype=torch.float32, samples=1)
-    table = built_in_table().overlaid(Entry(tuned.key(case), "naive_gather"))
+    table = built_in_table().overlaid(TableEntry(tuned.key(case), "naive_gather"))
     function = table.resolve(OperatorKey(op_name="packed_attention", model_name="llama"), CPU, torch.float32)
     problem = case.problem(CPU, torch.float32)
     assert function(*problem.arguments).__qualname__.startswith("naive_gather")
@@ -195,7 +195,7 @@ def test_weights_are_timed_in_as_many_copies_as_leave_the_cache(cache_bytes, cop
     reference = Implementation(op_name="linear", impl_id="reference", function=linear.Reference)
     table = OperatorTable(
         [reference, Implementation(op_name="linear", impl_id="noting", function=make)],
-        [Entry(OperatorKey(op_name="linear"), "noting")],
+        [TableEntry(OperatorKey(op_name="linear"), "noting")],
     )
     options = {"table": table, "model_name": "llama", "device": CPU, "dtype": torch.float32, "cache_bytes": cache_bytes}
     Tuner(**options, samples=9).tune_together([cases.linear(1, 32, 32)])
@@ -221,7 +221,7 @@ def test_the_reference_runs_once_per_problem(work):
         Implementation(op_name="swiglu", impl_id="slow", function=work.slow, choices={"steps": (20, 2, 3)}),
         Implementation(op_name="swiglu", impl_id="quick", function=work.quick),
     ]
-    table = OperatorTable(implementations, [Entry(OperatorKey(op_name="swiglu"), "slow")])
+    table = OperatorTable(implementations, [TableEntry(OperatorKey(op_name="swiglu"), "slow")])
     found = Tuner(
         table=table, model_name="llama", device=CPU, dtype=torch.float32, samples=3, clock=work
     ).tune_together([CASE])[0]

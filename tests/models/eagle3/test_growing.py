@@ -37,7 +37,7 @@ MROPE = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}}
 
 
 @dataclass(frozen=True)
-class Pair:
+class HeadPair:
     """A head by which attention reads places on the host, the same one by which it does not, and the twin."""
 
     on_host: Eagle3Head
@@ -45,11 +45,11 @@ class Pair:
     naive: NaiveHead
 
 
-def pair_of(folder: FilePath, base: LlamaDecoder, tensors: dict[str, Tensor], **changes: Any) -> Pair:
+def pair_of(folder: FilePath, base: LlamaDecoder, tensors: dict[str, Tensor], **changes: Any) -> HeadPair:
     config = read_eagle3(write_head(folder, {**ENTRIES, **changes}, tensors), base.config)
     heads = [Eagle3Head.read(folder, config, base, torch.float64, CPU, table) for table in (None, MASKED)]
     wide = {name: each.double() if each.is_floating_point() else each for name, each in tensors.items()}
-    return Pair(*heads, NaiveHead(config, wide, base.embed(torch.arange(VOCABULARY))))
+    return HeadPair(*heads, NaiveHead(config, wide, base.embed(torch.arange(VOCABULARY))))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def base() -> LlamaDecoder:
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory, base: LlamaDecoder) -> dict[str, Pair]:
+def pairs(tmp_path_factory: pytest.TempPathFactory, base: LlamaDecoder) -> dict[str, HeadPair]:
     folder, tensors = tmp_path_factory.mktemp("heads"), random_tensors()
     sure = tensors["lm_head.weight"].clone()
     sure[:2] = 0
@@ -129,7 +129,7 @@ def tree_sizes(draw: st.DrawFn) -> TreeSizes:
 @pytest.mark.parametrize("name", ["plain", "other", "equal", "sure"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), sizes=tree_sizes(), count=st.integers(1, 2), shift=st.integers(0, 5))
-def test_equals_the_naive_twin(pairs: dict[str, Pair], name: str, data, sizes: TreeSizes, count: int, shift: int):
+def test_equals_the_naive_twin(pairs: dict[str, HeadPair], name: str, data, sizes: TreeSizes, count: int, shift: int):
     pair, components = pairs[name], 3 if name == "other" else 1
     slots = data.draw(st.permutations(range(SLOTS)))[:count]
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=count, max_size=count))
@@ -149,7 +149,7 @@ def test_equals_the_naive_twin(pairs: dict[str, Pair], name: str, data, sizes: T
 
 
 @torch.inference_mode()
-def test_rows_of_the_layer_equal_the_naive_twin(pairs: dict[str, Pair]):
+def test_rows_of_the_layer_equal_the_naive_twin(pairs: dict[str, HeadPair]):
     for name, components in (("plain", 1), ("other", 3)):
         pair = pairs[name]
         text = sequence(2, 9, 3, shift=4, components=components)
@@ -171,7 +171,7 @@ def test_rows_of_the_layer_equal_the_naive_twin(pairs: dict[str, Pair]):
         ]
 
 
-def test_a_chain_is_the_best_token_of_each_row(pairs: dict[str, Pair]):
+def test_a_chain_is_the_best_token_of_each_row(pairs: dict[str, HeadPair]):
     pair, text = pairs["plain"], sequence(1, 4, 5, shift=0, components=1)
     kv = pair.on_host.kv_slots(SLOTS, CAPACITY)
     hidden = known(pair.on_host, kv, [text])
@@ -185,7 +185,7 @@ def test_a_chain_is_the_best_token_of_each_row(pairs: dict[str, Pair]):
     assert grown.tokens.tolist() == [tokens]
 
 
-def test_equal_scores_keep_a_parent_before_its_children(pairs: dict[str, Pair]):
+def test_equal_scores_keep_a_parent_before_its_children(pairs: dict[str, HeadPair]):
     """A token that is certain has the score of its parent."""
     pair, text = pairs["sure"], sequence(0, 3, 8, shift=0, components=1)
     kv = pair.on_host.kv_slots(SLOTS, CAPACITY)
@@ -197,7 +197,7 @@ def test_equal_scores_keep_a_parent_before_its_children(pairs: dict[str, Pair]):
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("on_host", [True, False])
-def test_numbers_that_are_not_finite_give_a_whole_tree(pairs: dict[str, Pair], on_host: bool, wrong: float):
+def test_numbers_that_are_not_finite_give_a_whole_tree(pairs: dict[str, HeadPair], on_host: bool, wrong: float):
     pair = pairs["plain"]
     head = pair.on_host if on_host else pair.on_device
     texts = [sequence(slot, 4, slot, shift=0, components=1) for slot in (3, 1)]
@@ -252,7 +252,7 @@ def check_structure(grown: Grown, head: Eagle3Head, sizes: TreeSizes) -> None:
     assert torch.isin(grown.tokens, head.targets).all()
 
 
-def test_the_largest_tree_has_a_bit_for_every_ancestor(pairs: dict[str, Pair]):
+def test_the_largest_tree_has_a_bit_for_every_ancestor(pairs: dict[str, HeadPair]):
     pair, text = pairs["plain"], sequence(2, 3, 4, shift=0, components=1)
     for sizes in (TreeSizes(rows=60, depth=7, width=10), TreeSizes(rows=63, depth=10, width=7)):
         kv = pair.on_host.kv_slots(SLOTS, CAPACITY)
@@ -280,7 +280,7 @@ def test_sizes_that_are_refused(sizes: dict[str, Any], message: str):
         TreeSizes(**sizes)
 
 
-def test_trees_that_do_not_fit_are_refused(pairs: dict[str, Pair]):
+def test_trees_that_do_not_fit_are_refused(pairs: dict[str, HeadPair]):
     head, text = pairs["plain"].on_host, sequence(0, 5, 1, shift=0, components=1)
     kv = head.kv_slots(1, 16)
     hidden = known(head, kv, [text])

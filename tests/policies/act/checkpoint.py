@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.policies.act.twin import ENVIRONMENT, STATE, Twin, TwinSize
+from tests.policies.act.twin import ENVIRONMENT, STATE, ACTTwin, TwinSize
 
 MEAN_STD = {"VISUAL": "MEAN_STD", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
 RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
@@ -47,7 +47,7 @@ def write_checkpoint(
         write_json(directory / f"{name}.json", {"name": name, "steps": steps})
     for name in (BEFORE_STATE, AFTER_STATE):
         save_file(_statistics(size), directory / name)
-    save_file(Twin(size).published(), directory / "model.safetensors")
+    save_file(ACTTwin(size).published(), directory / "model.safetensors")
     return directory
 
 
@@ -62,7 +62,7 @@ def write_bundle(
 ) -> Path:
     """A checkpoint with recordings of the twin: a frame, a batch of two, and cameras of other sizes."""
     write_checkpoint(directory, size, kinds=kinds, **checkpoint)
-    twin, statistics = Twin(size, mistake), load_file(directory / BEFORE_STATE)
+    twin, statistics = ACTTwin(size, mistake), load_file(directory / BEFORE_STATE)
     sources = {new: old for old, new in (checkpoint.get("rename") or {}).items()}
     tensors: dict[str, Tensor] = {}
     for index, (batch, larger) in enumerate(((1, 0), (2, 0), (1, 23))):

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.policies.act.config import load_config, read_settings
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.family import Files
-from edgeflow.policies.lerobot import Camera
+from edgeflow.policies.family import CheckpointFiles
+from edgeflow.policies.lerobot import ImageInput
 from edgeflow.text import checkpoint_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import change_json, write_checkpoint, write_json
@@ -34,7 +34,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_every_size_is_read(tmp_path: Path):
     size = TwinSize(environment=4, pre_norm=True, activation="gelu", backbone="resnet34")
     config = load_config(write_checkpoint(tmp_path, size, n_action_steps=5))
-    assert config.cameras == tuple(Camera(name=name, height=h, width=w) for name, (h, w) in size.cameras.items())
+    assert config.cameras == tuple(ImageInput(name=name, height=h, width=w) for name, (h, w) in size.cameras.items())
     assert config.vectors == {"observation.state": 5, "observation.environment_state": 4}
     assert (config.action, config.width, config.heads, config.mlp) == (3, 16, 4, 24)
     assert (config.encoder_layers, config.decoder_layers, config.latent) == (2, 1, 6)
@@ -161,9 +161,9 @@ def test_a_file_is_read_once(checkpoint: Path, monkeypatch):
 
 
 def test_a_checkpoint_is_recognised_by_its_type():
-    assert ACT.detect(Files({"type": "act"}))
-    assert not ACT.detect(Files({"type": "diffusion"}))
-    assert not ACT.detect(Files({"model_type": "openvla"}))
+    assert ACT.detect(CheckpointFiles({"type": "act"}))
+    assert not ACT.detect(CheckpointFiles({"type": "diffusion"}))
+    assert not ACT.detect(CheckpointFiles({"model_type": "openvla"}))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tests.policies.act.checkpoint import (
     restored,
     write_checkpoint,
 )
-from tests.policies.act.twin import Twin, TwinSize
+from tests.policies.act.twin import ACTTwin, TwinSize
 
 CPU = torch.device("cpu")
 RATE = {"control_rate_hz": 40}
@@ -127,7 +127,7 @@ def test_bytes_to_actions_as_the_twin(policy: ACTPolicy, checkpoint: Path):
         inputs[name] = normalised(name, torch.from_numpy(pixels), statistics, MEAN_STD)
     for name in SIZE.vectors:
         inputs[name] = normalised(name, torch.tensor([each.state[name] for each in observations]), statistics, MEAN_STD)
-    chunk = Twin(SIZE).record(
+    chunk = ACTTwin(SIZE).record(
         {name: inputs[name] for name in SIZE.cameras}, {name: inputs[name] for name in SIZE.vectors}
     )["out.action_chunk"]
     found = run(policy, observations)

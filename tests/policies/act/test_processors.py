@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.policies.act.config import load_config, load_processors
-from edgeflow.policies.act.policy import Normaliser
+from edgeflow.policies.act.policy import InputNormaliser
 from edgeflow.policies.lerobot import Affine, Normalisation
 from edgeflow_client.errors import CheckpointError
 from tests.policies.act.checkpoint import (
@@ -54,23 +54,23 @@ def change_step(directory: Path, pipeline: str, index: int, change: Callable[[di
 def test_actions_are_restored_from_what_is_normalised(kind: str, first: float, spread: float, x: list[float]):
     second = spread if kind == "MEAN_STD" else first + spread
     affine = Affine.of(kind, [np.array([each], np.float32) for each in (first, second)], 1e-8)
-    normal = Normaliser(affine, CPU)(torch.tensor(x)[:, None])
+    normal = InputNormaliser(affine, CPU)(torch.tensor(x)[:, None])
     np.testing.assert_allclose(affine.restored(normal.double().numpy())[:, 0], x, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_range_ends_at_minus_one_and_one(kind: str):
     affine = Affine.of(kind, [np.array([-3.0], np.float32), np.array([5.0], np.float32)], 1e-8)
-    assert Normaliser(affine, CPU)(torch.tensor([[-3.0], [5.0], [1.0]])).flatten().tolist() == [-1.0, 1.0, 0.0]
+    assert InputNormaliser(affine, CPU)(torch.tensor([[-3.0], [5.0], [1.0]])).flatten().tolist() == [-1.0, 1.0, 0.0]
 
 
 def test_statistics_that_do_not_vary_divide_by_the_epsilon():
     zeros = np.zeros(1, np.float32)
     spread = Affine.of("MEAN_STD", [zeros, zeros], 1e-3)
-    assert Normaliser(spread, CPU)(torch.tensor([2e-3])).item() == pytest.approx(2.0)
+    assert InputNormaliser(spread, CPU)(torch.tensor([2e-3])).item() == pytest.approx(2.0)
     assert spread.restored(np.array([[5.0]])).tolist() == [[0.0]]  # back by the deviation itself, without epsilon
     same = Affine.of("MIN_MAX", [zeros, zeros], 1e-3)
-    assert Normaliser(same, CPU)(torch.tensor([0.0])).item() == -1.0
+    assert InputNormaliser(same, CPU)(torch.tensor([0.0])).item() == -1.0
     assert same.restored(np.array([[1.0]]))[0, 0] == pytest.approx(1e-3)
 
 

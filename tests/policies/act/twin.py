@@ -45,7 +45,7 @@ class TwinSize:
         return {name: size for name, size in ((STATE, self.state), (ENVIRONMENT, self.environment)) if size}
 
 
-class Block(nn.Module):
+class TwinBlock(nn.Module):
     """BasicBlock (expansion 1) or Bottleneck (expansion 4)."""
 
     def __init__(self, inputs: int, planes: int, expansion: int, stride: int) -> None:
@@ -79,7 +79,7 @@ class Backbone(nn.Module):
         for layer, count in enumerate(counts, start=1):
             planes, blocks = stem * 2 ** (layer - 1), []
             for index in range(count):
-                blocks.append(Block(inputs, planes, expansion, 2 if layer > 1 and index == 0 else 1))
+                blocks.append(TwinBlock(inputs, planes, expansion, 2 if layer > 1 and index == 0 else 1))
                 inputs = planes * expansion
             self.add_module(f"layer{layer}", nn.Sequential(*blocks))
         self.outputs = inputs
@@ -89,7 +89,7 @@ class Backbone(nn.Module):
         return self.layer4(self.layer3(self.layer2(self.layer1(x))))
 
 
-class Layer(nn.Module):
+class TwinLayer(nn.Module):
     def __init__(self, size: TwinSize, crossed: bool) -> None:
         super().__init__()
         self.self_attn = nn.MultiheadAttention(size.width, size.heads)
@@ -103,12 +103,12 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     def __init__(self, size: TwinSize, count: int, *, crossed: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(size, crossed) for _ in range(count))
+        self.layers = nn.ModuleList(TwinLayer(size, crossed) for _ in range(count))
         if crossed or size.pre_norm:
             self.norm = nn.LayerNorm(size.width)
 
 
-class Twin(nn.Module):
+class ACTTwin(nn.Module):
     """Random weights by the size's seed."""
 
     def __init__(self, size: TwinSize, mistake: str = "") -> None:
@@ -230,7 +230,7 @@ class Twin(nn.Module):
             x = self._mlp(layer, x, layer.norm2, layer.norm3)
         return x if self.mistake == "no last norm" else self.decoder.norm(x)
 
-    def _mlp(self, layer: Layer, x: Tensor, before: nn.LayerNorm, after: nn.LayerNorm) -> Tensor:
+    def _mlp(self, layer: TwinLayer, x: Tensor, before: nn.LayerNorm, after: nn.LayerNorm) -> Tensor:
         """before: the norm of the sub-layer before this one; after: of this one."""
         x, skip = (after(x), x) if self.size.pre_norm else (before(x),) * 2
         approximate = "tanh" if self.mistake == "approximate GELU" else "none"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from edgeflow_client.types import Mode
 from tests.policies.flow.served import answers, loaded, observation
 from tests.policies.flow.tiny import CHARACTERS, KINDS, TOP, WRIST, change_tensors, write_checkpoint
-from tests.policies.flow.twin import Twin
+from tests.policies.flow.twin import FlowPolicyTwin
 from tests.policies.flow.weights import NAMES, Tiny, weights_of
 
 FRAMES = (observation(1), observation(2, WRIST, instruction="put_it there\n"), observation(3, TOP), observation(4))
@@ -23,7 +23,7 @@ def test_chunks_equal_the_written_out_networks(tmp_path: Path, kind: str, mode: 
     tiny = Tiny(kind=kind, seed=2)
     policy = loaded(write_checkpoint(tmp_path, tiny), candidates=2)
     frames = [policy.prepare(each) for each in FRAMES]
-    twin = Twin(tiny, weights_of(tiny, len(CHARACTERS)))
+    twin = FlowPolicyTwin(tiny, weights_of(tiny, len(CHARACTERS)))
     assert [len(frame.pixel_values) for frame in frames] == [2, 1, 1, 2]
     for frame, found in zip(frames, answers(policy, frames, mode), strict=True):
         wanted = torch.stack([twin.chunk(frame, candidate) for candidate in range(2)])
@@ -36,7 +36,7 @@ def test_other_sizes_of_smolvla(tmp_path: Path, changes: dict[str, int]):
     policy = loaded(write_checkpoint(tmp_path, tiny))
     frame = policy.prepare(FRAMES[0])
     assert policy.fixed_rows == 2 * tiny.image_rows + 1
-    wanted = Twin(tiny, weights_of(tiny, len(CHARACTERS))).chunk(frame)
+    wanted = FlowPolicyTwin(tiny, weights_of(tiny, len(CHARACTERS))).chunk(frame)
     torch.testing.assert_close(answers(policy, [frame], Mode.SERIAL)[0][0], wanted, rtol=1e-4, atol=1e-4)
 
 

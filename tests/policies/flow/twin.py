@@ -15,7 +15,7 @@ from tests.policies.flow.weights import NAMES, Tiny
 Pairs = list[tuple[Tensor, Tensor]]
 
 
-class Twin:
+class FlowPolicyTwin:
     """weights: by published name, without LeRobot's prefix."""
 
     def __init__(self, tiny: Tiny, weights: Mapping[str, Tensor]) -> None:

@@ -28,7 +28,7 @@ class Stream:
             self.passed[stream] = max(count, self.passed.get(stream, 0))
 
 
-class Device(TorchDispatchMode):
+class StreamDevice(TorchDispatchMode):
     """What torch calls a device with streams. Every operation of the mode runs on the current one."""
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ def tensors(tree: object) -> list[Tensor]:
 
 
 @pytest.fixture
-def device(monkeypatch) -> Device:
-    made = Device()
+def device(monkeypatch) -> StreamDevice:
+    made = StreamDevice()
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: made.current)
     monkeypatch.setattr(torch.cuda, "stream", made.on)
@@ -76,7 +76,7 @@ def device(monkeypatch) -> Device:
     return made
 
 
-def run_both(device: Device) -> Tensor:
+def run_both(device: StreamDevice) -> Tensor:
     side = SideStream(torch.device("cuda"))
     with device:
         x = torch.ones(3) + 1
@@ -84,19 +84,19 @@ def run_both(device: Device) -> Tensor:
         return first + second
 
 
-def test_both_programs_are_ordered_between_what_was_before_and_what_follows(device: Device):
+def test_both_programs_are_ordered_between_what_was_before_and_what_follows(device: StreamDevice):
     assert run_both(device).tolist() == [10.0] * 3
     assert len(device.used) == 2 and device.read_by == [device.current]
 
 
-def test_in_a_capture_memory_is_left_to_the_pool(device: Device, monkeypatch):
+def test_in_a_capture_memory_is_left_to_the_pool(device: StreamDevice, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert run_both(device).tolist() == [10.0] * 3
     assert device.read_by == []
 
 
 @pytest.mark.parametrize("forgotten", [0, 1])
-def test_a_forgotten_wait_would_be_noticed(device: Device, monkeypatch, forgotten: int):
+def test_a_forgotten_wait_would_be_noticed(device: StreamDevice, monkeypatch, forgotten: int):
     waits: list[Stream] = []
     plain = Stream.wait_stream
 
@@ -110,7 +110,7 @@ def test_a_forgotten_wait_would_be_noticed(device: Device, monkeypatch, forgotte
         run_both(device)
 
 
-def test_both_towers_of_a_policy_run_at_once_and_give_the_same(device: Device):
+def test_both_towers_of_a_policy_run_at_once_and_give_the_same(device: StreamDevice):
     policy = random_policy(SIZES["tiny"], CPU, torch.float32)
     pixels = torch.randn(2, *policy.pixel_shape)
     with torch.inference_mode():

@@ -24,8 +24,8 @@ from tests.policies.openvla_oft.tiny import (
     HEAD,
     KEY,
     PROPRIO,
+    OFTTwin,
     TinyOFT,
-    Twin,
     save_pt,
     statistics,
     write_oft,
@@ -83,7 +83,7 @@ def observation(seed: int, instruction: str, names: tuple[str, ...]) -> tuple[Ob
 
 
 @torch.inference_mode()
-def expected(twin: Twin, given: Observation, images: list[np.ndarray], *, state: bool, head: bool) -> torch.Tensor:
+def expected(twin: OFTTwin, given: Observation, images: list[np.ndarray], *, state: bool, head: bool) -> torch.Tensor:
     raw = np.array(given.state["state"]) if state else None
     read = twin.read(twin.last_hidden(twin.rows(images, given.instruction, raw)), given.instruction)
     return twin.regressed(read) if head else twin.discretised(twin.logits(read).argmax(-1)).float()
@@ -97,7 +97,7 @@ def test_a_chunk_is_that_of_the_twin(directory: Path, images: int, proprio: int,
     given, pictures = observation(1, INSTRUCTIONS[0], policy.settings.cameras)
     found = policy.run([policy.prepare(given)])
     assert found.shape == (1, SIZE.chunk, SIZE.dims) and found.dtype == torch.float32
-    wanted = expected(Twin(directory, SIZE), given, pictures, state=proprio > 0, head=head)
+    wanted = expected(OFTTwin(directory, SIZE), given, pictures, state=proprio > 0, head=head)
     torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-5)
 
 

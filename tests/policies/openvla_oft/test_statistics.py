@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.policies.openvla_oft.config import Bounds, OFTSettings, read_statistics
+from edgeflow.policies.openvla_oft.config import OFTSettings, VectorBounds, read_statistics
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 LIST = ("dataset_statistics.json", "one")
@@ -98,8 +98,8 @@ spans = st.lists(st.floats(0.01, 100), min_size=4, max_size=4).map(np.array)
 masks = st.lists(st.booleans(), min_size=4, max_size=4).map(np.array)
 
 
-def bounds(low: np.ndarray, span: np.ndarray, mask: np.ndarray) -> Bounds:
-    return Bounds(low, low + span, mask, (low, low + span))
+def bounds(low: np.ndarray, span: np.ndarray, mask: np.ndarray) -> VectorBounds:
+    return VectorBounds(low, low + span, mask, (low, low + span))
 
 
 @given(numbers, spans, masks, st.lists(st.floats(0, 1), min_size=4, max_size=4).map(np.array))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
@@ -104,14 +104,14 @@ def _norm(name: str, width: int, generator: torch.Generator) -> dict[str, Tensor
     return {f"{name}.weight": 1 + weight, f"{name}.bias": bias}
 
 
-class Twin:
+class OFTTwin:
     """The network over one dense sequence. The towers are those of OpenVLA, whose own tests are elsewhere."""
 
     def __init__(self, directory: Path, size: TinyOFT) -> None:
         self.size = size
         config = load_config(directory)
         self._preprocess = Preprocessor(config.image)
-        self._vision = Vision(config, Weights(directory, torch.float32, torch.device("cpu")), None)
+        self._vision = OpenVLAVision(config, Weights(directory, torch.float32, torch.device("cpu")), None)
         self._weights = load_file(directory / "model.safetensors")
         self._text = config.text
         self._head, self._proprio = (
@@ -238,7 +238,7 @@ def write_bundle(directory: Path, size: TinyOFT | None = None) -> Path:
     size = size or TinyOFT()
     write_oft(directory, size)
     (directory / "images").mkdir()
-    twin, random = Twin(directory, size), np.random.default_rng(size.base.seed)
+    twin, random = OFTTwin(directory, size), np.random.default_rng(size.base.seed)
     tensors: dict[str, Tensor] = {}
     entries = []
     for index, (instruction, (count, proprio, head)) in enumerate(zip(INSTRUCTIONS, KINDS, strict=True)):
@@ -261,7 +261,7 @@ def write_bundle(directory: Path, size: TinyOFT | None = None) -> Path:
 
 @torch.inference_mode()
 def record(
-    twin: Twin, images: Sequence[np.ndarray], instruction: str, raw: np.ndarray | None, *, head: bool
+    twin: OFTTwin, images: Sequence[np.ndarray], instruction: str, raw: np.ndarray | None, *, head: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The entry of a case and its tensors, as the published bundles have them."""
     rows = twin.rows(images, instruction, raw)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fuzz.api import address_of, document
 from tests.service.chat.test_answers import ASKED, CHAT
 from tests.service.chat.workers import Loaded, chatting
-from tests.service.harness import Served
+from tests.service.harness import RunningService
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))
 ANY_JSON = st.recursive(
@@ -27,7 +27,7 @@ ANY_JSON = st.recursive(
 @pytest.fixture(scope="module")
 def api(text_model: Loaded) -> Iterator[schemathesis.BaseSchema]:
     @contextlib.asynccontextmanager
-    async def service() -> AsyncIterator[Served]:
+    async def service() -> AsyncIterator[RunningService]:
         async with chatting(text_model, chat__max_tokens=2, chat__max_tokens_limit=4) as (_, served):
             yield served
 

@@ -11,14 +11,14 @@ from schemathesis.generation import GenerationMode
 
 from tests.fuzz.api import address_of, check_operation, document
 from tests.service.chat.workers import Loaded, chatting
-from tests.service.harness import Served
+from tests.service.harness import RunningService
 from tests.service.http.test_api_schema import OF_CHAT
 
 
 @pytest.fixture(scope="module")
 def api(text_model: Loaded) -> Iterator[schemathesis.BaseSchema]:
     @contextlib.asynccontextmanager
-    async def service() -> AsyncIterator[Served]:
+    async def service() -> AsyncIterator[RunningService]:
         async with chatting(text_model) as (_, served):
             yield served
 

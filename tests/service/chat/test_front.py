@@ -20,15 +20,15 @@ from edgeflow.service.chat import front, intake
 from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.messages import (
     CODING,
+    AccessPolicy,
     Beat,
     ChatSocket,
     ChildMessage,
     Drain,
     Drained,
     Keep,
-    Kept,
+    KeptChat,
     LogEvent,
-    Policy,
     Serving,
     WantSocket,
 )
@@ -116,7 +116,7 @@ async def alone(
     made = kind(loaded, folder, **settings)
     running = asyncio.create_task(made.process.run())
     try:
-        made.tell_sealed(Policy(False), b"[]")
+        made.tell_sealed(AccessPolicy(False), b"[]")
         await eventually(lambda: bool(made.of(Serving)))
         await made.connect()
         transport = httpx.AsyncHTTPTransport(uds=made.path)
@@ -159,7 +159,7 @@ async def test_a_revoked_token_ends_the_answers_that_it_asked_for(text_model: Lo
         made.silent = True
         asking = asyncio.create_task(http.post(CHAT, json=ASKED))
         await eventually(lambda: any(isinstance(message, ChatStart) for message in made.asked))
-        made.tell_sealed(Policy(True), b"[]")
+        made.tell_sealed(AccessPolicy(True), b"[]")
         assert (await asking).status_code == 401
 
 
@@ -190,9 +190,9 @@ async def test_a_changed_prefix_is_kept_for_its_successor(text_model: Loaded, tm
         assert list(kept) == ["arm"] and json.loads(kept["arm"])["messages"] == new
         before = [message for message in made.asked if isinstance(message, SetPrefix)]
     async with alone(text_model, tmp_path / "b") as (http, made):
-        made.tell_sealed(Kept("arm"), kept["arm"])
-        made.tell_sealed(Kept("unknown"), kept["arm"])
-        made.tell_sealed(Kept("arm"), b"not JSON")
+        made.tell_sealed(KeptChat("arm"), kept["arm"])
+        made.tell_sealed(KeptChat("unknown"), kept["arm"])
+        made.tell_sealed(KeptChat("arm"), b"not JSON")
         await eventually(lambda: any(isinstance(message, SetPrefix) for message in made.asked))
         (again,) = [message for message in made.asked if isinstance(message, SetPrefix)]
         assert again.ids == before[0].ids
@@ -204,7 +204,7 @@ async def test_a_changed_prefix_is_kept_for_its_successor(text_model: Loaded, tm
         await eventually(lambda: made.asked[-1] == SetPrefix(made.asked[-1].request, "arm", []))
     (tmp_path / "c").mkdir()
     async with alone(text_model, tmp_path / "c") as (http, made):
-        made.tell_sealed(Kept("arm"), removed)
+        made.tell_sealed(KeptChat("arm"), removed)
         await eventually(lambda: any(isinstance(message, SetPrefix) for message in made.asked))
         assert (await http.get("/admin/v1/prefixes")).json()["data"][0] == {
             "id": "arm",

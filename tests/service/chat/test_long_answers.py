@@ -55,7 +55,7 @@ class Long:
         long = {"gate": str(self.gate_path), "length": LENGTH}
         return chatting(self.loaded, gate, chat__long=long, chat__capacity=32, chat__prefill_chunk=7, **changes)
 
-    def answer(self, ids: Sequence[int], tokens: int = TOKENS) -> Expected:
+    def answer(self, ids: Sequence[int], tokens: int = TOKENS) -> ExpectedAnswer:
         """The greedy answer of the twin."""
         twin, told = StreamingTwin(self.base, self.gate), []
         with torch.inference_mode():
@@ -70,11 +70,11 @@ class Long:
         segment = self.gate.rules.segment
         route = "long" if len(ids) >= self.gate.rules.threshold else "short"
         text = self.loaded.chat.tokenizer.decode(told)
-        return Expected(text, {"route": route, "compressed_tokens": twin.folded * segment, "folds": twin.folded})
+        return ExpectedAnswer(text, {"route": route, "compressed_tokens": twin.folded * segment, "folds": twin.folded})
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswer:
     """text: of the answer. usage: what it says of its prompt."""
 
     text: str
@@ -90,12 +90,12 @@ def body(text: str, tokens: int = TOKENS, **changes: Any) -> dict[str, Any]:
     return {"prompt": text, "max_tokens": tokens, "temperature": 0, **changes}
 
 
-async def asked(http: httpx.AsyncClient, text: str, **changes: Any) -> Expected:
+async def asked(http: httpx.AsyncClient, text: str, **changes: Any) -> ExpectedAnswer:
     """A whole answer."""
     answer = await http.post(TEXT, json=body(text, **changes))
     assert answer.status_code == 200, answer.text
     values = answer.json()
-    return Expected(values["choices"][0]["text"], _of_route(values["usage"]["edgeflow"]))
+    return ExpectedAnswer(values["choices"][0]["text"], _of_route(values["usage"]["edgeflow"]))
 
 
 def _of_route(usage: dict[str, Any]) -> dict[str, Any]:

@@ -14,13 +14,13 @@ from edgeflow.service.security.auth import new_token
 from tests.service.chat.test_answers import picture
 from tests.service.chat.test_queue import held, under_way
 from tests.service.chat.workers import Loaded, chatting, models_of
-from tests.service.harness import Served, eventually
+from tests.service.harness import RunningService, eventually
 
 TURNS = [{"role": "user", "content": "what is red?"}]
 
 
 @contextlib.asynccontextmanager
-async def official(served: Served, token: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
+async def official(served: RunningService, token: str = "none") -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key=token, max_retries=0) as client:
         yield client
 

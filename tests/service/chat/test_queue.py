@@ -13,19 +13,19 @@ import pytest
 
 from tests.service.chat.test_answers import ASKED, CHAT, said
 from tests.service.chat.workers import Gate, Loaded, chatting
-from tests.service.harness import Served, eventually
+from tests.service.harness import RunningService, eventually
 
 LONG = {**ASKED, "max_tokens": 150}
 
 
-def waiting(served: Served) -> float:
+def waiting(served: RunningService) -> float:
     return served.metric("edgeflow_chat_requests_waiting")
 
 
 @contextlib.asynccontextmanager
 async def held(
     loaded: Loaded, incidents: int = 0, **overrides: object
-) -> AsyncIterator[tuple[httpx.AsyncClient, Served]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, RunningService]]:
     """Chat steps wait for the gate."""
     gate = Gate()
     gate.close()
@@ -35,7 +35,7 @@ async def held(
 
 @contextlib.asynccontextmanager
 async def under_way(
-    http: httpx.AsyncClient, served: Served, **changes: Any
+    http: httpx.AsyncClient, served: RunningService, **changes: Any
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
     """A request that the worker has begun."""
     asking = asyncio.create_task(http.post(CHAT, json={**LONG, **changes}))

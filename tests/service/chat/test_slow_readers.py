@@ -14,9 +14,9 @@ import pytest
 
 from edgeflow.config.chat import ChatConfig
 from edgeflow.service.chat import desk
-from edgeflow.service.chat.desk import ChatDesk, Turn
+from edgeflow.service.chat.desk import ChatDesk, QueueTurn
 from edgeflow.service.chat.front import ChatPort, ChatProcess
-from edgeflow.service.chat.routes import Outgoing
+from edgeflow.service.chat.routes import EventQueue
 from edgeflow.service.gateway import proxy
 from edgeflow.service.http.protocol import Connection
 from edgeflow.service.observe.log import EventLog
@@ -27,14 +27,14 @@ from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
 from tests.service.chat.test_answers import ASKED, CHAT
 from tests.service.chat.workers import Loaded, chat_of, chatting
-from tests.service.harness import Served, eventually
+from tests.service.harness import RunningService, eventually
 
 LIMIT_S = 1.0
 MUCH = {**ASKED, "max_tokens": 150, "n": 4, "logprobs": True, "top_logprobs": 5, "stream": True, "seed": 1}
 
 
 @contextlib.asynccontextmanager
-async def never_reading(served: Served, body: dict[str, Any]) -> AsyncIterator[socket.socket]:
+async def never_reading(served: RunningService, body: dict[str, Any]) -> AsyncIterator[socket.socket]:
     """A client with a small receive buffer that sends a request and reads nothing."""
     host, _, port = served.http.removeprefix("http://").rpartition(":")
     data = json.dumps(body).encode()
@@ -94,7 +94,7 @@ async def test_a_reader_may_take_its_time_while_nobody_waits():
     """And once others wait, what it took before counts."""
     clock = ManualClock(1)
     chat = ChatDesk(ChatConfig(), ChatPort().send, clock, ChatMetrics(), EventLog(clock, io.StringIO()))
-    turn, read = Turn(1, 1, Caller("peer")), asyncio.Event()
+    turn, read = QueueTurn(1, 1, Caller("peer")), asyncio.Event()
 
     async def room() -> None:
         clock.advance_ns(round(10 * desk.PATIENCE_S * 1e9))
@@ -134,7 +134,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_there_is_room_once_the_reader_took_something():
-    outgoing, full = Outgoing(most=10), asyncio.Event()
+    outgoing, full = EventQueue(most=10), asyncio.Event()
 
     async def produce() -> None:
         outgoing.add("x" * 10)

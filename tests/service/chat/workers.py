@@ -28,7 +28,7 @@ from edgeflow.service.worker.process import Launched
 from edgeflow.worker.chat_link import ChatLink
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import MonotonicClock
-from tests.service.harness import Served, config, eventually, serving
+from tests.service.harness import RunningService, config, eventually, serving
 from tests.service.scripted import ready_message
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ class Gate:
 
 
 @dataclass
-class Launcher:
+class ThreadLauncher:
     """Starts a worker in a thread for each launch of the supervisor."""
 
     loaded: Loaded
@@ -100,7 +100,9 @@ class Launcher:
 class ThreadWorker:
     """One life; a kill closes its socket."""
 
-    def __init__(self, launcher: Launcher, sock: socket.socket, handover: tuple[socket.socket, socket.socket]) -> None:
+    def __init__(
+        self, launcher: ThreadLauncher, sock: socket.socket, handover: tuple[socket.socket, socket.socket]
+    ) -> None:
         self.plane: ChatPlane | None = None
         self._handover, workers = handover
         self._link = ChatLink(workers)
@@ -152,7 +154,7 @@ class ThreadWorker:
         worker.run()
 
 
-def chat_of(served: Served) -> ChatProcess:
+def chat_of(served: RunningService) -> ChatProcess:
     """The chat front, which runs in the test's loop."""
     chat = served.children.newest["chat"]
     assert isinstance(chat, ChatProcess)
@@ -171,12 +173,12 @@ async def models_of(http: httpx.AsyncClient, count: int) -> list[str]:
 @contextlib.asynccontextmanager
 async def chatting(
     loaded: Loaded, gate: Gate | None = None, incidents: int = 0, **overrides: object
-) -> AsyncIterator[tuple[httpx.AsyncClient, Served]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, RunningService]]:
     """A service with a chat model called `small`, and a client of it; `served.script` is the launcher."""
     chat = {"model": str(loaded.path), "alias": "small", "capacity": 256, "prefill_chunk": 16}
     values = {**{f"chat__{key}": value for key, value in chat.items()}, **overrides}
     settings = config(model=str(loaded.policy_path), alias="demo", **values)
-    launcher = Launcher(loaded, settings, gate or Gate())
+    launcher = ThreadLauncher(loaded, settings, gate or Gate())
     async with (
         serving(loaded.policy_path, launcher, incidents, **values) as served,
         httpx.AsyncClient(base_url=served.http, timeout=WAIT_S) as http,

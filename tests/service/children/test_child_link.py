@@ -10,7 +10,15 @@ import pytest
 
 from edgeflow.ipc.packets import Packets, close_all, packet_pair, seal
 from edgeflow.service.children.child import ChildLog, ControlLink
-from edgeflow.service.children.messages import CODING, Beat, ChildMessage, Drain, LogEvent, Policy, Snapshot
+from edgeflow.service.children.messages import (
+    CODING,
+    AccessPolicy,
+    Beat,
+    ChildMessage,
+    Drain,
+    LogEvent,
+    MetricsSnapshot,
+)
 from tests.ipc.test_sealed import full_table
 from tests.service.harness import eventually
 
@@ -61,7 +69,7 @@ async def linked() -> AsyncIterator[Linked]:
 async def test_a_child_that_cannot_take_the_tokens_ends():
     async with linked() as made:
         made.fails = True
-        made.tell(Policy(True))
+        made.tell(AccessPolicy(True))
         await eventually(lambda: made.gone == 1)
         line = made.control.receive()
         assert line and isinstance(line[0], LogEvent)
@@ -72,7 +80,7 @@ async def test_a_child_that_cannot_take_the_tokens_ends():
 async def test_a_child_outlives_other_messages_that_it_cannot_take():
     async with linked() as made:
         made.fails = True
-        made.tell(Snapshot("control"))
+        made.tell(MetricsSnapshot("control"))
         await eventually(lambda: any(isinstance(each, LogEvent) for each in made.heard()))
         made.fails = False
         made.tell(Drain(1))
@@ -82,11 +90,11 @@ async def test_a_child_outlives_other_messages_that_it_cannot_take():
 
 async def test_without_room_for_descriptors_snapshots_are_skipped_and_tokens_end_the_child():
     async with linked() as made:
-        made.tell(Snapshot("control"))
+        made.tell(MetricsSnapshot("control"))
         with full_table():
             made.link._read()
         assert (made.taken, made.gone) == ([], 0)
-        made.tell(Policy(True))
+        made.tell(AccessPolicy(True))
         with full_table():
             made.link._read()
         assert (made.taken, made.gone) == ([], 1)

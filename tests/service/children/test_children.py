@@ -26,15 +26,15 @@ from edgeflow.service.children.messages import (
     Drain,
     Drained,
     LogEvent,
+    ServiceState,
     Serving,
-    State,
 )
 from edgeflow.service.observe.log import EventLog
 from edgeflow_client.clock import ManualClock, MonotonicClock
 from edgeflow_client.errors import ConfigError, StartError
 from tests.service.harness import eventually
 
-STATE = State(state="ready", live=True, ready=True)
+STATE = ServiceState(state="ready", live=True, ready=True)
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Children:
 
 
 @dataclass
-class Kept:
+class KeptChildren:
     """A keeper, its children and its log."""
 
     keeper: Keeper
@@ -118,7 +118,7 @@ class Kept:
 
 
 @contextlib.asynccontextmanager
-async def keeping(clock: Any = None) -> AsyncIterator[Kept]:
+async def keeping(clock: Any = None) -> AsyncIterator[KeptChildren]:
     """A keeper whose first child serves."""
     family, log = Children(), io.StringIO()
     clock = clock or MonotonicClock()
@@ -129,7 +129,7 @@ async def keeping(clock: Any = None) -> AsyncIterator[Kept]:
     await starting
     task = asyncio.create_task(keeper.keep())
     try:
-        yield Kept(keeper, family, log)
+        yield KeptChildren(keeper, family, log)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

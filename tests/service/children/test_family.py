@@ -12,9 +12,9 @@ import pytest
 
 from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.children import family as family_module
-from edgeflow.service.children.family import RETRY_TICKS, Family
-from edgeflow.service.children.launch import LaunchedChild, Role
-from edgeflow.service.children.messages import Act, ActRefused, ChatSocket, Keep, Kept, Policy, WantSocket
+from edgeflow.service.children.family import RETRY_TICKS, ChildProcesses
+from edgeflow.service.children.launch import ChildRole, LaunchedChild
+from edgeflow.service.children.messages import AccessPolicy, Act, ActRefused, ChatSocket, Keep, KeptChat, WantSocket
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -23,7 +23,7 @@ from tests.ipc.test_sealed import full_table
 from tests.service.children.test_single_actions import ACT
 
 
-class Heard:
+class ListeningChild:
     """A keeper whose child reads only if `reads`."""
 
     def __init__(self, name: str) -> None:
@@ -43,15 +43,15 @@ class Tokens:
     entries = None
 
 
-async def never(_: Role) -> LaunchedChild:
+async def never(_: ChildRole) -> LaunchedChild:
     raise AssertionError("no child is started here")
 
 
 @pytest.fixture
-def made() -> Iterator[tuple[Family, Heard]]:
+def made() -> Iterator[tuple[ChildProcesses, ListeningChild]]:
     clock = ManualClock()
     log = EventLog(clock, io.StringIO())
-    family = Family(
+    family = ChildProcesses(
         [],
         never,
         actions=lambda: None,  # type: ignore[arg-type,return-value]
@@ -65,21 +65,21 @@ def made() -> Iterator[tuple[Family, Heard]]:
         clock=clock,
         log=log,
     )
-    chat = Heard("chat")
+    chat = ListeningChild("chat")
     family._keepers = {"chat": chat}  # type: ignore[dict-item]
     yield family, chat
 
 
-def keep(family: Family, chat: Heard, key: str, data: bytes) -> None:
+def keep(family: ChildProcesses, chat: ListeningChild, key: str, data: bytes) -> None:
     family.child_message(chat, Keep(key), [seal(data)])  # type: ignore[arg-type]
 
 
-def ticks(family: Family, count: int) -> None:
+def ticks(family: ChildProcesses, count: int) -> None:
     for _ in range(count):
         family.tick()
 
 
-def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[Family, Heard]):
+def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[ChildProcesses, ListeningChild]):
     family, chat = made
     keep(family, chat, "arm", b"data")
     ours, theirs = socket.socketpair()
@@ -90,15 +90,15 @@ def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[F
         ticks(family, RETRY_TICKS)
         chat.reads, chat.lives = True, False
         ticks(family, RETRY_TICKS)
-        assert not chat.of(Policy)  # nobody is there
+        assert not chat.of(AccessPolicy)  # nobody is there
         chat.lives = True
         ticks(family, RETRY_TICKS - 1)
-        assert not chat.of(Policy)
+        assert not chat.of(AccessPolicy)
         ticks(family, RETRY_TICKS + 1)
-        assert [len(chat.of(kind)) for kind in (Policy, Kept, ChatSocket)] == [1, 1, 1]
+        assert [len(chat.of(kind)) for kind in (AccessPolicy, KeptChat, ChatSocket)] == [1, 1, 1]
 
 
-def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[Family, Heard]):
+def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[ChildProcesses, ListeningChild]):
     family, chat = made
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -112,7 +112,7 @@ def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[F
         close_all(descriptors)
 
 
-def test_a_chat_front_that_lost_its_socket_gets_one_per_second(made: tuple[Family, Heard]):
+def test_a_chat_front_that_lost_its_socket_gets_one_per_second(made: tuple[ChildProcesses, ListeningChild]):
     family, chat = made
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -126,17 +126,17 @@ def test_a_chat_front_that_lost_its_socket_gets_one_per_second(made: tuple[Famil
         close_all(descriptors)
 
 
-def test_empty_data_is_no_longer_kept(made: tuple[Family, Heard]):
+def test_empty_data_is_no_longer_kept(made: tuple[ChildProcesses, ListeningChild]):
     family, chat = made
     keep(family, chat, "arm", b"data")
     keep(family, chat, "arm", b"")
     family.child_started(chat)  # type: ignore[arg-type]
-    assert not chat.of(Kept)
+    assert not chat.of(KeptChat)
 
 
-def test_an_observation_whose_pixels_have_no_room_is_refused(made: tuple[Family, Heard]):
+def test_an_observation_whose_pixels_have_no_room_is_refused(made: tuple[ChildProcesses, ListeningChild]):
     family, _ = made
-    gateway = Heard("gateway")
+    gateway = ListeningChild("gateway")
     family.child_message_lost(gateway, ACT)  # type: ignore[arg-type]
     (refused,) = gateway.messages
     assert isinstance(ACT, Act) and isinstance(refused, ActRefused)

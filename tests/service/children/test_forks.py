@@ -19,8 +19,8 @@ import pytest
 from edgeflow.ipc.packets import Packets
 from edgeflow.service.children import forks as forks_module
 from edgeflow.service.children.forks import Forks
-from edgeflow.service.children.launch import LaunchedChild, Role
-from edgeflow.service.children.messages import CODING, ChildMessage, Policy
+from edgeflow.service.children.launch import ChildRole, LaunchedChild
+from edgeflow.service.children.messages import CODING, AccessPolicy, ChildMessage
 from edgeflow.service.observe.log import EventLog
 from edgeflow_client.clock import MonotonicClock
 from tests.service.harness import config, eventually
@@ -32,7 +32,7 @@ class Made:
     """A fork server and its log; the children's socket is bound to no address that anybody knows."""
 
     forks: Forks
-    role: Role
+    role: ChildRole
     log: io.StringIO
 
     async def child(self) -> LaunchedChild:
@@ -54,7 +54,7 @@ async def forking(entry: str = forks_module.ENTRY) -> AsyncIterator[Made]:
         patched.setattr(forks_module, "ENTRY", entry)
         forks = Forks(config(), EventLog(MonotonicClock(), log))
         try:
-            yield Made(forks, Role(name="gateway", listener=listener, chat_path="", memory_mb=256), log)
+            yield Made(forks, ChildRole(name="gateway", listener=listener, chat_path="", memory_mb=256), log)
         finally:
             await forks.close()
             await forks.close()  # idempotent
@@ -96,7 +96,7 @@ async def test_a_child_says_what_it_has_to_say():
     async with forking() as made:
         child = await made.child()
         packets: Packets[ChildMessage] = Packets(child.sock, CODING)
-        assert packets.send(Policy(False))  # without its descriptor: the child ends
+        assert packets.send(AccessPolicy(False))  # without its descriptor: the child ends
         assert await child.process.wait(60) == "exit code 0"
         packets.close()
 

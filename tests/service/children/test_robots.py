@@ -24,7 +24,7 @@ from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.security.auth import Caller, Guard
 from edgeflow_client.errors import WorkerError
-from tests.service.harness import Served, config, eventually, serving
+from tests.service.harness import RunningService, config, eventually, serving
 from tests.service.scripted import ANY_CAMERA, Script
 
 SIDE = 8
@@ -46,10 +46,10 @@ class FakeKeeper:
         return not self.full
 
 
-class Played:
+class RobotsProcess:
     """The sessions of a service, and the robots' process that the test plays."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: RunningService) -> None:
         service = served.service
         self.sessions = RobotSessions(service.plane, service._guard, service._log)
         self.keeper = FakeKeeper()
@@ -82,7 +82,7 @@ def descriptors() -> int:
 
 async def test_a_session_from_its_opening_to_its_end(checkpoint):
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         await played.open()
         before = descriptors()
         for seq in (1, 2, 3):
@@ -103,7 +103,7 @@ async def test_a_session_from_its_opening_to_its_end(checkpoint):
 
 async def test_what_the_process_did_not_check_ends_it(checkpoint):
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         await played.open()
         with pytest.raises(WorkerError, match="repeats the number of a session"):
             played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
@@ -125,7 +125,7 @@ async def test_what_the_process_did_not_check_ends_it(checkpoint):
 
 async def test_a_process_that_does_not_read_gets_the_newest_answer(checkpoint):
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         await played.open()
         played.keeper.full = True
         for seq in (1, 2, 3):
@@ -140,7 +140,7 @@ async def test_a_process_that_does_not_read_gets_the_newest_answer(checkpoint):
 
 async def test_an_answer_that_waits_is_for_no_later_process(checkpoint):
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         await played.open()
         played.keeper.full = True
         played.observe(1, received_ns=1)
@@ -157,7 +157,7 @@ async def test_an_answer_that_waits_is_for_no_later_process(checkpoint):
 async def test_too_many_sessions_and_lost_pixels_are_refused(checkpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("edgeflow.service.children.robots.MOST_SESSIONS", 1)
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         await played.open()
         played.take(OpenRobot(2, played.opened, Caller("127.0.0.1")))
         refused = await played.until(2)
@@ -174,7 +174,7 @@ async def test_too_many_sessions_and_lost_pixels_are_refused(checkpoint, monkeyp
 
 async def test_a_caller_without_a_token_in_force_is_refused(checkpoint):
     async with serving(checkpoint) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         played.sessions._guard = Guard([], served.service.metrics, served.service._log)
         played.take(OpenRobot(1, played.opened, Caller("127.0.0.1", "arm", "0" * 64)))
         assert (await played.until(1)).reason == "REVOKED"
@@ -184,7 +184,7 @@ async def test_a_caller_without_a_token_in_force_is_refused(checkpoint):
 async def test_another_policy_than_the_process_knows_is_a_refusal(checkpoint):
     script = Script()
     async with serving(checkpoint, script) as served:
-        played = Played(served)
+        played = RobotsProcess(served)
         played.opened = replace(played.opened, policy_cameras=())
         played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
         refused = await played.until(1)

@@ -10,7 +10,7 @@ import grpc
 
 from edgeflow.ipc.messages import CloseSession, OpenSession
 from edgeflow_client.rpc import control_pb2 as pb
-from tests.service.harness import Robot, Served, eventually, frame_message, open_message, serving
+from tests.service.harness import RunningService, WireRobot, eventually, frame_message, open_message, serving
 from tests.service.processes import descriptors
 from tests.service.robot_process import robot_processes
 from tests.service.scripted import Script
@@ -26,20 +26,20 @@ async def settled(wanted: tuple[int, int, int]) -> None:
     await eventually(lambda: all(now <= then for now, then in zip(held(), wanted, strict=True)))
 
 
-def rings(served: Served) -> tuple[int, int]:
+def rings(served: RunningService) -> tuple[int, int]:
     """How many the worker was asked for and got back."""
     seen = served.script.worker.seen
     asked = {m.session for m in seen if isinstance(m, OpenSession)}
     return len(asked), len(asked & {m.session for m in seen if isinstance(m, CloseSession)})
 
 
-async def act(robot: Robot, first: int, count: int) -> None:
+async def act(robot: WireRobot, first: int, count: int) -> None:
     for seq in range(first, first + count):
         await robot.frame(seq)
         await robot.action(seq)
 
 
-async def live_and_leave(served: Served, number: int) -> None:
+async def live_and_leave(served: RunningService, number: int) -> None:
     """A session that ends in one of the ways in which sessions end."""
     if number % 6 == 5:
         await served.act(pb.ActRequest(open=open_message(), frame=frame_message(1)))
@@ -132,7 +132,7 @@ async def test_a_slow_reader_disturbs_nobody(checkpoint):
             assert (await slow.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def refused(served: Served) -> grpc.StatusCode:
+async def refused(served: RunningService) -> grpc.StatusCode:
     robot = served.robot()
     await robot.send(pb.ClientMessage(open=open_message()))
     code, _ = await robot.rest()

@@ -14,7 +14,7 @@ import pytest
 
 from edgeflow.service.host import watchdogs
 from edgeflow.service.host.watchdogs import LoopWatch
-from edgeflow.service.observe.health import Health, State
+from edgeflow.service.observe.health import Health, HealthState
 from tests.service.front_process import HANG_S, Front, front, robot, wait_for
 from tests.service.harness import eventually, serving
 from tests.service.processes import runs, state, until_gone
@@ -148,8 +148,8 @@ def test_a_loop_that_does_not_turn_is_seen_by_a_thread(monkeypatch):
 
 def test_a_stalled_loop_is_neither_live_nor_ready():
     health = Health()
-    health.move(State.WARMING)
-    health.move(State.READY)
+    health.move(HealthState.WARMING)
+    health.move(HealthState.READY)
     assert health.live and health.ready
     health.stalled = True
     assert not health.live and not health.ready

@@ -30,7 +30,7 @@ from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.types import Mode
 from tests.service.harness import config, eventually, frame_message, received, serving
-from tests.service.processes import Launcher
+from tests.service.processes import ProcessLauncher
 from tests.service.scripted import SCHEMA, good_values
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
@@ -134,14 +134,14 @@ def test_a_cpu_that_is_not_there_is_told():
 
 async def test_the_worker_gets_its_cpus(checkpoint):
     cpu = max(os.sched_getaffinity(0))
-    launcher = Launcher(config(realtime__worker_cpus=[cpu], realtime__worker_priority=0))
+    launcher = ProcessLauncher(config(realtime__worker_cpus=[cpu], realtime__worker_priority=0))
     async with serving(checkpoint, launcher) as served:
         assert os.sched_getaffinity(launcher.pids[0]) == {cpu}
         assert served.service.status.warnings == ()
 
 
 async def test_a_refusal_is_in_the_log_and_in_the_status(checkpoint):
-    launcher = Launcher(config(realtime__worker_cpus=[100_000]))
+    launcher = ProcessLauncher(config(realtime__worker_cpus=[100_000]))
     async with serving(checkpoint, launcher) as served:
         (warning,) = served.service.status.warnings
         assert warning.startswith("realtime.worker_cpus")

@@ -113,14 +113,14 @@ def test_a_blocked_writer_is_left_behind_at_the_end():
 
 @pytest.mark.parametrize("values", [{"number": float}, {"loop": [loop := [], loop.append(loop)]}, {"text": "\udc80"}])
 def test_no_value_makes_an_event_raise(values: dict[str, object]):
-    class Closed:
+    class ClosedOutput:
         def write(self, text: str) -> None:
             raise ValueError("write to closed file")
 
         def isatty(self) -> bool:
             return False
 
-    log = EventLog(ManualClock(), Closed())
+    log = EventLog(ManualClock(), ClosedOutput())
     log.event("odd", **values)
     assert log.lost == 1
 

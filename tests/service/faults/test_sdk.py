@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.types import CameraSpec, Command, ImageFormat
-from tests.service.harness import HEIGHT, JPEG, WIDTH, Served, eventually, serving
+from tests.service.harness import HEIGHT, JPEG, WIDTH, RunningService, eventually, serving
 from tests.service.scripted import Script
 
 CAMERA = CameraSpec("wrist", WIDTH, HEIGHT, ImageFormat.JPEG)
 
 
-async def with_robot(served: Served, work: Callable[[RobotClient], None], **options) -> None:
+async def with_robot(served: RunningService, work: Callable[[RobotClient], None], **options) -> None:
     """Run a robot's program in a thread of its own."""
 
     def run() -> None:

@@ -17,14 +17,14 @@ from edgeflow.service.sessions.session import Session
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Command
-from tests.service.harness import Robot, eventually, serving
+from tests.service.harness import WireRobot, eventually, serving
 from tests.service.scripted import SCHEMA, Script
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
 
 BAD = (math.nan, math.inf, -math.inf, 1.5, -7.0, 1e38)
 
 
-class Loop:
+class InstantSession:
     """A session whose decoder and worker answer at once."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Loop:
 
 
 def test_of_ten_thousand_invalid_outputs_none_is_sent():
-    loop, chance = Loop(), random.Random(5)
+    loop, chance = InstantSession(), random.Random(5)
     good = [0.25, -0.5, 1.0]
     for _ in range(10_000):
         bad = list(good)
@@ -79,7 +79,7 @@ def test_of_ten_thousand_invalid_outputs_none_is_sent():
 
 
 def test_three_in_a_row_stop_the_robot_until_it_rearms():
-    loop = Loop()
+    loop = InstantSession()
     for _ in range(200):
         loop.frame([math.nan, 0.0, 0.0])
     assert loop.commands() == [(Command.HOLD, "POLICY_OUTPUT_INVALID")] * 2 + [(Command.STOP, "FAULT")]
@@ -90,7 +90,7 @@ def test_three_in_a_row_stop_the_robot_until_it_rearms():
 
 
 def test_a_good_output_in_between_is_no_fault():
-    loop = Loop()
+    loop = InstantSession()
     for _ in range(20):
         for values in ([math.nan, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.5]):
             loop.frame(values)
@@ -98,7 +98,7 @@ def test_a_good_output_in_between_is_no_fault():
 
 
 def test_a_lost_worker_or_a_silence_does_not_weaken_a_fault():
-    loop = Loop()
+    loop = InstantSession()
     for _ in range(3):
         loop.frame([math.nan, 0.0, 0.0])
     loop.session.worker_lost()
@@ -128,7 +128,7 @@ async def test_a_fault_is_told_and_the_same_stream_acts_after_a_reset(checkpoint
         assert served.metric("edgeflow_safe_action_total", reason="FAULT") == 1
 
 
-async def silent_robot(served, **changes) -> Robot:
+async def silent_robot(served, **changes) -> WireRobot:
     robot = served.robot()
     await robot.open(control_period_ms=20, **changes)
     await robot.frame(1)
@@ -183,14 +183,14 @@ FAST = {"mode": pb.MODE_SERIAL, "control_period_ms": 20}
 PARKED_SOON = {"timing__silent_hold_ms": 30, "timing__silent_free_ms": 120}
 
 
-async def parked_robot(served, closed: int = 1, **changes) -> Robot:
+async def parked_robot(served, closed: int = 1, **changes) -> WireRobot:
     robot = await silent_robot(served, **changes)
     await robot.hold("INGRESS_SILENT")
     await eventually(lambda: rings(served.script).count("CloseSession") >= closed)
     return robot
 
 
-async def refused(robot: Robot, seq: int, reason: str) -> None:
+async def refused(robot: WireRobot, seq: int, reason: str) -> None:
     await robot.frame(seq)
     status = await robot.status(seq)
     assert (status.disposition, status.code, status.reason) == (pb.DISPOSITION_DROPPED, "RESOURCE_EXHAUSTED", reason)

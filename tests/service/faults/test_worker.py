@@ -27,11 +27,11 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.run import run_service
 from edgeflow.service.worker import supervisor
 from edgeflow.service.worker.supervisor import Supervisor, WorkerLife
-from edgeflow.service.worker.timeouts import SLOW_PASSES, Progress, StartLimits
+from edgeflow.service.worker.timeouts import SLOW_PASSES, StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock, ManualClock, MonotonicClock
 from edgeflow_client.errors import WorkerError
 from tests.service.harness import config, eventually, serving
-from tests.service.processes import ENTRY, Launcher, launch_worker, until_gone
+from tests.service.processes import ENTRY, ProcessLauncher, launch_worker, until_gone
 from tests.service.scripted import Script
 
 MS = 1_000_000
@@ -49,7 +49,7 @@ SECOND = 1000 * MS
 async def test_a_hung_worker_is_noticed_asked_and_replaced(checkpoint, monkeypatch, instruction: str, told: str):
     monkeypatch.setattr(supervisor, "PING_S", 0.05)
     monkeypatch.setattr(supervisor, "CHECK_S", 0.02)
-    launcher = Launcher(config())
+    launcher = ProcessLauncher(config())
     async with serving(checkpoint, launcher, timing__worker_progress_ms=2_000) as served:
         robot = served.robot()
         await robot.open()
@@ -65,7 +65,7 @@ async def test_a_hung_worker_is_noticed_asked_and_replaced(checkpoint, monkeypat
 
 
 async def test_a_worker_stopped_while_idle_is_noticed_by_its_silence(checkpoint):
-    launcher = Launcher(config())
+    launcher = ProcessLauncher(config())
     async with serving(checkpoint, launcher, timing__worker_progress_ms=1_000) as served:
         robot = served.robot()
         await robot.open()
@@ -80,7 +80,7 @@ async def test_a_worker_stopped_while_idle_is_noticed_by_its_silence(checkpoint)
 
 
 async def test_a_crash_leaves_its_stack_in_the_log(checkpoint):
-    launcher = Launcher(config())
+    launcher = ProcessLauncher(config())
     async with serving(checkpoint, launcher) as served:
         robot = served.robot()
         await robot.open()
@@ -92,7 +92,7 @@ async def test_a_crash_leaves_its_stack_in_the_log(checkpoint):
 
 
 def test_silence_counts_only_while_somebody_listens():
-    progress = Progress(2 * SECOND)
+    progress = WorkerSilence(2 * SECOND)
     assert not progress.listened(2 * SECOND)
     assert progress.listened(1)
     progress.heard()
@@ -100,7 +100,7 @@ def test_silence_counts_only_while_somebody_listens():
 
 
 def test_slow_passes_allow_a_longer_silence_but_one_odd_pass_does_not():
-    progress = Progress(2 * SECOND)
+    progress = WorkerSilence(2 * SECOND)
     progress.heard([10 * MS] * 999 + [600 * SECOND])
     assert progress.deadline_ns == 2 * SECOND
     progress.heard([SECOND] * 1000)
@@ -110,7 +110,7 @@ def test_slow_passes_allow_a_longer_silence_but_one_odd_pass_does_not():
     assert progress.deadline_ns == SLOW_PASSES * 3 * SECOND
 
 
-class Listener:
+class SupervisorListener:
     """What a supervisor tells."""
 
     def __init__(self) -> None:
@@ -138,8 +138,8 @@ class Listener:
 
 async def supervised(
     script: Script, tmp_path: Path, clock: Clock | None = None, **timing
-) -> tuple[Supervisor, Listener]:
-    listener, clock = Listener(), clock or MonotonicClock()
+) -> tuple[Supervisor, SupervisorListener]:
+    listener, clock = SupervisorListener(), clock or MonotonicClock()
     settings = config(**{f"timing__{key}": value for key, value in timing.items()})
     with (tmp_path / "log").open("a") as stream:
         made = Supervisor(script.launch, clock, settings, listener, EventLog(clock, stream))
@@ -149,7 +149,7 @@ async def supervised(
 
 
 async def test_a_whole_chunk_of_a_prompt_is_no_silence():
-    life = WorkerLife(Script().launch, MonotonicClock(), config(chat__prefill_chunk=1024), Listener())
+    life = WorkerLife(Script().launch, MonotonicClock(), config(chat__prefill_chunk=1024), SupervisorListener())
     ready = ChatReady(
         model="chat",
         family="llama",
@@ -186,7 +186,7 @@ async def test_a_reserve_that_begins_at_the_last_moment_has_begun(monkeypatch):
 
     monkeypatch.setattr(supervisor, "_listen", late)
     script = Script()
-    life = WorkerLife(lambda: replace(script.launch(), reserve=True), MonotonicClock(), config(), Listener())
+    life = WorkerLife(lambda: replace(script.launch(), reserve=True), MonotonicClock(), config(), SupervisorListener())
     await life.start(StartLimits(60))
     assert life.serving
     await life.shut_down(1)

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from tests.plugins.edgeflow_stub import answer
-from tests.service.harness import WAIT_S, Served
+from tests.service.harness import WAIT_S, RunningService
 from tests.stub_policy import stub_checkpoint
 
 SIDE = 16
@@ -70,7 +70,7 @@ class OpenpiRobot:
         return reply
 
 
-def robots_address(served: Served) -> str:
+def robots_address(served: RunningService) -> str:
     return served.service.status.robots_address
 
 

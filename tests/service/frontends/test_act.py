@@ -14,7 +14,7 @@ import pytest
 
 from edgeflow.ipc.packets import Packets
 from tests.service.frontends.grpc.test_observations import HORIZON, ROWS, SIZES, STEP_MS, picture, wide_script
-from tests.service.harness import Served, serving
+from tests.service.harness import RunningService, serving
 
 STATE = {"gripper": 0.5, "state": [1.25, -0.25]}
 
@@ -31,7 +31,7 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def post(served: Served, content: dict) -> httpx.Response:
+async def post(served: RunningService, content: dict) -> httpx.Response:
     async with httpx.AsyncClient(base_url=served.http) as http:
         headers = {"content-type": "application/msgpack"}
         return await http.post("/v1/act", content=msgpack.packb(content), headers=headers)

@@ -17,7 +17,7 @@ from edgeflow.service.frontends.numpy_json import array_json
 from tests.plugins.edgeflow_stub import NAN, answer
 from tests.service.frontends.robot_clients import robots_address
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.harness import Served, eventually, serving
+from tests.service.harness import RunningService, eventually, serving
 from tests.stub_policy import stub_checkpoint
 
 IMAGE = np.arange(12 * 16 * 3, dtype=np.uint32).reshape(12, 16, 3).astype(np.uint8)
@@ -38,7 +38,7 @@ def expected(image: np.ndarray = IMAGE) -> np.ndarray:
     return answer({"": image.tobytes()}, {}, 3, 2)
 
 
-def client(served: Served) -> httpx.AsyncClient:
+def client(served: RunningService) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{robots_address(served)}", timeout=60)
 
 

@@ -12,7 +12,7 @@ import pytest
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
 from edgeflow.service.frontends import control as control_module
-from edgeflow.service.frontends.control import Control, Decoder, Observation
+from edgeflow.service.frontends.control import CheckedObservation, Control, ObservationDecoder
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import ResourceExhausted
@@ -40,7 +40,7 @@ def frame(side: int = SIDE) -> CheckedFrame:
     return CheckedFrame(seq=1, stamp_ns=0, images=(bytes(side * side * 3),))
 
 
-class Slow:
+class HeldDecodings:
     """Decodings that wait until they are let go. now, most: how many run, and ran at a time."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Slow:
 
 
 @pytest.fixture
-async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Slow]:
-    made = Slow()
+async def slow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeldDecodings]:
+    made = HeldDecodings()
     monkeypatch.setattr(control_module, "_decoded", made)
     yield made
     made.go.set()
@@ -92,8 +92,8 @@ def control(link: Deaf, **settings) -> Control:
     return Control(link, ServiceConfig.model_validate({"decode_threads": 1, **settings}))  # type: ignore[arg-type]
 
 
-async def test_no_more_decodings_run_than_there_are_threads_when_clients_leave(slow: Slow):
-    decoder = Decoder(2)
+async def test_no_more_decodings_run_than_there_are_threads_when_clients_leave(slow: HeldDecodings):
+    decoder = ObservationDecoder(2)
     for _ in range(10):
         begun = slow.begun
         asking = asyncio.create_task(decoder.begin(frame(), opened()))
@@ -113,8 +113,8 @@ async def test_no_more_decodings_run_than_there_are_threads_when_clients_leave(s
     decoder.close()
 
 
-async def test_the_credit_of_a_client_that_left_is_free_once_its_thread_is_done(slow: Slow):
-    seen = Observation(opened=opened(), frame=frame(), received_ns=0)
+async def test_the_credit_of_a_client_that_left_is_free_once_its_thread_is_done(slow: HeldDecodings):
+    seen = CheckedObservation(opened=opened(), frame=frame(), received_ns=0)
     link = Deaf()
     made = control(link, timing={"act_timeout_ms": 100})
     asked = [asyncio.create_task(made.act(seen, CALLER)) for _ in range(ACTS_AT_ONCE)]
@@ -137,9 +137,9 @@ async def test_the_credit_of_a_client_that_left_is_free_once_its_thread_is_done(
     made.close()
 
 
-async def test_a_small_observation_is_decoded_at_once(slow: Slow):
+async def test_a_small_observation_is_decoded_at_once(slow: HeldDecodings):
     slow.go.set()
-    decoder = Decoder(1)
+    decoder = ObservationDecoder(1)
     job = await decoder.begin(frame(2), opened(2))
     assert job.done() and (await job)[1] >= 0
     decoder.close()

@@ -19,7 +19,7 @@ from tests.cases import by_night
 from tests.plugins.edgeflow_stub import answer
 from tests.service.frontends.robot_clients import SIDE, OpenpiRobot, observation, openpi_robot, robots_address
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.harness import Served, serving
+from tests.service.harness import RunningService, serving
 from tests.stub_policy import stub_checkpoint
 
 ACTIONS, HORIZON = 2, 3
@@ -34,7 +34,7 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def service(checkpoint: Path, stub: Path, **settings: Any) -> AsyncIterator[Served]:
+async def service(checkpoint: Path, stub: Path, **settings: Any) -> AsyncIterator[RunningService]:
     async with serving(checkpoint, stub_script(stub), **settings) as served:
         yield served
 

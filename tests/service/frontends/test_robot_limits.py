@@ -23,7 +23,7 @@ from tests.service.frontends.robot_clients import (
     small_stub,
 )
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.harness import Served, eventually, serving
+from tests.service.harness import RunningService, eventually, serving
 
 SMALL = {"limits__image_bytes": 8_192, "limits__cameras": 1}
 MOST = 8_192 + OTHER_BYTES
@@ -43,11 +43,11 @@ async def closing(robot: OpenpiRobot) -> tuple[int, str]:
     return caught.value.rcvd.code, caught.value.rcvd.reason
 
 
-def rejections(served: Served, limit: str) -> float:
+def rejections(served: RunningService, limit: str) -> float:
     return served.metric("edgeflow_limit_rejections_total", limit=limit)
 
 
-def partial(served: Served) -> int:
+def partial(served: RunningService) -> int:
     connections = served.children.newest["robots"]._http._server.server_state.connections
     return max((each._bounds.partial_bytes for each in connections), default=0)
 

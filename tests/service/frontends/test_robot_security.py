@@ -23,7 +23,7 @@ from tests.service.frontends.robot_clients import (
     small_stub,
 )
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.harness import Served, config, eventually, serving
+from tests.service.harness import RunningService, config, eventually, serving
 from tests.service.protected import Authority, write_tokens
 
 ROBOT, CHAT = ("robot-token", "arm", "control"), ("chat-token", "people", "chat")
@@ -55,7 +55,7 @@ def shown(token: str, scheme: str = "Bearer") -> dict[str, str]:
     return {"authorization": f"{scheme} {token}"}
 
 
-async def posted(served: Served, headers: dict[str, str] | None = None) -> httpx.Response:
+async def posted(served: RunningService, headers: dict[str, str] | None = None) -> httpx.Response:
     async with httpx.AsyncClient(base_url=f"http://{robots_address(served)}") as http:
         return await http.post("/act", json=ACT, headers=headers)
 

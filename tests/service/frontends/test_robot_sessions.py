@@ -22,7 +22,7 @@ from tests.service.frontends.robot_clients import (
     small_stub,
 )
 from tests.service.frontends.stub_worker import stub_script
-from tests.service.harness import Served, eventually, serving
+from tests.service.harness import RunningService, eventually, serving
 
 QUICK = {"timing__silent_hold_ms": 50, "timing__silent_free_ms": 60, "timing__silent_end_ms": 400}
 
@@ -32,11 +32,11 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_stub(tmp_path_factory.mktemp("stub"), control_rate_hz=200.0)
 
 
-def ended(served: Served) -> int:
+def ended(served: RunningService) -> int:
     return len(served.events("session_closed"))
 
 
-def holds(served: Served) -> dict[str, float]:
+def holds(served: RunningService) -> dict[str, float]:
     """HOLD and STOP by reason, without those of robots that left."""
     family = next(each for each in served.service.metrics.registry.collect() if each.name == "edgeflow_safe_action")
     counted = {each.labels["reason"]: each.value for each in family.samples if each.name.endswith("_total")}

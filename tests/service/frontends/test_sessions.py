@@ -47,7 +47,7 @@ class FakeLink:
         return not self.full
 
 
-class Played:
+class AnsweredConnection:
     """A connection, and the control that answers it."""
 
     def __init__(self, **settings: Any) -> None:
@@ -88,7 +88,7 @@ class Played:
 
 
 async def test_one_session_for_all_observations_and_epochs_grow_over_sessions():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask()
     number = await played.opened()
     assert (await played.next(ObserveRobot)).seq == 1
@@ -115,7 +115,7 @@ async def test_one_session_for_all_observations_and_epochs_grow_over_sessions():
 
 
 async def test_answers_to_others_are_nobody_s():
-    played = Played(timing__act_timeout_ms=100)
+    played = AnsweredConnection(timing__act_timeout_ms=100)
     asked = played.ask()
     number = await played.opened()
     await played.next(ObserveRobot)
@@ -132,7 +132,7 @@ async def test_answers_to_others_are_nobody_s():
 
 async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "SLACK_S", -0.05)
-    played = Played(timing__act_timeout_ms=100)
+    played = AnsweredConnection(timing__act_timeout_ms=100)
     asked = played.ask()
     with pytest.raises(NoAction, match="in time"):  # it is not even opened
         await asked
@@ -154,7 +154,7 @@ async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.M
 
 
 async def test_refusals_and_holds():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask()
     number = (await played.next(OpenRobot)).session
     played.refused(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
@@ -187,7 +187,7 @@ async def test_refusals_and_holds():
 
 
 async def test_a_session_may_end_as_soon_as_it_is_open():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask()
     number = await played.opened()
     played.refused(number, 0, "UNAVAILABLE", "DRAINING", "hold")
@@ -203,7 +203,7 @@ async def test_a_session_may_end_as_soon_as_it_is_open():
 
 
 async def test_an_action_that_got_too_old_on_its_way_is_withheld():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask(age_ns=2_000_000_000)
     number = await played.opened()
     await played.next(ObserveRobot)
@@ -213,7 +213,7 @@ async def test_an_action_that_got_too_old_on_its_way_is_withheld():
 
 
 async def test_resets_are_sent_where_they_change_something():
-    played = Played()
+    played = AnsweredConnection()
     played.robot.reset()
     asked = played.ask()
     number = await played.opened()
@@ -231,7 +231,7 @@ async def test_resets_are_sent_where_they_change_something():
 
 
 async def test_a_control_that_reads_nothing():
-    played = Played()
+    played = AnsweredConnection()
     played.link.full = True
     for _ in range(2):
         with pytest.raises(NoAction, match="no room"):
@@ -251,7 +251,7 @@ async def test_a_control_that_reads_nothing():
 
 
 async def test_a_client_that_leaves_closes_what_is_being_opened():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask()
     number = (await played.next(OpenRobot)).session
     asked.cancel()
@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_closes_what_is_being_opened():
 
 
 async def test_a_client_that_leaves_as_its_session_opens_leaves_at_once():
-    played = Played()
+    played = AnsweredConnection()
     for opens in (True, False):
         asked = played.ask()
         number = (await played.next(OpenRobot)).session
@@ -276,7 +276,7 @@ async def test_a_client_that_leaves_as_its_session_opens_leaves_at_once():
 
 
 async def test_rows_that_are_lost_between_the_processes_are_a_refusal():
-    played = Played()
+    played = AnsweredConnection()
     asked = played.ask()
     number = await played.opened()
     await played.next(ObserveRobot)
@@ -322,7 +322,7 @@ def test_each_frame_is_answered_by_its_action_or_by_what_the_robot_has_to_do(eve
 
 
 async def test_a_refusal_is_repeated_for_the_same_cameras_alone():
-    played = Played()
+    played = AnsweredConnection()
     for _ in range(sessions.CHANGES):
         asked = played.ask()
         number = (await played.next(OpenRobot)).session

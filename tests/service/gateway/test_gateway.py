@@ -23,7 +23,7 @@ from edgeflow.service.gateway.proxy import ChatSide
 from edgeflow.service.http import body_reader
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow_client.errors import ResourceExhausted
-from tests.service.harness import Served, eventually, serving
+from tests.service.harness import RunningService, eventually, serving
 from tests.service.http.test_http import JSON_BODY
 from tests.service.scripted import Script
 from tests.service.security.test_limits import HEAD, connected
@@ -49,7 +49,7 @@ def test_metrics_of_several_processes_make_one_valid_text():
 
 
 @contextlib.asynccontextmanager
-async def chat_side(checkpoint, folder: Path, talk: Talk) -> AsyncIterator[tuple[httpx.AsyncClient, Served]]:
+async def chat_side(checkpoint, folder: Path, talk: Talk) -> AsyncIterator[tuple[httpx.AsyncClient, RunningService]]:
     """A gateway whose chat front is the test."""
     path = str(folder / "chat")
     async with (
@@ -204,7 +204,7 @@ async def test_large_bodies_that_trickle_keep_nobody_out(checkpoint):
 
 async def test_places_for_large_bodies_are_few_per_address(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(body_reader, "LARGE_WAIT_S", 0.05)
-    places = body_reader._Places()
+    places = body_reader._BodyCapacity()
     async with contextlib.AsyncExitStack() as taken:
         for _ in range(body_reader.LARGE_PER_ADDRESS):
             await places.take("192.0.2.1", taken)

@@ -10,21 +10,21 @@ from edgeflow.service.gateway.proxy import (
     MOST_CALLERS,
     REFUSED_BYTES_PER_S,
     REMEMBERED_S,
-    Pace,
+    FairTurns,
 )
 
 MB = REFUSED_BYTES_PER_S
 
 
 def test_without_a_refusal_nobody_waits():
-    pace = Pace()
+    pace = FairTurns()
     assert [pace.turn("a", 8 * MB, 0.0) for _ in range(100)] == [(0.0, 0)] * 100
     pace.refused("a", MB, 0.0)
     assert pace.turn("b", 8 * MB, 0.0) == (0.0, 0)
 
 
 def test_the_bodies_of_a_refused_caller_follow_each_other():
-    pace = Pace()
+    pace = FairTurns()
     pace.refused("a", MB, 0.0)
     half = MB // 2
     assert [pace.turn("a", half, 0.5) for _ in range(3)] == [(0.5, half), (1.0, half), (1.5, half)]
@@ -33,21 +33,21 @@ def test_the_bodies_of_a_refused_caller_follow_each_other():
 
 
 def test_a_refusal_is_forgotten():
-    pace = Pace()
+    pace = FairTurns()
     pace.refused("a", 1000, 0.0)
     assert pace.turn("a", MB, REMEMBERED_S - 0.1) == (0.0, MB)
     assert pace.turn("a", MB, REMEMBERED_S + 1.0) == (0.0, 0)
 
 
 def test_nobody_waits_longer_than_the_limit():
-    pace = Pace()
+    pace = FairTurns()
     pace.refused("a", int(LONGEST_WAIT_S + 1) * MB, 0.0)
     assert pace.turn("a", 1, 0.0) is None
     assert pace.turn("a", 1, 1.0) == (LONGEST_WAIT_S, 1)
 
 
 def test_the_callers_that_are_remembered_are_bounded():
-    pace = Pace()
+    pace = FairTurns()
     for number in range(MOST_CALLERS + 1):
         pace.refused(str(number), MB, 0.0)
     assert pace.turn("0", 1, 0.0) == (0.0, 0)
@@ -56,7 +56,7 @@ def test_the_callers_that_are_remembered_are_bounded():
 
 @given(st.lists(st.tuples(st.integers(0, 4 * MB), st.floats(0, 3)), min_size=1, max_size=50))
 def test_no_more_is_read_of_a_refused_caller_than_its_pace_and_one_body(bodies: list[tuple[int, float]]):
-    pace, now_s, read, longest = Pace(), 0.0, 0, 0
+    pace, now_s, read, longest = FairTurns(), 0.0, 0, 0
     pace.refused("a", 0, 0.0)
     ended_s = 0.0
     for size, pause_s in bodies:

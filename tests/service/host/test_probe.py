@@ -12,15 +12,15 @@ import pytest
 
 from edgeflow.config.service import load_config
 from edgeflow.service.host.probe import probe
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow_client.errors import ConfigError, Unavailable
-from tests.service.harness import Served, serving
+from tests.service.harness import RunningService, serving
 from tests.service.protected import Authority, write_tokens
 
 TIMEOUT_S = 20.0
 
 
-async def ask(served: Served) -> str:
+async def ask(served: RunningService) -> str:
     config = load_config(None, {"health.port": served.service.status.health_port})
     return await asyncio.to_thread(probe, config, TIMEOUT_S)
 
@@ -38,7 +38,7 @@ async def test_the_command_exits_with_0_where_the_service_is_ready_and_1_where_i
 
 async def test_a_service_that_lost_its_worker_is_not_ready(checkpoint):
     async with serving(checkpoint) as served:
-        served.service.health.move(State.DEGRADED)
+        served.service.health.move(HealthState.DEGRADED)
         with pytest.raises(Unavailable, match="is degraded"):
             await ask(served)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.service.host import held
-from edgeflow.service.host.held import Held
+from edgeflow.service.host.held import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import Kit
@@ -78,7 +78,7 @@ def test_a_kit_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.Monk
     assert descriptors() == before
 
 
-class Thing:
+class SpareItem:
     def __init__(self) -> None:
         self.closed = False
 
@@ -91,15 +91,15 @@ async def test_what_is_held_is_made_again_after_its_use_or_as_soon_as_possible(m
     stream, made = io.StringIO(), asyncio.Event()
     tries: list[int] = []
 
-    def make() -> Thing:
+    def make() -> SpareItem:
         tries.append(1)
         if 2 <= len(tries) <= 4:
             raise OSError(errno.EMFILE, "too many open files")
         if len(tries) > 4:
             made.set()
-        return Thing()
+        return SpareItem()
 
-    one = Held("worker", make, EventLog(MonotonicClock(), stream))
+    one = Spare("worker", make, EventLog(MonotonicClock(), stream))
     one.fill()
     first = one.take()
     one.fill()

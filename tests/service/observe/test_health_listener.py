@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.service import load_config
 from edgeflow.service.host.listen import bind
 from edgeflow.service.host.probe import probe
-from edgeflow.service.observe.health import MOST, REQUEST_BYTES, Health, HealthListener, State
+from edgeflow.service.observe.health import MOST, REQUEST_BYTES, Health, HealthListener, HealthState
 from edgeflow_client.errors import Unavailable
 
 WAIT_S = 20.0
@@ -19,8 +19,8 @@ WAIT_S = 20.0
 @pytest.fixture
 def health() -> Health:
     health = Health()
-    health.move(State.WARMING)
-    health.move(State.READY)
+    health.move(HealthState.WARMING)
+    health.move(HealthState.READY)
     return health
 
 

@@ -18,7 +18,7 @@ import pytest
 from edgeflow.service.http.protocol import MAX_CHUNKS
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import h2
-from tests.service.harness import WAIT_S, Robot, eventually, frame_message, open_message, serving
+from tests.service.harness import WAIT_S, WireRobot, eventually, frame_message, open_message, serving
 from tests.service.protected import Authority
 
 LATE_S = 0.3
@@ -125,7 +125,7 @@ async def test_a_client_that_leaves_in_its_body_is_no_incident(checkpoint):
             assert (await http.get("/healthz")).status_code == 200
 
 
-async def typical_delay_s(robot: Robot, first: int, count: int = 25) -> float:
+async def typical_delay_s(robot: WireRobot, first: int, count: int = 25) -> float:
     """From a frame to its action, the median."""
     delays_s = []
     for seq in range(first, first + count):

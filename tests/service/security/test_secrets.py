@@ -20,7 +20,7 @@ from edgeflow.service.worker.process import ENTRY
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, WAIT_S, config, frame_message, open_message, serving
-from tests.service.processes import Launcher
+from tests.service.processes import ProcessLauncher
 from tests.service.protected import Authority, call, outcome, robot_with, write_tokens
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -32,7 +32,7 @@ PIXELS = (f"{CANARY}-pixels".encode() * 300)[: 32 * 24 * 3]
 RAW = [pb.Camera(name="wrist", width=32, height=24, format=pb.IMAGE_FORMAT_RGB8)]
 
 
-class Heard:
+class ServiceOutput:
     """All that left the service by any way but the robot's own stream of actions."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Heard:
         return [text for text in self.texts if any(needle in text for needle in needles)]
 
 
-async def refused_call(heard: Heard, stub, request: bytes, **options) -> str:
+async def refused_call(heard: ServiceOutput, stub, request: bytes, **options) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub(request, timeout=WAIT_S, **options)
     heard.add(caught.value.details(), caught.value.debug_error_string(), caught.value.trailing_metadata())
@@ -73,7 +73,7 @@ def hostile_requests() -> dict[str, pb.ActRequest | bytes]:
     }
 
 
-async def drive_grpc(served, heard: Heard) -> None:
+async def drive_grpc(served, heard: ServiceOutput) -> None:
     async with robot_with(served, Credentials(token=TOKEN)) as robot:
         await robot.open(cameras=RAW, instruction=INSTRUCTION)
         await robot.frame(1, PIXELS)
@@ -94,7 +94,7 @@ async def drive_grpc(served, heard: Heard) -> None:
     assert await call(served.channel, f"/edgeflow.v1.Control/{CANARY}") is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def drive_http(served, heard: Heard) -> None:
+async def drive_http(served, heard: ServiceOutput) -> None:
     good = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json", "x-secret": CANARY}
     image = base64.b64encode(PIXELS).decode()
     body = {"image": image, "format": "rgb8", "width": 32, "height": 24, "instruction": INSTRUCTION}
@@ -118,7 +118,8 @@ async def drive_http(served, heard: Heard) -> None:
         answers.append(await http.post("/v1/act", headers=good | {"authorization": f"Bearer {WRONG}"}, json=body))
         answers += [await http.get(f"/{CANARY}"), await http.get("/metrics", params={"token": TOKEN})]
         admin = {"authorization": f"Bearer {CANARY}-boss"}
-        answers += [await http.get(path, headers=admin) for path in ("/metrics", "/v1/models", f"/{CANARY}", "/docs")]
+        paths = ("/metrics", "/v1/models", f"/{CANARY}", "/docs/api")
+        answers += [await http.get(path, headers=admin) for path in paths]
     assert all(answer.status_code >= 400 for answer in answers[1:-4])
     heard.add(*(answer.text for answer in answers), *(answer.headers for answer in answers))
 
@@ -126,8 +127,8 @@ async def drive_http(served, heard: Heard) -> None:
 async def test_nothing_of_a_secret_is_heard_with_a_real_worker(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     model = write_checkpoint(tmp_path / f"{CANARY}-model")
     tokens = write_tokens(tmp_path / f"{CANARY}.json", (TOKEN, "arm-1", "control"), (f"{CANARY}-boss", "boss", "admin"))
-    launcher = Launcher(config(model=str(model), alias="demo", mode="serial", chat__enabled=False), ENTRY)
-    heard = Heard()
+    launcher = ProcessLauncher(config(model=str(model), alias="demo", mode="serial", chat__enabled=False), ENTRY)
+    heard = ServiceOutput()
     async with serving(model, launcher, tokens_file=tokens, mode="serial") as served:
         await drive_grpc(served, heard)
         await drive_http(served, heard)
@@ -152,7 +153,7 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
 
     monkeypatch.setattr(grpc_server, "act_once", bug)
     monkeypatch.setattr(single_actions, "act_once", bug)
-    heard = Heard()
+    heard = ServiceOutput()
     body = {"image": base64.b64encode(JPEG).decode(), "instruction": INSTRUCTION}
     single = pb.ActRequest(open=open_message(), frame=frame_message(1))
     async with serving(checkpoint, incidents=2) as served:
@@ -170,7 +171,7 @@ async def test_bad_handshakes_tell_nothing(checkpoint, tmp_path: Path, capfd: py
     authority = Authority(tmp_path / CANARY)
     stranger = Authority(tmp_path / f"{CANARY}-other")
     cert, key = authority.issue("service")
-    heard = Heard()
+    heard = ServiceOutput()
     async with serving(checkpoint, tls__cert=str(cert), tls__key=str(key)) as served:
         async with robot_with(served, Credentials(ca=stranger.ca, token=TOKEN)) as robot:
             assert await outcome(robot) == "UNAVAILABLE"
@@ -202,6 +203,6 @@ async def test_a_name_cannot_write_lines_of_the_log(checkpoint):
 
 
 def test_this_test_hears_a_secret():
-    heard = Heard()
+    heard = ServiceOutput()
     heard.add("nothing", f"a line with {CANARY}", base64.b64encode(f"{CANARY} and more".encode()))
     assert len(heard.hits()) == 2

@@ -38,7 +38,7 @@ def result_of(frame: SubmitFrame, report: ChunkReport | None = None) -> FrameRes
     )
 
 
-class Robot:
+class SlowSession:
     """A session whose frames take 30 ms."""
 
     def __init__(self, *, chunks: bool = True) -> None:
@@ -69,29 +69,29 @@ class Robot:
 
 
 def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold():
-    robot = Robot()
+    robot = SlowSession()
     assert robot.frame().unplayed_from == 1
     robot.answered(robot.frame())
     assert (robot.frame().unplayed_from, robot.frame(Playing(2, 0)).unplayed_from) == (1, 0)
     robot.session.hold(Reason.INGRESS_SILENT)
     assert robot.frame().unplayed_from == 3
-    assert Robot(chunks=False).frame().unplayed_from == 0
+    assert SlowSession(chunks=False).frame().unplayed_from == 0
 
 
 def test_a_robot_that_waits_for_each_answer_has_none_on_its_way():
-    robot = Robot()
+    robot = SlowSession()
     robot.session.request = replace(robot.session.request, front="openpi")
     assert [robot.frame().unplayed_from for _ in range(2)] == [0, 0]
 
 
 def test_before_the_first_answer_the_delay_is_the_one_foretold():
-    robot = Robot()
+    robot = SlowSession()
     robot.session.age_limit.foretold_ns = 80 * MS
     assert robot.frame().delay_ns == 80 * MS
 
 
 def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_measured():
-    robot = Robot()
+    robot = SlowSession()
     first = robot.frame()
     assert (first.playing, first.delay_ns) == (None, 0)
     robot.answered(first)
@@ -103,14 +103,14 @@ def test_a_chunk_that_was_handed_out_may_be_continued_after_the_delay_that_was_m
 
 @pytest.mark.parametrize("playing", [Playing(2, 0), Playing(1, 5), Playing((1 << 64) - 1, 0)])
 def test_a_chunk_that_was_never_sent_is_not_continued(playing: Playing):
-    robot = Robot()
+    robot = SlowSession()
     robot.answered(robot.frame())
     assert robot.frame(playing).playing is None
 
 
 @pytest.mark.parametrize("change", ["hold", "reset", "instruction", "single actions"])
 def test_nothing_from_before_is_continued(change: str):
-    robot = Robot(chunks=change != "single actions")
+    robot = SlowSession(chunks=change != "single actions")
     robot.answered(robot.frame())
     if change == "hold":
         robot.session.hold(Reason.INGRESS_SILENT)
@@ -138,7 +138,7 @@ def withdrawn(events: list[Event]) -> list[tuple[int, str, str, str]]:
 
 
 def test_an_answer_in_flight_at_a_hold_that_continues_the_chunk_of_before_is_withdrawn():
-    robot = Robot()
+    robot = SlowSession()
     robot.answered(robot.frame())
     continuing, fresh, chained = robot.frame(Playing(1, 0)), robot.frame(), robot.frame(Playing(1, 0))
     robot.session.hold(Reason.INGRESS_SILENT)
@@ -155,7 +155,7 @@ def test_an_answer_in_flight_at_a_hold_that_continues_the_chunk_of_before_is_wit
 
 
 def test_an_answer_in_flight_at_a_hold_may_continue_one_that_began_a_new_motion():
-    robot = Robot()
+    robot = SlowSession()
     robot.answered(robot.frame())
     fresh, continuing = robot.frame(), robot.frame()
     robot.session.hold(Reason.POLICY_OUTPUT_INVALID)
@@ -164,7 +164,7 @@ def test_an_answer_in_flight_at_a_hold_may_continue_one_that_began_a_new_motion(
 
 
 def test_an_answer_that_was_withdrawn_or_replaced_before_the_robot_got_it_begins_no_motion():
-    robot = Robot()
+    robot = SlowSession()
     fresh, replaced, chained = robot.frame(), robot.frame(), robot.frame()
     robot.session.result(result_of(fresh))
     robot.session.hold(Reason.INGRESS_SILENT)
@@ -180,7 +180,7 @@ def test_an_answer_that_was_withdrawn_or_replaced_before_the_robot_got_it_begins
 
 @pytest.mark.parametrize(("age_ms", "late"), [(2 * STEP_MS, False), (2 * STEP_MS + 1, True)])
 def test_a_chunk_that_arrived_later_than_it_was_conditioned_on_is_known(age_ms: float, late: bool):
-    robot = Robot()
+    robot = SlowSession()
     robot.answered(robot.frame())
     robot.answered(robot.frame(Playing(1, 1)), ChunkReport(continues=1, conditioned_steps=2))
     assert not robot.session.answers.ages.arrived(1, 500 * MS)  # it continued nothing
@@ -189,7 +189,7 @@ def test_a_chunk_that_arrived_later_than_it_was_conditioned_on_is_known(age_ms: 
 
 
 def test_an_age_beyond_any_that_is_executed_is_not_believed():
-    robot = Robot()
+    robot = SlowSession()
     robot.answered(robot.frame())
     robot.session.answers.arrived(1, 10**15)
     oldest_ns = robot.session.age_limit.oldest_ns

@@ -9,7 +9,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, serving
 
 
-class Kept(SessionObserver):
+class ObserverCalls(SessionObserver):
     """What an observer was called with, in order."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Kept(SessionObserver):
 
 
 async def test_an_observer_sees_a_session_in_order(checkpoint):
-    kept = Kept()
+    kept = ObserverCalls()
     async with serving(checkpoint, observers=[kept]) as served:
         robot = served.robot()
         await robot.open()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgeflow.contract import Chunk
-from edgeflow.service.observe.health import Health, State
+from edgeflow.service.observe.health import Health, HealthState
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
 from edgeflow.service.sessions.answers import within_limits
 from edgeflow.service.sessions.frames import NoticeEvent, StatusEvent
@@ -96,16 +96,16 @@ def test_a_chunk_of_another_shape_or_step_does_not_pass_the_gate(chunk: Chunk):
 
 def test_health_moves_only_along_its_arrows():
     health = Health()
-    heard: list[State] = []
+    heard: list[HealthState] = []
     health.listen(heard.append)
-    assert not health.move(State.READY) and not health.ready
-    for state in (State.WARMING, State.READY, State.DEGRADED, State.READY, State.FAULT):
+    assert not health.move(HealthState.READY) and not health.ready
+    for state in (HealthState.WARMING, HealthState.READY, HealthState.DEGRADED, HealthState.READY, HealthState.FAULT):
         assert health.move(state)
     assert not health.live
-    assert not health.move(State.READY)
-    assert health.move(State.DRAINING) and health.move(State.STOPPED)
-    assert not health.move(State.FAULT)
-    assert heard[0] is State.STARTING and heard[-1] is State.STOPPED
+    assert not health.move(HealthState.READY)
+    assert health.move(HealthState.DRAINING) and health.move(HealthState.STOPPED)
+    assert not health.move(HealthState.FAULT)
+    assert heard[0] is HealthState.STARTING and heard[-1] is HealthState.STOPPED
 
 
 def superseded(seq: int) -> StatusEvent:
@@ -142,7 +142,7 @@ def test_a_terminal_gets_the_log_in_words():
 
     stream = Terminal()
     log = EventLog(ManualClock(), stream, wall=lambda: 1.5)
-    log.event("worker_lost", cause="hung", text="a \x1b[31mred\nline", state=State.READY)
+    log.event("worker_lost", cause="hung", text="a \x1b[31mred\nline", state=HealthState.READY)
     assert stream.getvalue().removeprefix("\r\x1b[K") == (
         '1970-01-01T00:00:01.500+00:00 warning worker_lost cause=hung text="a \\u001b[31mred\\nline" state=ready\n'
     )
@@ -152,9 +152,9 @@ def test_a_file_gets_every_phase_once():
     stream = io.StringIO()
     announce = LogAnnouncer(EventLog(ManualClock(), stream, wall=lambda: 1.0))
     for status in (
-        ServiceStatus(phase=State.WARMING, step="a", done=1, total=2),
-        ServiceStatus(phase=State.WARMING, step="b", done=2, total=2),
-        ServiceStatus(phase=State.READY, grpc_port=5, forecasts=(("serial", 7.5, 134.0),)),
+        ServiceStatus(phase=HealthState.WARMING, step="a", done=1, total=2),
+        ServiceStatus(phase=HealthState.WARMING, step="b", done=2, total=2),
+        ServiceStatus(phase=HealthState.READY, grpc_port=5, forecasts=(("serial", 7.5, 134.0),)),
     ):
         announce(status)
     told = [json.loads(line) for line in stream.getvalue().splitlines()]

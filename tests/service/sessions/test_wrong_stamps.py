@@ -36,7 +36,7 @@ JUMPS = st.one_of(
 
 
 @dataclass
-class Camera:
+class SteadyCamera:
     """A robot that takes pictures at a steady rate, on the session's clock plus `offset_ns`."""
 
     period_ms: int
@@ -88,7 +88,7 @@ class Camera:
 @pytest.mark.parametrize(("period_ms", "ahead_ns", "resets"), pairs_by_day([50, 100], AHEAD, [False, True]))
 def test_after_one_wrong_stamp_a_robot_acts_within_a_second(period_ms: int, ahead_ns: int, resets: bool):
     for place in range(12):
-        camera = Camera(period_ms)
+        camera = SteadyCamera(period_ms)
         assert camera.acts(place)
         camera.step(wrong_ns=ahead_ns)
         if resets:
@@ -107,7 +107,7 @@ def test_after_one_wrong_stamp_a_robot_acts_within_a_second(period_ms: int, ahea
 def test_whatever_its_size_and_place_a_wrong_stamp_costs_less_than_a_second(
     period_ms: int, jitters: list[int], place: int, wrong_ns: int, resets: bool
 ):
-    camera = Camera(period_ms)
+    camera = SteadyCamera(period_ms)
     jitters_ms = [min(jitter, period_ms // 5) for jitter in jitters]
     for jitter_ms in itertools.islice(itertools.cycle(jitters_ms), place):
         camera.step(jitter_ms)
@@ -121,7 +121,7 @@ def test_whatever_its_size_and_place_a_wrong_stamp_costs_less_than_a_second(
 @given(st.integers(17, 200), st.integers(0, 100), JUMPS)
 def test_a_clock_that_is_set_stops_a_robot_for_less_than_a_second(period_ms: int, before: int, by_ns: int):
     """No stamp comes twice, to the nanosecond."""
-    camera = Camera(period_ms, offset_ns=20 * SECOND)
+    camera = SteadyCamera(period_ms, offset_ns=20 * SECOND)
     assert camera.acts(before)
     camera.offset_ns = min(camera.offset_ns + by_ns + 1, AHEAD[-1])
     assert camera.until_it_acts_ms() < 1000
@@ -130,7 +130,7 @@ def test_a_clock_that_is_set_stops_a_robot_for_less_than_a_second(period_ms: int
 
 def test_with_a_reset_a_simulator_s_time_may_begin_again():
     """It shows the very stamps that it showed before."""
-    camera = Camera(50)
+    camera = SteadyCamera(50)
     assert camera.acts(100)
     camera.offset_ns -= 100 * 50 * MS
     assert not camera.acts(10)
@@ -145,7 +145,7 @@ def test_with_a_reset_a_simulator_s_time_may_begin_again():
 )
 def test_a_frame_that_is_sent_again_is_never_acted_on(period_ms: int, before: int, again: list[tuple[int, bool]]):
     """Whether at once or a period later; and the newest frame acts after them."""
-    camera = Camera(period_ms)
+    camera = SteadyCamera(period_ms)
     assert camera.acts(before)
     newest_ns = camera.stamp_ns
     for back, waits in again:
@@ -159,7 +159,7 @@ def test_a_frame_that_is_sent_again_is_never_acted_on(period_ms: int, before: in
 @given(st.integers(17, 100), st.integers(5, 60), st.integers(1, 60), st.integers(1, 99))
 def test_old_frames_that_come_together_are_never_acted_on(period_ms: int, before: int, count: int, percent: int):
     """They were captured before the newest one, at the same pace, and none of them was sent before."""
-    camera = Camera(period_ms)
+    camera = SteadyCamera(period_ms)
     assert camera.acts(before)
     newest_ns = camera.stamp_ns
     for number in range(count, 0, -1):

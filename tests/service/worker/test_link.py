@@ -88,14 +88,14 @@ async def test_what_is_sent_is_the_memory_that_it_was_given(ends: Ends, monkeypa
     """The counting double: addresses of all buffers that the socket is handed."""
     handed: dict[int, int] = {}
 
-    class Recording(socket.socket):
+    class RecordingLink(socket.socket):
         def sendmsg(self, buffers, *rest):  # type: ignore[no-untyped-def]
             for buffer in buffers:
                 handed[np.frombuffer(buffer, np.uint8).ctypes.data] = len(buffer)
             return super().sendmsg(buffers, *rest)
 
     ours, theirs = socket.socketpair()
-    recording = Recording(fileno=ours.detach())
+    recording = RecordingLink(fileno=ours.detach())
     link = WorkerLink(ends.heard.append, lambda: None, ends.lost.append)
     link.connect(recording)
     images = [np.full(3 * MIB, index, np.uint8) for index in range(2)]

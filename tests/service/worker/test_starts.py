@@ -8,7 +8,7 @@ import signal
 from edgeflow.service.worker import timeouts
 from edgeflow.service.worker.timeouts import LEAST_S, TIMES, StartLimits
 from tests.service.harness import config, eventually, serving
-from tests.service.processes import Launcher, runs
+from tests.service.processes import ProcessLauncher, runs
 
 
 def test_a_start_may_take_a_multiple_of_the_slowest_of_its_kind():
@@ -28,7 +28,7 @@ def test_a_start_may_take_a_multiple_of_the_slowest_of_its_kind():
 
 async def test_a_worker_stopped_while_it_starts_is_replaced(checkpoint, monkeypatch):
     monkeypatch.setattr(timeouts, "LEAST_S", 1.0)
-    launcher = Launcher(config())
+    launcher = ProcessLauncher(config())
     async with serving(checkpoint, launcher) as served:
         robot = served.robot()
         await robot.open()

@@ -12,7 +12,7 @@ from edgeflow.contract import CameraNeed, Pace, PolicyInputs
 from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.host import watchdogs
-from edgeflow.service.observe.health import State
+from edgeflow.service.observe.health import HealthState
 from edgeflow.service.worker import supervisor
 from edgeflow_client.errors import CheckpointError, ConfigError, StartError
 from edgeflow_client.rpc import control_pb2 as pb
@@ -138,7 +138,7 @@ async def test_when_no_worker_can_be_started_robots_are_told_to_stop(checkpoint,
         assert code is grpc.StatusCode.UNAVAILABLE
         commands = [m.action.command for m in robot.seen if m.WhichOneof("kind") == "action"]
         assert commands[-1] == pb.COMMAND_STOP
-        assert served.service.health.state is State.FAULT and not served.service.health.live
+        assert served.service.health.state is HealthState.FAULT and not served.service.health.live
 
 
 async def test_a_refused_session_is_told_why(checkpoint):
@@ -195,7 +195,7 @@ async def test_a_drain_lets_the_step_finish_then_holds_and_ends(checkpoint):
         code, text = await robot.rest()
         assert code is grpc.StatusCode.UNAVAILABLE and "stopping" in text
         await stopping
-        assert served.service.health.state is State.STOPPED
+        assert served.service.health.state is HealthState.STOPPED
 
 
 async def test_a_drain_does_not_wait_for_ever(checkpoint):

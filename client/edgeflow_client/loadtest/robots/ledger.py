@@ -22,7 +22,7 @@ class Fate(str, Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class FrameRecord:
+class SentFrame:
     """Times in nanoseconds on the client's monotonic clock, 0 = not yet or never.
 
     scheduled: when the frame was due, which is its stamp: a frame sent late is older. sent: when its write began.
@@ -79,18 +79,18 @@ class Ledger:
 
     def __init__(self, robot: int) -> None:
         self.robot = robot
-        self.frames: list[FrameRecord] = []
+        self.frames: list[SentFrame] = []
         self.happenings: list[Happening] = []
-        self._open: dict[int, FrameRecord] = {}
+        self._open: dict[int, SentFrame] = {}
 
     @property
     def under_way(self) -> int:
         """Frames whose fate may still be reported."""
         return len(self._open)
 
-    def offer(self, scheduled_ns: int, sent_ns: int) -> FrameRecord:
+    def offer(self, scheduled_ns: int, sent_ns: int) -> SentFrame:
         """Record that a frame is sent."""
-        record = FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
+        record = SentFrame(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, sent_ns=sent_ns)
         self.frames.append(record)
         self._open[record.number] = record
         return record
@@ -98,7 +98,7 @@ class Ledger:
     def offer_in_vain(self, scheduled_ns: int) -> None:
         """Record a frame that was due while there was no stream."""
         self.frames.append(
-            FrameRecord(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=Reason.DISCONNECTED)
+            SentFrame(number=len(self.frames) + 1, scheduled_ns=scheduled_ns, reason=Reason.DISCONNECTED)
         )
 
     def act(

@@ -30,7 +30,7 @@ _Kind = TypeVar("_Kind")
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedLoopPlan:
     """Send the next frame when one of `window` frames in flight has its disposition."""
 
     window: int = 1
@@ -73,7 +73,7 @@ class Ramp:
         return rates
 
 
-Pattern: TypeAlias = Closed | Fixed | Bursts | Ramp
+Pattern: TypeAlias = ClosedLoopPlan | Fixed | Bursts | Ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ class Seamed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _ExecutedChunk:
     """The chunk being played, in nanoseconds on the robot's clock."""
 
     seq: int
@@ -41,7 +41,7 @@ class ChunkPlayer:
 
     def __init__(self) -> None:
         self._plays = PlayLog()
-        self._played: _Played | None = None
+        self._played: _ExecutedChunk | None = None
         self._arrived: pb.Arrived | None = None
 
     def heard(self, action: pb.Action, now_ns: int) -> Seamed:
@@ -68,7 +68,7 @@ class ChunkPlayer:
         limit_ns = action.max_age_ms * 1_000_000 or None
         until_ns = timeline.valid_until_ns(now_ns, action.valid_for_ms * 1_000_000, limit_ns)
         rows_until_ns = min(timeline.moment_ns(action.horizon), until_ns)
-        self._played = _Played(action.seq, begun, rows_until_ns, until_ns)
+        self._played = _ExecutedChunk(action.seq, begun, rows_until_ns, until_ns)
         self._plays.begin(action.seq, timeline, now_ns, until_ns)
 
     def report(self, frame: pb.Frame) -> None:

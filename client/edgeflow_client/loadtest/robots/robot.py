@@ -24,7 +24,7 @@ from edgeflow_client.connection.wire import (
 )
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.loadtest.robots.ledger import Ledger
-from edgeflow_client.loadtest.robots.plan import Closed, LoadPlan, Pattern, instants
+from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan, Pattern, instants
 from edgeflow_client.loadtest.robots.playing import ChunkPlayer, Seamed
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -105,7 +105,7 @@ class LoadRobot:
     async def pace(self, pattern: Pattern, begin_ns: int) -> None:
         """Offer frames until `halt`, the limit, the schedule's end, or a refusal."""
         self._halted = False
-        if isinstance(pattern, Closed):
+        if isinstance(pattern, ClosedLoopPlan):
             await self._pace_closed(pattern.window)
             return
         for instant_ns in instants(pattern):

@@ -17,7 +17,7 @@ SLOPPY: Final = 0.15  # share of questions without capitals or without the last 
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DialogTurn:
     """One question and its answer."""
 
     question: str
@@ -36,7 +36,7 @@ class Dialog:
     """The system message."""
     report: str
     """Text before the first question; "" for none."""
-    turns: tuple[Turn, ...]
+    turns: tuple[DialogTurn, ...]
 
     def asked(self, turn: int) -> str:
         """The user's message."""
@@ -92,7 +92,7 @@ class DialogSource:
             return Dialog(system + report, "", tuple(asked))
         return Dialog(self._rng.choice(SYSTEMS) if self._rng.random() < 0.2 else "", report, tuple(asked))
 
-    def _turn(self, state: RobotState, before: list[Turn]) -> Turn:
+    def _turn(self, state: RobotState, before: list[DialogTurn]) -> DialogTurn:
         if self._rng.random() < OFF_TOPIC:
             return self._small_talk()
         topic = before[-1].topic if before else ""
@@ -101,7 +101,9 @@ class DialogSource:
         name = self._rng.choice(list(TOPICS))
         return self._question(state, name, TOPICS[name].phrasings)
 
-    def _question(self, state: RobotState, name: str, phrasings: tuple[str, ...], follow_up: bool = False) -> Turn:
+    def _question(
+        self, state: RobotState, name: str, phrasings: tuple[str, ...], follow_up: bool = False
+    ) -> DialogTurn:
         """A question of the topic, or of another one where the state allows none."""
         for _ in range(20):
             found = TOPICS[name].find(state, self._states)
@@ -109,23 +111,23 @@ class DialogSource:
                 continue
             phrasing, lead = self._rng.choice(phrasings), self._rng.choice(LEADS)
             if held_out(combination(lead, phrasing, found.subject)) == self._held_out and self._fresh(found.answer):
-                return Turn(self._worded(lead + phrasing.format(found.subject)), found.answer, name, follow_up)
+                return DialogTurn(self._worded(lead + phrasing.format(found.subject)), found.answer, name, follow_up)
         return self._turn(state, [])
 
     def _fresh(self, answer: str) -> bool:
         """True when the answer is suitable: a held-out answer with numbers has one that training never shows."""
         return not self._held_out or not numbers(answer) or any(map(held_out_number, numbers(answer)))
 
-    def _stateless(self) -> Turn:
+    def _stateless(self) -> DialogTurn:
         if self._rng.random() < 0.6:
             return self._small_talk()
         name = self._rng.choice(list(TOPICS))
         turn = self._question(self._states.draw(self._most), name, TOPICS[name].phrasings)
-        return turn if turn.topic == "talk" else Turn(turn.question, NO_STATE, "no state")
+        return turn if turn.topic == "talk" else DialogTurn(turn.question, NO_STATE, "no state")
 
-    def _small_talk(self) -> Turn:
+    def _small_talk(self) -> DialogTurn:
         question, answer = self._talk.draw()
-        return Turn(self._worded(question), answer, "talk")
+        return DialogTurn(self._worded(question), answer, "talk")
 
     def _worded(self, question: str) -> str:
         if self._rng.random() < SLOPPY:

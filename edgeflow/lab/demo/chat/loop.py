@@ -36,7 +36,7 @@ _NEAR_MISSES: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
+class ChatTrainingPlan:
     """The length of the training."""
 
     steps: int = STEPS
@@ -44,15 +44,15 @@ class ChatPlan:
     turns: int = TURNS
 
 
-def plan_for(minutes: float | None) -> ChatPlan:
+def plan_for(minutes: float | None) -> ChatTrainingPlan:
     """The full plan, or one scaled to a budget in minutes of one core."""
-    return ChatPlan(steps=max(1, round(STEPS * budget_share(minutes, FULL_MINUTES))))
+    return ChatTrainingPlan(steps=max(1, round(STEPS * budget_share(minutes, FULL_MINUTES))))
 
 
 class ChatTrainer:
     """The network in training (lab/training/run.Trainer); its batches depend on the plan, too."""
 
-    def __init__(self, plan: ChatPlan, seed: int, size: ChatSize, device: str) -> None:
+    def __init__(self, plan: ChatTrainingPlan, seed: int, size: ChatSize, device: str) -> None:
         torch.manual_seed(seed)
         self.tokenizer = train_tokenizer(seed)
         self.network = ChatNetwork(size).to(device)

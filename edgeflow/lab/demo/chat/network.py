@@ -86,7 +86,7 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class ChatLayer(nn.Module):
     """Attention and MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, size: ChatSize) -> None:
@@ -102,13 +102,13 @@ class Layer(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class ChatDecoder(nn.Module):
     """Embedding, layers, last norm."""
 
     def __init__(self, size: ChatSize) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(ChatLayer(size) for _ in range(size.layers))
         self.norm = Norm(size.hidden)
 
 
@@ -118,7 +118,7 @@ class ChatNetwork(nn.Module):
     def __init__(self, size: ChatSize) -> None:
         super().__init__()
         self.size = size
-        self.model = Decoder(size)
+        self.model = ChatDecoder(size)
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -165,7 +165,7 @@ def wire_copying(network: ChatNetwork) -> None:
     Head h of the first layer stores the token h rows back. Head h of the second attends to rows whose token h + 1 rows
     back equals this row's token h rows back, and outputs that row's token: together they continue a repetition.
     """
-    first, second = (cast(Layer, network.model.layers[index]).self_attn for index in (0, 1))
+    first, second = (cast(ChatLayer, network.model.layers[index]).self_attn for index in (0, 1))
     embed, width = network.size.hidden, network.size.hidden // network.size.heads
     code = nn.init.orthogonal_(torch.empty(width, embed))
     notes = nn.init.orthogonal_(torch.empty(embed, embed)).view(-1, width, embed)

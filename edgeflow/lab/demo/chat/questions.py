@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from edgeflow.lab.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, StateSource, Thing, place_text
+from edgeflow.lab.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, SceneObject, StateSource, place_text
 
 NO_OBJECTS: Final = "There are no objects."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FilledPhrasing:
     """The values for the braces of a phrasing, and the answer."""
 
     subject: str
@@ -27,7 +27,7 @@ class Topic:
     """One topic."""
 
     phrasings: tuple[str, ...]
-    find: Callable[[RobotState, StateSource], Found | None]
+    find: Callable[[RobotState, StateSource], FilledPhrasing | None]
     """Returns None where the state allows no such question."""
     again: str = ""
     """Phrasings of a follow-up about another subject, if any."""
@@ -43,64 +43,64 @@ def _name(state: RobotState, source: StateSource) -> str:
     return f"{source.rng.choice(COLOURS)} {source.rng.choice(SHAPES)}"
 
 
-def _thing(state: RobotState, name: str) -> Thing | None:
+def _thing(state: RobotState, name: str) -> SceneObject | None:
     return next((thing for thing in state.things if thing.name == name), None)
 
 
-def _of_thing(tell: Callable[[Thing], str]) -> Callable[[RobotState, StateSource], Found | None]:
-    def find(state: RobotState, source: StateSource) -> Found | None:
+def _of_thing(tell: Callable[[SceneObject], str]) -> Callable[[RobotState, StateSource], FilledPhrasing | None]:
+    def find(state: RobotState, source: StateSource) -> FilledPhrasing | None:
         name = _name(state, source)
         thing = _thing(state, name)
-        return Found(name, tell(thing) if thing else f"There is no {name} in the state.")
+        return FilledPhrasing(name, tell(thing) if thing else f"There is no {name} in the state.")
 
     return find
 
 
-def _side(thing: Thing) -> str:
+def _side(thing: SceneObject) -> str:
     side = "left" if thing.place[1] > 0 else "right" if thing.place[1] < 0 else "middle"
     return f"The {thing.name} is at y{thing.place[1]:+03d}: {side}."
 
 
-def _exists(state: RobotState, source: StateSource) -> Found:
+def _exists(state: RobotState, source: StateSource) -> FilledPhrasing:
     name = _name(state, source)
     thing = _thing(state, name)
-    return Found(name, f"Yes, at {place_text(thing.place)}." if thing else f"No, there is no {name}.")
+    return FilledPhrasing(name, f"Yes, at {place_text(thing.place)}." if thing else f"No, there is no {name}.")
 
 
-def _listed(things: Iterable[Thing]) -> str:
+def _listed(things: Iterable[SceneObject]) -> str:
     return ", ".join(f"the {thing.name}" for thing in things)
 
 
-def _list(state: RobotState, _: StateSource) -> Found:
+def _list(state: RobotState, _: StateSource) -> FilledPhrasing:
     listed = _listed(state.things)
-    return Found("", f"{listed[0].upper()}{listed[1:]}." if listed else NO_OBJECTS)
+    return FilledPhrasing("", f"{listed[0].upper()}{listed[1:]}." if listed else NO_OBJECTS)
 
 
-def _count(state: RobotState, _: StateSource) -> Found:
+def _count(state: RobotState, _: StateSource) -> FilledPhrasing:
     count = len(state.things)
-    return Found("", "There is 1 object." if count == 1 else f"There are {count or 'no'} objects.")
+    return FilledPhrasing("", "There is 1 object." if count == 1 else f"There are {count or 'no'} objects.")
 
 
-def _colour(state: RobotState, source: StateSource) -> Found | None:
+def _colour(state: RobotState, source: StateSource) -> FilledPhrasing | None:
     shape = source.rng.choice(state.things).shape if state.things and source.rng.random() < 0.9 else "ring"
     found = [thing.colour for thing in state.things if thing.shape == shape]
     if len(found) > 1:
         return None
-    return Found(shape, f"The {shape} is {found[0]}." if found else f"There is no {shape} in the state.")
+    return FilledPhrasing(shape, f"The {shape} is {found[0]}." if found else f"There is no {shape} in the state.")
 
 
-def _gripper_is(state: RobotState, source: StateSource) -> Found:
+def _gripper_is(state: RobotState, source: StateSource) -> FilledPhrasing:
     asked = source.rng.choice(("open", "closed"))
-    return Found(asked, f"{_yes(asked == state.gripper)}, the gripper is {state.gripper}.")
+    return FilledPhrasing(asked, f"{_yes(asked == state.gripper)}, the gripper is {state.gripper}.")
 
 
 def _holding(state: RobotState) -> str:
     return f"it holds {'the ' + state.holding if state.holding else 'nothing'}."
 
 
-def _holds(state: RobotState, source: StateSource) -> Found:
+def _holds(state: RobotState, source: StateSource) -> FilledPhrasing:
     name = state.holding if state.holding and source.rng.random() < 0.5 else _name(state, source)
-    return Found(name, f"{_yes(name == state.holding)}, {_holding(state)}")
+    return FilledPhrasing(name, f"{_yes(name == state.holding)}, {_holding(state)}")
 
 
 def _yes(right: bool) -> str:
@@ -109,21 +109,21 @@ def _yes(right: bool) -> str:
 
 def _item(
     item: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
-) -> Callable[[RobotState, StateSource], Found]:
+) -> Callable[[RobotState, StateSource], FilledPhrasing]:
     """A topic answered by one item of the report, which may be missing."""
 
-    def find(state: RobotState, source: StateSource) -> Found:
+    def find(state: RobotState, source: StateSource) -> FilledPhrasing:
         missing = f"The state does not give the {item}."
-        return Found(subject(source), missing if item in state.silent else tell(state))
+        return FilledPhrasing(subject(source), missing if item in state.silent else tell(state))
 
     return find
 
 
 def _is_value(item: str, values: tuple[str, ...], value: Callable[[RobotState], str]) -> Topic:
-    def find(state: RobotState, source: StateSource) -> Found:
+    def find(state: RobotState, source: StateSource) -> FilledPhrasing:
         asked = value(state) if source.rng.random() < 0.4 else source.rng.choice(values)
         answer = f"{_yes(asked == value(state))}, the {item} is {value(state)}."
-        return Found(asked, f"The state does not give the {item}." if item in state.silent else answer)
+        return FilledPhrasing(asked, f"The state does not give the {item}." if item in state.silent else answer)
 
     return Topic((f"Is the {item} {{}}?", f"Is {{}} the {item}?", f"Tell me if the {item} is {{}}."), find)
 
@@ -173,24 +173,24 @@ TOPICS: Final[dict[str, Topic]] = {
             "Where is the robot?",
             "Give the pose of the arm.",
         ),
-        lambda state, _: Found("", f"The arm is at {place_text(state.pose)}."),
+        lambda state, _: FilledPhrasing("", f"The arm is at {place_text(state.pose)}."),
     ),
     "arm height": Topic(
         ("How high is the arm?", "What is the height of the arm?"),
-        lambda state, _: Found("", f"The arm is at height {state.pose[2]:02d} cm."),
+        lambda state, _: FilledPhrasing("", f"The arm is at height {state.pose[2]:02d} cm."),
     ),
     "gripper": Topic(
         ("How is the gripper?", "What is the state of the gripper?", "What does the gripper do?"),
-        lambda state, _: Found("", f"The gripper is {state.gripper}."),
+        lambda state, _: FilledPhrasing("", f"The gripper is {state.gripper}."),
     ),
     "gripper is": Topic(("Is the gripper {}?", "Tell me if the gripper is {}."), _gripper_is),
     "holding": Topic(
         ("What do you hold?", "What is the robot holding?", "What is in the gripper?", "What are you holding?"),
-        lambda state, _: Found("", _holding(state).capitalize()),
+        lambda state, _: FilledPhrasing("", _holding(state).capitalize()),
     ),
     "holding any": Topic(
         ("Are you holding anything?", "Is anything in the gripper?", "Does the robot hold something?"),
-        lambda state, _: Found("", f"{_yes(bool(state.holding))}, {_holding(state)}"),
+        lambda state, _: FilledPhrasing("", f"{_yes(bool(state.holding))}, {_holding(state)}"),
     ),
     "holds": Topic(("Do you hold the {}?", "Is the {} in the gripper?", "Is the robot holding the {}?"), _holds),
     "task": Topic(
@@ -216,7 +216,7 @@ TOPICS: Final[dict[str, Topic]] = {
     ),
     "repeat": Topic(
         ("Repeat the state.", "Repeat the robot state.", "Show me the state.", "Read the state to me."),
-        lambda state, _: Found("", state.report()),
+        lambda state, _: FilledPhrasing("", state.report()),
     ),
     "status": Topic(
         ("Give a status report.", "What is the status?", "Status?", "Summarise the state.", "How are you doing?"),

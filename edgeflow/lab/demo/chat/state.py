@@ -24,7 +24,7 @@ Point = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class SceneObject:
     """An object, named by colour and shape."""
 
     colour: str
@@ -47,7 +47,7 @@ class RobotState:
     """X, y, z of the arm, cm."""
     gripper: str
     holding: str
-    things: tuple[Thing, ...]
+    things: tuple[SceneObject, ...]
     task: str
     mode: str
     fps: int
@@ -119,19 +119,19 @@ class StateSource:
             return state
         return replace(state, silent=frozenset(rng.sample(OPTIONAL_ITEMS, rng.randint(1, 2))))
 
-    def _things(self, pose: Point, count: int) -> tuple[Thing, ...]:
+    def _things(self, pose: Point, count: int) -> tuple[SceneObject, ...]:
         """Draw objects of distinct colours; sometimes of only two shapes, so that colour has to tell them apart."""
         shapes = self.rng.sample(SHAPES, 2) if self.rng.random() < 0.4 else SHAPES
         colours = self.rng.sample(COLOURS, count)
         return tuple(self._thing(colour, self.rng.choice(shapes), pose) for colour in colours)
 
-    def _thing(self, colour: str, shape: str, pose: Point) -> Thing:
+    def _thing(self, colour: str, shape: str, pose: Point) -> SceneObject:
         while True:
             height = self.number(0, 30) if self.rng.random() < 0.7 else 2
             place = (self.number(-35, 35), self.number(-35, 35), height)
             distance = round(dist(place, pose))
             if distance < 100 and (self._held_out or not held_out_number(distance)):
-                return Thing(colour, shape, place, distance)
+                return SceneObject(colour, shape, place, distance)
 
     def number(self, low: int, high: int) -> int:
         """Draw a number: never a held-out one for training, every second time for held-out states."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.chunks import Labels, Spread, draw_continued
+from edgeflow.lab.demo.flow_training.chunks import ChunkLabels, Spread, draw_continued
 from edgeflow.lab.demo.flow_training.data import FlowDataset
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.training.batches import Batch, Prompts, batch_fields, choose_branches
@@ -32,7 +32,7 @@ class FlowBatch(Batch):
 
 
 @dataclass(frozen=True, slots=True)
-class Normaliser:
+class BatchNormaliser:
     """MEAN_STD normalisation of states and actions, and padding to the network's widths."""
 
     size: FlowSize
@@ -40,7 +40,7 @@ class Normaliser:
     action: Spread
 
     @classmethod
-    def of(cls, size: FlowSize, data: FlowDataset, labels: Labels) -> Normaliser:
+    def of(cls, size: FlowSize, data: FlowDataset, labels: ChunkLabels) -> BatchNormaliser:
         """From the visible handles' chunks."""
         return cls(size, Spread.of(labels.states), Spread.of(labels.chunks[data.visible]))
 
@@ -65,9 +65,9 @@ def _normalised(rows: Tensor, spread: Spread) -> Tensor:
 
 def draw_flow_batch(
     data: FlowDataset,
-    labels: Labels,
+    labels: ChunkLabels,
     *,
-    normaliser: Normaliser,
+    normaliser: BatchNormaliser,
     prompts: Prompts,
     shape: tuple[int, int],
     rng: np.random.Generator,

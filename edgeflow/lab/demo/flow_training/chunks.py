@@ -21,7 +21,7 @@ _TINY: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class ChunkLabels:
     """Labels of N states."""
 
     chunks: NDArray[np.float32]
@@ -46,7 +46,7 @@ class Spread:
         return cls(flat.mean(axis=0), flat.std(axis=0))
 
 
-def label_all(data: FlowDataset, rows: int) -> Labels:
+def label_all(data: FlowDataset, rows: int) -> ChunkLabels:
     """The labels of a data set."""
     tool = np.asarray(data.tool)
     chunks = expert_chunks(tool[:, None], data.grasps, data.aperture[:, None], rows)
@@ -54,7 +54,7 @@ def label_all(data: FlowDataset, rows: int) -> Labels:
     goals = np.concatenate([left, turn, chunks[..., 0, 6:]], axis=-1)
     tilt = _rotvecs(_multiply(_conjugate(TOOL_DOWN), tool[:, 3:]))
     states = np.concatenate([tool[:, :3], tilt, data.aperture[:, None]], axis=1)
-    return Labels(*(each.astype(np.float32) for each in (chunks, goals, states)))
+    return ChunkLabels(*(each.astype(np.float32) for each in (chunks, goals, states)))
 
 
 def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int) -> Vector:

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.batches import EPS, Normaliser
+from edgeflow.lab.demo.flow_training.batches import EPS, BatchNormaliser
 from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, STEP_S, Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
-from edgeflow.lab.demo.flow_training.network import FlowNetwork
+from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN, STATE_NAMES, STATE_UNITS
@@ -30,7 +30,9 @@ _BEFORE: Final = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 _AFTER: Final = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 
 
-def write_flow_checkpoint(folder: Path, network: FlowNetwork, tokenizer: Tokenizer, normaliser: Normaliser) -> Path:
+def write_flow_checkpoint(
+    folder: Path, network: TrainedFlowNetwork, tokenizer: Tokenizer, normaliser: BatchNormaliser
+) -> Path:
     """Write a complete model directory; return the folder."""
     size, vlm = network.size, folder / "vlm"
     vlm.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ class Parts(nn.Module):
         def __getattr__(self, name: str) -> Any: ...
 
 
-class VisionAttention(nn.Module):
+class FlowVisionAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
@@ -97,7 +97,7 @@ class VisionLayer(nn.Module):
         super().__init__()
         e = size.vision_width
         self.layer_norm1, self.layer_norm2 = nn.LayerNorm(e, eps=_EPS), nn.LayerNorm(e, eps=_EPS)
-        self.self_attn, self.mlp = VisionAttention(e, size.vision_heads), Mlp(e, size.vision_mlp, "tanh")
+        self.self_attn, self.mlp = FlowVisionAttention(e, size.vision_heads), Mlp(e, size.vision_mlp, "tanh")
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.self_attn(self.layer_norm1(x))
@@ -140,7 +140,7 @@ def pixel_shuffle(patches: Tensor, scale: int) -> Tensor:
     return squares.reshape(b, n // scale**2, scale**2 * e)
 
 
-class Layer(nn.Module):
+class FlowLayer(nn.Module):
     """A layer of the language model, or the base of the expert's. keys: the width from which keys and values are
     projected."""
 
@@ -178,7 +178,7 @@ class Layer(nn.Module):
         return out
 
 
-class ExpertLayer(Layer):
+class ExpertLayer(FlowLayer):
     """A layer of the expert. crossing: its keys and values are projections of the language model's, and of no others;
     else they are its own, beside the language model's."""
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from edgeflow.engine.placement import choose_device
-from edgeflow.lab.demo.flow_training.batches import FlowBatch, Normaliser, draw_flow_batch
-from edgeflow.lab.demo.flow_training.chunks import Labels, label_all
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser, FlowBatch, draw_flow_batch
+from edgeflow.lab.demo.flow_training.chunks import ChunkLabels, label_all
 from edgeflow.lab.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.losses import FlowHeads, expert_loss, flow_loss, grid_of
-from edgeflow.lab.demo.flow_training.network import FlowNetwork
+from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.demo.training.batches import Prompts, make_prompts
 from edgeflow.lab.demo.training.losses import vision_loss
@@ -82,9 +82,9 @@ class FlowTrainer:
         torch.manual_seed(seed)
         size = FlowSize()
         self.tokenizer = train_tokenizer(size.vocab)
-        self.network, self.heads = FlowNetwork(size).to(device), FlowHeads(size).to(device)
-        self.labels: Labels = label_all(data, size.chunk)
-        self.normaliser = Normaliser.of(size, data, self.labels)
+        self.network, self.heads = TrainedFlowNetwork(size).to(device), FlowHeads(size).to(device)
+        self.labels: ChunkLabels = label_all(data, size.chunk)
+        self.normaliser = BatchNormaliser.of(size, data, self.labels)
         self._data, self._plan, self._seed, self._device = data, plan, seed, torch.device(device)
         self._prompts: Prompts = make_prompts(partial(prompt_ids, self.tokenizer), sharing=False)
         heads = self.heads.named_parameters(prefix="heads")

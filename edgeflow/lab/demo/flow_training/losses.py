@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.batches import FlowBatch, Normaliser
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser, FlowBatch
 from edgeflow.lab.demo.flow_training.layers import FlowSize, turn_of
-from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
+from edgeflow.lab.demo.flow_training.network import Prefix, TrainedFlowNetwork
 from edgeflow.lab.demo.training.actions import HIGH, LOW
 from edgeflow.lab.demo.training.losses import Locator, patch_of, regression_loss, regressor
-from edgeflow.lab.demo.training.network import TowerSize
+from edgeflow.lab.demo.training.network import TowerDimensions
 
 DRAWS: Final = 2  # noises and times per chunk
 EXPERT_DRAWS: Final = 4  # while the expert alone is trained, which costs little beside the prefix
@@ -52,18 +52,18 @@ class FlowLoss:
         return self.flow + _SUM_WEIGHT * self.sums + auxiliary
 
 
-def grid_of(size: FlowSize) -> TowerSize:
+def grid_of(size: FlowSize) -> TowerDimensions:
     """The grid of image tokens, as the locating losses take it."""
-    return TowerSize(img_size=size.image, patch_size=size.patch * size.scale_factor)
+    return TowerDimensions(img_size=size.image, patch_size=size.patch * size.scale_factor)
 
 
 def flow_loss(
-    network: FlowNetwork,
+    network: TrainedFlowNetwork,
     heads: FlowHeads,
     image_tokens: Tensor,
     batch: FlowBatch,
     *,
-    normaliser: Normaliser,
+    normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> FlowLoss:
     """The loss of all instructions of all images. Images and text see each other, so each instruction has a
@@ -77,7 +77,7 @@ def flow_loss(
 
 
 def expert_loss(
-    network: FlowNetwork, batch: FlowBatch, *, normaliser: Normaliser, generator: torch.Generator
+    network: TrainedFlowNetwork, batch: FlowBatch, *, normaliser: BatchNormaliser, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The loss of the expert alone, and off_m as of FlowLoss: nothing is learned by what computes the prefix."""
     branches = batch.ids.shape[1]
@@ -91,12 +91,12 @@ def expert_loss(
 
 
 def _chunk_losses(
-    network: FlowNetwork,
+    network: TrainedFlowNetwork,
     prefix: Prefix,
     batch: FlowBatch,
     draws: int,
     *,
-    normaliser: Normaliser,
+    normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """flow, sums and off_m of FlowLoss. Rows that a chunk keeps are clean, at time 0, and nothing is asked of them."""
@@ -120,7 +120,7 @@ def _draw_times(count: int, draws: int, generator: torch.Generator) -> Tensor:
     return share**_TIME_POWER * (1.0 - _LEAST_TIME) + _LEAST_TIME
 
 
-def _sum_loss(error: Tensor, normaliser: Normaliser) -> tuple[Tensor, Tensor]:
+def _sum_loss(error: Tensor, normaliser: BatchNormaliser) -> tuple[Tensor, Tensor]:
     """Loss of where the rows lead, from the error `[..., C, A]` of clean chunks; and the distance at the end, metres.
 
     The sum neglects that later rows are turned by earlier ones.
@@ -132,7 +132,7 @@ def _sum_loss(error: Tensor, normaliser: Normaliser) -> tuple[Tensor, Tensor]:
     return regression_loss(drift / spread, torch.zeros_like(drift)), off
 
 
-def _looking_loss(network: FlowNetwork, prefix: Prefix, batch: FlowBatch) -> Tensor:
+def _looking_loss(network: TrainedFlowNetwork, prefix: Prefix, batch: FlowBatch) -> Tensor:
     """From the name on, the first head of the pointing layer is trained to look at the named handle."""
     size = network.size
     layer = network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER]

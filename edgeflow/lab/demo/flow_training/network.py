@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from edgeflow.lab.demo.flow_training.layers import (
     TEXT_EPS,
     ExpertLayer,
+    FlowLayer,
     FlowSize,
-    Layer,
     Parts,
     VisionModel,
     pixel_shuffle,
@@ -48,7 +48,7 @@ class Prefix:
     """`[B, P]` bool, false where text is padded."""
 
 
-class FlowNetwork(nn.Module):
+class TrainedFlowNetwork(nn.Module):
     """Vision, language model and action expert of the policy."""
 
     def __init__(self, size: FlowSize) -> None:
@@ -151,7 +151,7 @@ class FlowNetwork(nn.Module):
 def _text_model(size: FlowSize) -> Parts:
     return Parts(
         embed_tokens=nn.Embedding(size.vocab, size.width),
-        layers=nn.ModuleList(Layer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
+        layers=nn.ModuleList(FlowLayer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
         norm=RmsNorm(size.width, TEXT_EPS),
     )
 

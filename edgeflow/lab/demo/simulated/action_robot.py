@@ -5,20 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send
-from edgeflow.lab.demo.simulated.camera import Camera
+from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot
+from edgeflow.lab.demo.simulated.camera import SimulatedCamera
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow_client.pose import Pose
 
 
-class ActionRobot(Robot):
+class ActionRobot(SimulatedRobot):
     """Captures a frame every period and obeys the newest action that has arrived.
 
     anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
     """
 
     def __init__(
-        self, body: Body, camera: Camera, answers: Answers, send: Send, *, period_ns: int, anchored: bool
+        self,
+        body: SimulatedBody,
+        camera: SimulatedCamera,
+        answers: DelayedAnswers,
+        send: Send,
+        *,
+        period_ns: int,
+        anchored: bool,
     ) -> None:
         super().__init__(body, camera, answers, send)
         self._period_ns = period_ns

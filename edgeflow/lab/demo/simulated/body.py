@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.lab.demo.simulated.camera import Camera
+from edgeflow.lab.demo.simulated.camera import SimulatedCamera
 from edgeflow.lab.demo.simulated.episodes import Acted
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Vector
 
 TICK_NS: Final = 10_000_000  # between two looks at what is to be played
@@ -40,7 +40,7 @@ class Course:
     velocity: Vector
 
 
-class Body:
+class SimulatedBody:
     """A simulated robot whose time is moved. now_ns: since the episode began. acted: the actions that it obeyed."""
 
     def __init__(self, sim: RobotSim) -> None:
@@ -51,7 +51,7 @@ class Body:
 
     @property
     def running(self) -> bool:
-        return self.sim.outcome is Outcome.RUNNING
+        return self.sim.outcome is EpisodeOutcome.RUNNING
 
     def move_to(self, instant_ns: int) -> None:
         """Advance physics to an instant; a past one changes nothing."""
@@ -77,7 +77,7 @@ class Body:
         )
 
 
-class Answers:
+class DelayedAnswers:
     """The answers on their way to a robot. delay: None = they arrive as soon as they are there."""
 
     def __init__(self, delay: Delay | None) -> None:
@@ -126,10 +126,10 @@ class Ticks:
         return come
 
 
-class Robot(ABC):
+class SimulatedRobot(ABC):
     """A robot in simulated time."""
 
-    def __init__(self, body: Body, camera: Camera, answers: Answers, send: Send) -> None:
+    def __init__(self, body: SimulatedBody, camera: SimulatedCamera, answers: DelayedAnswers, send: Send) -> None:
         self._body = body
         self._camera = camera
         self._answers = answers

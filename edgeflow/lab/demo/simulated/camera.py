@@ -14,7 +14,7 @@ Seen = Callable[[SubmitFrame], None]
 """Called with each frame that is drawn."""
 
 
-class Camera:
+class SimulatedCamera:
     """Captures frames that are drawn when they begin, as the camera saw them."""
 
     def __init__(self, sim: RobotSim, seen: Seen | None = None) -> None:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send, Ticks
-from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera
+from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
+from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, SimulatedCamera
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
-from edgeflow_client.connection.link import Outgoing
+from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.connection.wire import SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from edgeflow_client.trajectory import Playing
 from edgeflow_client.types import ActionSchema, StateSpec
 
@@ -28,13 +28,13 @@ RESUME_WITHIN_NS: Final = 2_000_000_000
 class _BodyClock:
     """The robot's clock (edgeflow_client.clock.Clock)."""
 
-    body: Body
+    body: SimulatedBody
 
     def now_ns(self) -> int:
         return START_NS + self.body.now_ns
 
 
-class ChunkRobot(Robot):
+class ChunkRobot(SimulatedRobot):
     """Captures a frame every period and plays what the SDK hands out.
 
     continues: answers continue the chunk being played (real-time chunking), where the policy can. foretold_ns: the
@@ -43,9 +43,9 @@ class ChunkRobot(Robot):
 
     def __init__(
         self,
-        body: Body,
-        camera: Camera,
-        answers: Answers,
+        body: SimulatedBody,
+        camera: SimulatedCamera,
+        answers: DelayedAnswers,
         send: Send,
         schema: ActionSchema,
         *,
@@ -65,8 +65,8 @@ class ChunkRobot(Robot):
         self._directive: Directive | None = None
         self._playing = 0
         agreed = SessionSettings(cameras=(), control_period_s=period_ns / 1e9, state=state)
-        self._session = Session(agreed, body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
-        self._outgoing = Outgoing(self._session.opening())
+        self._session = ClientSession(agreed, body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
+        self._outgoing = OutgoingMessages(self._session.opening())
         next(self._outgoing)  # Open
         self._session.stream_opened(_opened(schema), self._outgoing)
         self._capture()

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 
 
 class Execution(str, Enum):
@@ -47,7 +47,7 @@ class Acted:
 class EpisodeRun:
     """Result of one episode."""
 
-    outcome: Outcome
+    outcome: EpisodeOutcome
     seconds: float
     """Simulated."""
     frames: int
@@ -80,4 +80,4 @@ class EpisodeRun:
     def from_json(cls, content: Mapping[str, Any]) -> EpisodeRun:
         names = [each.name for each in fields(Acted)]
         acted = tuple(Acted(**dict(zip(names, row, strict=True))) for row in content["acted"])
-        return cls(**{**content, "outcome": Outcome(content["outcome"]), "acted": acted})
+        return cls(**{**content, "outcome": EpisodeOutcome(content["outcome"]), "acted": acted})

@@ -14,8 +14,8 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.action_robot import ActionRobot
-from edgeflow.lab.demo.simulated.body import Answers, Body, Delay, Robot, Send
-from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Camera, Seen
+from edgeflow.lab.demo.simulated.body import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
+from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
 from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
 from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
@@ -57,11 +57,17 @@ class VirtualService:
         period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
         its frame.
         """
-        clock, camera, body = ManualClock(), Camera(sim, self._seen), Body(sim)
+        clock, camera, body = ManualClock(), SimulatedCamera(sim, self._seen), SimulatedBody(sim)
         published: list[Message] = []
         worker = self._worker(clock, published, pace, camera.draw)
         robot = self._robot(
-            body, camera, Answers(delay), worker.inbox.put, pace, period_ns=round(period_s * 1e9), anchored=anchored
+            body,
+            camera,
+            DelayedAnswers(delay),
+            worker.inbox.put,
+            pace,
+            period_ns=round(period_s * 1e9),
+            anchored=anchored,
         )
         overtaken = 0
         while body.running:
@@ -86,8 +92,16 @@ class VirtualService:
         )
 
     def _robot(
-        self, body: Body, camera: Camera, answers: Answers, send: Send, pace: Pace, *, period_ns: int, anchored: bool
-    ) -> Robot:
+        self,
+        body: SimulatedBody,
+        camera: SimulatedCamera,
+        answers: DelayedAnswers,
+        send: Send,
+        pace: Pace,
+        *,
+        period_ns: int,
+        anchored: bool,
+    ) -> SimulatedRobot:
         policy = self._engine.policy
         schema, has_state = policy.action_schema(policy.unnorm_keys[0]), bool(policy.inputs.state)
         if schema.horizon == 1:
@@ -107,14 +121,14 @@ class VirtualService:
         )
 
     def _foretold_ns(self, pace: Pace, period_ns: int) -> int:
-        robot = forecast.Robot(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
+        robot = forecast.ForecastSession(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
         return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
 
     def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
-        scheduler, pacer = _Watched(self._limits, draw), Pacer(self._times, clock, wait)
+        scheduler, pacer = _AnnouncingScheduler(self._limits, draw), Pacer(self._times, clock, wait)
         worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
         worker.inbox.put(
             OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._execution is Execution.RTC)
@@ -122,7 +136,7 @@ class VirtualService:
         return worker
 
 
-class _Watched(Scheduler):
+class _AnnouncingScheduler(Scheduler):
     """A scheduler that announces each frame that is about to begin."""
 
     def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
@@ -136,13 +150,13 @@ class _Watched(Scheduler):
         return frames
 
 
-def _wake_ns(robot: Robot, worker: Worker) -> int:
+def _wake_ns(robot: SimulatedRobot, worker: Worker) -> int:
     """The next event while no pass runs: of the robot, or a drain that becomes due."""
     wake_at_ns = worker.wake_at_ns()
     return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
 
 
-def _live_until(instant_ns: int, robot: Robot, body: Body) -> None:
+def _live_until(instant_ns: int, robot: SimulatedRobot, body: SimulatedBody) -> None:
     """Advance physics and the robot's own events to an instant."""
     while robot.next_event_ns <= instant_ns and body.running:
         body.move_to(robot.next_event_ns)

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import Answers, Body, Robot, Send, Ticks
-from edgeflow.lab.demo.simulated.camera import Camera
+from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
+from edgeflow.lab.demo.simulated.camera import SimulatedCamera
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import Pose
@@ -18,11 +18,18 @@ PLAYED_ROWS: Final = 8
 """Rows of a chunk that are played before the next frame is captured, or all where there are fewer."""
 
 
-class SynchronousRobot(Robot):
+class SynchronousRobot(SimulatedRobot):
     """Captures a frame, rests until its chunk arrives, plays PLAYED_ROWS of it from the first one, and so on."""
 
     def __init__(
-        self, body: Body, camera: Camera, answers: Answers, send: Send, schema: ActionSchema, *, has_state: bool
+        self,
+        body: SimulatedBody,
+        camera: SimulatedCamera,
+        answers: DelayedAnswers,
+        send: Send,
+        schema: ActionSchema,
+        *,
+        has_state: bool,
     ) -> None:
         super().__init__(body, camera, answers, send)
         self._schema = schema

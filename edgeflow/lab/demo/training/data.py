@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.training.states import Labels, State, label, sample_state
+from edgeflow.lab.demo.training.states import StateLabels, TrainingState, label, sample_state
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
-from edgeflow.lab.demo.world.robot import Arm
+from edgeflow.lab.demo.world.robot import ToolMotion
 from edgeflow.lab.demo.world.scene import POLICY_SIZE, Scene
 
 CHUNK: Final = 250  # states a work item
@@ -128,7 +128,7 @@ class Studio:
 
     def __init__(self) -> None:
         self._scene = Scene()
-        self._arm = Arm(self._scene)
+        self._arm = ToolMotion(self._scene)
         self._colours = list(COLOURS)
 
     def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Studio:
         labels = label(state)
         return {**self._scene_row(state, labels), "actions": labels.actions}
 
-    def _pose(self, rng: np.random.Generator) -> State:
+    def _pose(self, rng: np.random.Generator) -> TrainingState:
         """Draw states until the arm can reach one, and put scene and arm there."""
         while True:
             state = sample_state(rng)
@@ -146,7 +146,7 @@ class Studio:
             if self._arm.teleport(state.tool) < 1e-3:
                 return state
 
-    def _scene_row(self, state: State, labels: Labels) -> dict[str, Any]:
+    def _scene_row(self, state: TrainingState, labels: StateLabels) -> dict[str, Any]:
         """The row's SCENE_COLUMNS, of scene and arm as they are."""
         return {
             "images": self._scene.picture(self._scene.moment()),

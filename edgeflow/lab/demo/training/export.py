@@ -18,7 +18,7 @@ from edgeflow.lab.demo.training.network import (
     CHANNEL_STDS,
     NetworkSize,
     PolicyNetwork,
-    TowerSize,
+    TowerDimensions,
 )
 from edgeflow.lab.demo.training.tokenizer import save_tokenizer
 from edgeflow.lab.outputs import write_json
@@ -116,7 +116,7 @@ def _config(size: NetworkSize, stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tower(tower: TowerSize) -> dict[str, Any]:
+def _tower(tower: TowerDimensions) -> dict[str, Any]:
     names = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "mlp_ratio")
     return {name: getattr(tower, name) for name in names}
 

@@ -32,7 +32,7 @@ _WEIGHT_DECAY: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """How much to render and how long to train."""
 
     states: int = STATES
@@ -50,10 +50,10 @@ class Plan:
         return sum(phase.steps for phase in self.phases)
 
 
-def plan_for(minutes: float | None) -> Plan:
+def plan_for(minutes: float | None) -> TrainingPlan:
     """The full plan, or one scaled to a budget in minutes of two cores."""
     share = budget_share(minutes, FULL_MINUTES)
-    return Plan(
+    return TrainingPlan(
         states=max(250, round(STATES * min(1.0, share))),
         vision_steps=max(1, round(VISION_STEPS * share)),
         language_steps=max(1, round(LANGUAGE_STEPS * share)),
@@ -63,7 +63,7 @@ def plan_for(minutes: float | None) -> Plan:
 class TokenTrainer:
     """The network with its auxiliary heads, in training (lab/training/run.Trainer)."""
 
-    def __init__(self, data: Dataset, plan: Plan, seed: int, device: str) -> None:
+    def __init__(self, data: Dataset, plan: TrainingPlan, seed: int, device: str) -> None:
         torch.manual_seed(seed)
         size = NetworkSize()
         self.tokenizer = train_tokenizer(size.text_vocab)

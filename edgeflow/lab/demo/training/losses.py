@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edgeflow.lab.demo.training.actions import ids_of, soft_targets
 from edgeflow.lab.demo.training.batches import Batch, Prompts
 from edgeflow.lab.demo.training.data import ACTION_DIM
-from edgeflow.lab.demo.training.network import Layer, NetworkSize, PolicyNetwork, TowerSize
+from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork, TowerDimensions, TrainedLayer
 from edgeflow.lab.demo.world.layout import COLOURS
 
 _FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
@@ -54,7 +54,7 @@ def regressor(width: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
 
 
-def vision_loss(heads: Locator, image_tokens: Tensor, batch: Batch, tower: TowerSize) -> Tensor:
+def vision_loss(heads: Locator, image_tokens: Tensor, batch: Batch, tower: TowerDimensions) -> Tensor:
     """Point at each colour's handle and read its action."""
     pointers, actions = heads.locate(image_tokens)
     present = torch.arange(len(batch.colours), device=pointers.device)[:, None]
@@ -65,7 +65,7 @@ def vision_loss(heads: Locator, image_tokens: Tensor, batch: Batch, tower: Tower
     return _POINTER_WEIGHT * pointing + _VISION_WEIGHT * regression_loss(read, batch.actions[batch.visible])
 
 
-def patch_of(pixels: Tensor, tower: TowerSize) -> Tensor:
+def patch_of(pixels: Tensor, tower: TowerDimensions) -> Tensor:
     """Index of the patch that holds a pixel `[..., 2]` (column, row)."""
     side = tower.img_size // tower.patch_size
     cells = (pixels / tower.patch_size).floor().long().clamp(0, side - 1)
@@ -124,7 +124,7 @@ def language_loss(
 def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
     """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
     shared prefix to the image; they are trained to point at the named handle."""
-    layer = cast("Layer", network.language_model.model.layers[_POINTING_LAYER])
+    layer = cast("TrainedLayer", network.language_model.model.layers[_POINTING_LAYER])
     turn = network.language_model.turn(positions)
     q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)
     patches = k[:, 0, 1 : 1 + network.size.towers[0].patches]

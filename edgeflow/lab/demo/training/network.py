@@ -20,7 +20,7 @@ CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerSize:
+class TowerDimensions:
     """Dimensions of a tower."""
 
     img_size: int = 96
@@ -40,7 +40,9 @@ class TowerSize:
 class NetworkSize:
     """Dimensions of the policy."""
 
-    towers: tuple[TowerSize, TowerSize] = field(default_factory=lambda: (TowerSize(), TowerSize()))
+    towers: tuple[TowerDimensions, TowerDimensions] = field(
+        default_factory=lambda: (TowerDimensions(), TowerDimensions())
+    )
     hidden: int = 128
     layers: int = 8
     heads: int = 4
@@ -68,7 +70,7 @@ class Mlp(nn.Module):
         return out
 
 
-class VisionAttention(nn.Module):
+class TrainedVisionAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.qkv, self.proj, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
@@ -89,12 +91,12 @@ class LayerScale(nn.Module):
         return x * self.scale_factor
 
 
-class Block(nn.Module):
-    def __init__(self, size: TowerSize, scaled: bool) -> None:
+class TrainedBlock(nn.Module):
+    def __init__(self, size: TowerDimensions, scaled: bool) -> None:
         super().__init__()
         e = size.embed_dim
         self.norm1, self.norm2 = nn.LayerNorm(e, eps=1e-6), nn.LayerNorm(e, eps=1e-6)
-        self.attn, self.mlp = VisionAttention(e, size.num_heads), Mlp(e, int(e * size.mlp_ratio))
+        self.attn, self.mlp = TrainedVisionAttention(e, size.num_heads), Mlp(e, int(e * size.mlp_ratio))
         self.ls1: nn.Module = LayerScale(e) if scaled else nn.Identity()
         self.ls2: nn.Module = LayerScale(e) if scaled else nn.Identity()
 
@@ -105,7 +107,7 @@ class Block(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    def __init__(self, size: TowerSize) -> None:
+    def __init__(self, size: TowerDimensions) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, size.embed_dim, size.patch_size, size.patch_size)
 
@@ -128,7 +130,7 @@ class Tower(nn.Module):
     with_prefix: DINOv2's form, with class and register tokens (no position added to them) and LayerScale.
     """
 
-    def __init__(self, size: TowerSize, with_prefix: bool) -> None:
+    def __init__(self, size: TowerDimensions, with_prefix: bool) -> None:
         super().__init__()
         e = size.embed_dim
         if with_prefix:
@@ -137,7 +139,7 @@ class Tower(nn.Module):
         self.with_prefix = with_prefix
         self.pos_embed = nn.Parameter(position_code(size.img_size // size.patch_size, size.embed_dim)[None])
         self.patch_embed = PatchEmbed(size)
-        self.blocks = nn.ModuleList(Block(size, with_prefix) for _ in range(size.depth - 1))
+        self.blocks = nn.ModuleList(TrainedBlock(size, with_prefix) for _ in range(size.depth - 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.patch_embed(pixels) + self.pos_embed
@@ -232,7 +234,7 @@ class GatedMlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class TrainedLayer(nn.Module):
     def __init__(self, size: NetworkSize) -> None:
         super().__init__()
         self.self_attn, self.mlp = SelfAttention(size), GatedMlp(size.hidden, size.mlp)
@@ -244,18 +246,18 @@ class Layer(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class TrainedDecoder(nn.Module):
     def __init__(self, size: NetworkSize) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocab, size.hidden)
-        self.layers = nn.ModuleList(Layer(size) for _ in range(size.layers))
+        self.layers = nn.ModuleList(TrainedLayer(size) for _ in range(size.layers))
         self.norm = RmsNorm(size.hidden)
 
 
-class LanguageModel(nn.Module):
+class TrainedLanguageModel(nn.Module):
     def __init__(self, size: NetworkSize) -> None:
         super().__init__()
-        self.model = Decoder(size)
+        self.model = TrainedDecoder(size)
         self.lm_head = nn.Linear(size.hidden, size.vocab, bias=False)
         self._half_dim = size.hidden // size.heads // 2
 
@@ -282,7 +284,7 @@ class PolicyNetwork(nn.Module):
         self.size = size
         self.vision_backbone = VisionBackbone(size)
         self.projector = Projector(sum(tower.embed_dim for tower in size.towers), size.hidden)
-        self.language_model = LanguageModel(size)
+        self.language_model = TrainedLanguageModel(size)
         self._initialise()
 
     def _initialise(self) -> None:

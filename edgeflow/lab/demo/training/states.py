@@ -27,7 +27,7 @@ _FUNNEL_METRES, _FUNNEL_RADIANS = 0.025, 0.12  # spread around the straight appr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class TrainingState:
     """One training state."""
 
     handles: tuple[Handle, ...]
@@ -37,7 +37,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Labels:
+class StateLabels:
     """Labels of a state, per handle."""
 
     actions: NDArray[np.float32]
@@ -48,24 +48,24 @@ class Labels:
     """`[HANDLES]` bool."""
 
 
-def sample_state(rng: np.random.Generator) -> State:
+def sample_state(rng: np.random.Generator) -> TrainingState:
     """Draw a state in which the target is in view and the tool within the arm's workspace."""
     while True:
         handles = sample_layout(rng, 0.0)
         target = int(rng.integers(HANDLES))
         tool = _sample_tool(rng, handles[target].grasp(0.0))
         reachable = bool(np.all(tool.position > REACH_LOW - 0.02) and np.all(tool.position < REACH_HIGH + 0.02))
-        if reachable and label(State(handles, target, tool)).visible[target]:
-            return State(handles, target, tool)
+        if reachable and label(TrainingState(handles, target, tool)).visible[target]:
+            return TrainingState(handles, target, tool)
 
 
-def label(state: State) -> Labels:
+def label(state: TrainingState) -> StateLabels:
     """The expert's action for every handle, and the handle's position in the image."""
     actions = [expert_action(state.tool, handle.grasp(0.0)) for handle in state.handles]
     seen = [_project(state.tool, handle.pose(0.0).position) for handle in state.handles]
     pixels = np.array([pixel for pixel, _ in seen], np.float32)
     inside = np.all(np.abs(pixels - _HALF_IMAGE) < _HALF_IMAGE - _MARGIN, axis=1)
-    return Labels(np.array(actions, np.float32), pixels, inside & np.array([ahead for _, ahead in seen]))
+    return StateLabels(np.array(actions, np.float32), pixels, inside & np.array([ahead for _, ahead in seen]))
 
 
 def _project(tool: Pose, point: Vector) -> tuple[Vector, bool]:

@@ -59,7 +59,7 @@ class Kinematics:
         return np.concatenate([target.position - self._scratch.site_xpos[self._site], turn])
 
 
-class Arm:
+class ToolMotion:
     """Moves the tool towards a goal pose, never faster than MAX_SPEED and MAX_TURN."""
 
     def __init__(self, scene: Scene) -> None:

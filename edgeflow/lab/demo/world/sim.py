@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from edgeflow.lab.demo.world.layout import TOOL_DOWN, Handle, sample_layout
-from edgeflow.lab.demo.world.robot import Arm
+from edgeflow.lab.demo.world.robot import ToolMotion
 from edgeflow.lab.demo.world.scene import Image, Moment, Scene, Spectator
-from edgeflow.lab.demo.world.task import TIME_LIMIT, Outcome, Task, judge_closing, sample_task
+from edgeflow.lab.demo.world.task import TIME_LIMIT, EpisodeOutcome, Task, judge_closing, sample_task
 from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply
 
 START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, where the tool starts
@@ -29,7 +29,7 @@ class RobotSim:
 
     def __init__(self, seed: int, object_speed: float = 0.0) -> None:
         self._scene = Scene()
-        self._arm = Arm(self._scene)
+        self._arm = ToolMotion(self._scene)
         self._object_speed = object_speed
         self._control_dt = _CONTROL_STEPS * float(self._scene.model.opt.timestep)
         self.reset(seed)
@@ -45,7 +45,7 @@ class RobotSim:
         self._scene.mujoco.mj_resetData(self._scene.model, self._scene.data)
         self._scene.paint(self.handles)
         self._scene.place(self.handles, 0.0)
-        self._ticks, self.outcome = 0, Outcome.RUNNING
+        self._ticks, self.outcome = 0, EpisodeOutcome.RUNNING
         self._arm.teleport(start)
 
     @property
@@ -90,7 +90,7 @@ class RobotSim:
     def step(self, seconds: float) -> None:
         """Advance time by whole control steps; stops early when the episode ends."""
         for _ in range(round(seconds / self._control_dt)):
-            if self.outcome is not Outcome.RUNNING:
+            if self.outcome is not EpisodeOutcome.RUNNING:
                 return
             self._control_step()
 
@@ -103,8 +103,8 @@ class RobotSim:
         self._scene.mujoco.mj_kinematics(self._scene.model, self._scene.data)
         if open_before and self._arm.aperture < _HALF_CLOSED:
             self.outcome = judge_closing(self.pose(), self.grasps(), self.task.target)
-        if self.outcome is Outcome.RUNNING and self.time >= TIME_LIMIT - 1e-9:
-            self.outcome = Outcome.TIMEOUT
+        if self.outcome is EpisodeOutcome.RUNNING and self.time >= TIME_LIMIT - 1e-9:
+            self.outcome = EpisodeOutcome.TIMEOUT
 
     def capture(self) -> Image:
         """The wrist camera's frame `[96, 96, 3]`, RGB."""

@@ -25,7 +25,7 @@ WRONG_REACH: Final = 0.03  # metres; closing this near another handle ends the e
 TIME_LIMIT: Final = 8.0  # seconds
 
 
-class Outcome(str, Enum):
+class EpisodeOutcome(str, Enum):
     """State of an episode."""
 
     RUNNING = "running"
@@ -64,12 +64,12 @@ def distances(tool: Pose, grasp: Pose) -> tuple[float, float]:
     return float(np.linalg.norm(left.position)), float(np.linalg.norm(to_rotvec(left.wxyz)))
 
 
-def judge_closing(tool: Pose, grasps: Sequence[Pose], target: int) -> Outcome:
+def judge_closing(tool: Pose, grasps: Sequence[Pose], target: int) -> EpisodeOutcome:
     """The outcome of closing the gripper here. Closing on nothing leaves the episode running."""
     far, turned = distances(tool, grasps[target])
     if far <= REACH and turned <= ALIGNED:
-        return Outcome.SUCCESS
+        return EpisodeOutcome.SUCCESS
     others = [grasp for index, grasp in enumerate(grasps) if index != target]
     if any(distances(tool, grasp)[0] <= WRONG_REACH for grasp in others):
-        return Outcome.WRONG_TARGET
-    return Outcome.RUNNING
+        return EpisodeOutcome.WRONG_TARGET
+    return EpisodeOutcome.RUNNING

@@ -12,7 +12,7 @@ from edgeflow.artifacts.manifest import KVForm, StageName
 from edgeflow.engine.exported.flow import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
 from edgeflow.engine.flow.policy import FlowNetwork
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph, kv_names, pairs
 from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 
@@ -47,7 +47,7 @@ def flow_program(export: FlowExport) -> ModelProgram:
         for text in sorted(export.text)
     ]
     past, decoder = buckets[-1].rows, export.network.decoder
-    stages = _Stages(export, past)
+    stages = _FlowStages(export, past)
     masks = {bucket: BucketMasks(bucket, export.sizes, decoder.kinds, past) for bucket in buckets}
     return ModelProgram(
         stages=(
@@ -67,7 +67,7 @@ def flow_program(export: FlowExport) -> ModelProgram:
     )
 
 
-class _Stages:
+class _FlowStages:
     """past: T"""
 
     def __init__(self, export: FlowExport, past: int) -> None:
@@ -81,7 +81,7 @@ class _Stages:
         self._times = torch.tensor([*times, 0.0])
         self._decoder.rotary(self._capacity)  # made here, it is a constant of every graph
 
-    def towers(self, bucket: Bucket) -> StageProgram:
+    def towers(self, bucket: Bucket) -> StageGraph:
         export, network = self._export, self._network
 
         def run(pixel_values: Tensor, prompt_ids: Tensor, state: Tensor) -> Sequence[Tensor]:
@@ -92,9 +92,9 @@ class _Stages:
             "prompt_ids": torch.arange(bucket.text) % IDS,
             "state": torch.zeros(1, export.state),
         }
-        return StageProgram(stage=StageName.TOWERS, run=run, inputs=inputs, outputs=("hidden",), rows=bucket.rows)
+        return StageGraph(stage=StageName.TOWERS, run=run, inputs=inputs, outputs=("hidden",), rows=bucket.rows)
 
-    def prefill(self, masks: BucketMasks) -> StageProgram:
+    def prefill(self, masks: BucketMasks) -> StageGraph:
         decoder, bucket = self._decoder, masks.bucket
         layers = len(decoder.heads.kinds)
 
@@ -106,11 +106,11 @@ class _Stages:
 
         hidden = torch.zeros(1, bucket.rows, self._width)
         inputs = {"hidden": hidden, **masks.prefix(bucket.cameras, bucket.text)}
-        return StageProgram(
+        return StageGraph(
             stage=StageName.PREFILL, run=run, inputs=inputs, outputs=kv_names(layers, "_rows"), rows=bucket.rows
         )
 
-    def step(self, masks: BucketMasks, batch: int) -> StageProgram:
+    def step(self, masks: BucketMasks, batch: int) -> StageGraph:
         network, decoder, sizes, times = self._network, self._decoder, self._export.sizes, self._times
         crosses, has_state = CROSS in decoder.kinds, sizes.state > 0
         nothing = torch.zeros(0, self._width)
@@ -127,7 +127,7 @@ class _Stages:
             kv = StaticKV(list(pairs(given)), self._capacity)
             return [network.velocity(decoder.forward(nothing, hidden, rows, kv.slots, condition))]
 
-        return StageProgram(
+        return StageGraph(
             stage=StageName.STEP,
             run=run,
             inputs=self._step_inputs(masks, batch),

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from edgeflow.artifacts.manifest import Graph, TensorSpec, WeightFile
 from edgeflow.lab.export.graphs.rewrites import select_by_one_list
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.files import sha256_of
 
@@ -36,12 +36,12 @@ ALIGNMENT = 64
 class Traced:
     """A stage as ATen operators, in which nothing is written in place."""
 
-    stage: StageProgram
+    stage: StageGraph
     program: torch.export.ExportedProgram
 
 
-class _Run(nn.Module):
-    def __init__(self, stage: StageProgram) -> None:
+class _GraphRun(nn.Module):
+    def __init__(self, stage: StageGraph) -> None:
         super().__init__()
         self._run = stage.run
 
@@ -49,10 +49,10 @@ class _Run(nn.Module):
         return tuple(self._run(*inputs))
 
 
-def trace(stage: StageProgram) -> Traced:
+def trace(stage: StageGraph) -> Traced:
     """Trace a stage over its example inputs."""
     with torch.no_grad(), _quiet():
-        program = torch.export.export(_Run(stage).eval(), tuple(stage.inputs.values()), strict=False)
+        program = torch.export.export(_GraphRun(stage).eval(), tuple(stage.inputs.values()), strict=False)
         program = program.run_decompositions({})
     select_by_one_list(program.graph)
     program.graph_module.recompile()
@@ -170,7 +170,7 @@ class SharedWeights:
         self._size += len(content)
 
 
-def write_graph(model: ir.Model, stage: StageProgram, folder: Path, weights: SharedWeights, file: str) -> Graph:
+def write_graph(model: ir.Model, stage: StageGraph, folder: Path, weights: SharedWeights, file: str) -> Graph:
     """Write a graph and check it; its entry in the manifest."""
     moved = weights.move(model)
     weights.flush()

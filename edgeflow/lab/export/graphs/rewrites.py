@@ -54,7 +54,7 @@ def rope_concat(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
     sines: dict[Node, Node] = {}
     count = 0
     for node in _calls(graph, ATEN.slice_scatter.default):
-        turn = _Turn.of(node)  # one may read what another has replaced
+        turn = _Rotation.of(node)  # one may read what another has replaced
         if turn is not None:
             turn.replace(graph, sines)
             count += 1
@@ -104,7 +104,7 @@ def select_by_one_list(graph: Graph) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
+class _Rotation:
     """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin."""
 
     last: Node
@@ -116,7 +116,7 @@ class _Turn:
     dim: int
 
     @classmethod
-    def of(cls, last: Node) -> _Turn | None:
+    def of(cls, last: Node) -> _Rotation | None:
         """The rotation that ends in a write of the second half; None for other writes."""
         first, second, dim, half = _argument(last, 0), _argument(last, 1), last.args[2], last.args[3]
         if not (_is(first, ATEN.slice_scatter.default) and _is(second, ATEN.addcmul.default)) or not half:

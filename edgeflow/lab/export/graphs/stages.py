@@ -13,7 +13,7 @@ from edgeflow.kernels.kv.formats import Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageProgram:
+class StageGraph:
     """A stage."""
 
     stage: StageName
@@ -32,7 +32,7 @@ class StageProgram:
 class ModelProgram:
     """All stages of a model."""
 
-    stages: tuple[StageProgram, ...]
+    stages: tuple[StageGraph, ...]
     kv: KVForm
     text: int
     preprocessing: Mapping[str, Any] = field(default_factory=dict)

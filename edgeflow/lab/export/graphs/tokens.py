@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram, kv_names, pairs
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph, kv_names, pairs
 from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow_client.errors import ConfigError
@@ -48,7 +48,7 @@ def token_program(export: TokenExport) -> ModelProgram:
             f"text: a bucket of {max(export.text)} tokens takes {longest} rows and a slot has {export.positions} "
             f"positions; export at most {export.positions - export.fixed_rows} tokens, or more positions"
         )
-    stages = _Stages(export)
+    stages = _TokenStages(export)
     text = sorted(export.text)
     return ModelProgram(
         stages=(
@@ -67,7 +67,7 @@ def token_program(export: TokenExport) -> ModelProgram:
     )
 
 
-class _Stages:
+class _TokenStages:
     def __init__(self, export: TokenExport) -> None:
         self._export = export
         self._decoder = export.decoder
@@ -76,13 +76,13 @@ class _Stages:
         self._rows = kv_names(self._layers, "_rows")
         self._run_once()
 
-    def towers(self, text: int) -> StageProgram:
+    def towers(self, text: int) -> StageGraph:
         export = self._export
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
             return [export.embed(*inputs)]
 
-        return StageProgram(
+        return StageGraph(
             stage=StageName.TOWERS,
             run=run,
             inputs={**export.images, "ids": (torch.arange(text) % self._config.vocab_size)[None]},
@@ -90,7 +90,7 @@ class _Stages:
             rows=export.fixed_rows + text,
         )
 
-    def prefill(self, rows: int) -> StageProgram:
+    def prefill(self, rows: int) -> StageGraph:
         decoder, past = self._decoder, self._export.positions if self._export.chunks else 0
 
         def run(hidden: Tensor, position: Tensor, seen: Tensor, sampled: Tensor, *given: Tensor) -> Sequence[Tensor]:
@@ -105,7 +105,7 @@ class _Stages:
             "seen": seen[None],
             "sampled": torch.tensor([rows - 1]),
         }
-        return StageProgram(
+        return StageGraph(
             stage=StageName.PREFILL,
             run=run,
             inputs=inputs | (self._past(1) if past else {}),
@@ -114,7 +114,7 @@ class _Stages:
             past=past,
         )
 
-    def step(self, batch: int) -> StageProgram:
+    def step(self, batch: int) -> StageGraph:
         decoder, past = self._decoder, self._export.positions
 
         def run(ids: Tensor, position: Tensor, seen: Tensor, *given: Tensor) -> Sequence[Tensor]:
@@ -127,7 +127,7 @@ class _Stages:
             "position": torch.zeros(batch, 1, dtype=torch.long),
             "seen": torch.ones(batch, 1, past + 1, dtype=torch.bool),
         }
-        return StageProgram(
+        return StageGraph(
             stage=StageName.STEP,
             run=run,
             inputs=inputs | self._past(batch),

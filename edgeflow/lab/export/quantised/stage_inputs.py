@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from edgeflow.lab.export.graphs.flow import FlowExport
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph
 from edgeflow.lab.export.graphs.tokens import TokenExport
 from edgeflow.lab.export.quantised.flow_loop import FlowLoop, candidates_of
 from edgeflow.lab.export.quantised.stage_runs import Array, Arrays, Run, StageKey, run_torch, stage_key
@@ -48,12 +48,12 @@ def record_stage_inputs(program: ModelProgram, frames: Sequence[Any], steps: Ste
     return found
 
 
-class _Stages(Protocol):
+class _LoopStages(Protocol):
     """The stages of a loop."""
 
-    towers: StageProgram
-    prefill: StageProgram
-    step: StageProgram
+    towers: StageGraph
+    prefill: StageGraph
+    step: StageGraph
 
 
 class _Loops(Protocol):
@@ -64,7 +64,7 @@ class _Loops(Protocol):
     batches: tuple[int, ...]
     """Batch sizes of its steps, ascending."""
 
-    def of(self, text: int, batch: int) -> _Stages: ...
+    def of(self, text: int, batch: int) -> _LoopStages: ...
 
     def cut(self, frame: Any, text: int) -> Any:
         """A frame for a bucket."""
@@ -133,11 +133,11 @@ class _TokenLoops:
 class _Recording:
     """Runs stages by torch and keeps the inputs of those that are wanted."""
 
-    def __init__(self, found: dict[StageKey, list[Arrays]], wanted: Collection[StageProgram]) -> None:
+    def __init__(self, found: dict[StageKey, list[Arrays]], wanted: Collection[StageGraph]) -> None:
         self._found = found
         self._wanted = {stage_key(stage) for stage in wanted}
 
-    def __call__(self, stage: StageProgram, inputs: Arrays) -> list[Array]:
+    def __call__(self, stage: StageGraph, inputs: Arrays) -> list[Array]:
         key = stage_key(stage)
         if key in self._wanted:
             self._found[key].append(inputs)

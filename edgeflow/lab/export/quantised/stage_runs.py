@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import CPU_PROVIDER, Runtime, session_options
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-Run = Callable[[StageProgram, Arrays], Sequence[Array]]
+Run = Callable[[StageGraph, Arrays], Sequence[Array]]
 """Computes a stage: its inputs by name, in their order → its outputs."""
 FILE, WEIGHTS = "graph.onnx", "graph.data"
 
@@ -31,13 +31,13 @@ class StageKey(NamedTuple):
     batch: int
 
 
-def stage_key(stage: StageProgram) -> StageKey:
+def stage_key(stage: StageGraph) -> StageKey:
     """The key of a stage."""
     return StageKey(stage.stage, stage.rows, stage.batch)
 
 
 @torch.inference_mode()
-def run_torch(stage: StageProgram, inputs: Mapping[str, Array]) -> list[Array]:
+def run_torch(stage: StageGraph, inputs: Mapping[str, Array]) -> list[Array]:
     """Compute a stage by the functions that are traced."""
     given = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in stage.inputs]
     return [each.numpy() for each in stage.run(*given)]
@@ -67,6 +67,6 @@ class GraphRun:
     def __init__(self, models: Mapping[StageKey, ir.Model]) -> None:
         self._sessions = {key: session_of(model) for key, model in models.items()}
 
-    def __call__(self, stage: StageProgram, inputs: Arrays) -> list[Array]:
+    def __call__(self, stage: StageGraph, inputs: Arrays) -> list[Array]:
         found: list[Array] = self._sessions[stage_key(stage)].run(list(stage.outputs), inputs)
         return found

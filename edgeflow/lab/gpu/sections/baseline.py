@@ -18,7 +18,7 @@ from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import Setting, SkipError
+from edgeflow.lab.gpu.setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import TEXT_SIZES, PolicySize, policy_tensors, random_frames
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -27,13 +27,13 @@ FEWEST = 3
 PREFIX = "language_model."
 
 
-def baseline(setting: Setting) -> Found:
+def baseline(setting: SectionSetting) -> Found:
     """Median over frames, after one that warms up; at least FEWEST, more while half of the time is left."""
     size = setting.size
     llama = _llama(setting, size)
     policy = policy_of(setting, size, table=built_in_table())
     frames = random_frames(size, policy, max(FEWEST, setting.frames // 4))
-    run = _Run(setting, size, policy, llama)
+    run = _DecodeFrame(setting, size, policy, llama)
     run(frames[0])
     half_s = setting.left_s / 2  # the rest is for our own tokens
     seconds: list[float] = []
@@ -60,10 +60,10 @@ def baseline(setting: Setting) -> Found:
     }
 
 
-class _Run:
+class _DecodeFrame:
     """Decodes one frame to its token ids."""
 
-    def __init__(self, setting: Setting, size: PolicySize, policy: OpenVLAPolicy, llama: Any) -> None:
+    def __init__(self, setting: SectionSetting, size: PolicySize, policy: OpenVLAPolicy, llama: Any) -> None:
         self._device = setting.device
         self._stages = size.stages
         self._policy = policy
@@ -81,7 +81,7 @@ class _Run:
         return ids
 
 
-def _llama(setting: Setting, size: PolicySize) -> Any:
+def _llama(setting: SectionSetting, size: PolicySize) -> Any:
     """The language model of `transformers` with the policy's weights; no token ends an answer."""
     try:
         from transformers import LlamaConfig, LlamaForCausalLM  # only this section needs it

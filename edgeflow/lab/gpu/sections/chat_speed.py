@@ -19,7 +19,7 @@ from edgeflow.engine.chat.generate import generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS, PREFILL_ROWS, scaled_ms, text_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.models.chat import ChatModel
@@ -34,7 +34,7 @@ SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.8, top_k=20
 """as Qwen2.5's instruction-tuned checkpoints ask for"""
 
 
-def chat(setting: Setting) -> Found:
+def chat(setting: SectionSetting) -> Found:
     """A row per model and prompt length; models for which the time does not suffice are named."""
     rows: list[Found] = []
     found: Found = {"chunk": _chunk(setting), "requests": rows}
@@ -52,21 +52,21 @@ def chat(setting: Setting) -> Found:
     return found
 
 
-def models(setting: Setting) -> list[str]:
+def models(setting: SectionSetting) -> list[str]:
     """Names of the models, the smallest first; the tiny one is for the suite's own tests."""
     return [TINY] if setting.small else [name for name in CHAT_SIZES if name != TINY]
 
 
-def lengths(setting: Setting) -> tuple[int, ...]:
+def lengths(setting: SectionSetting) -> tuple[int, ...]:
     """Rows of the prompts."""
     return (16, 24, 32, 64) if setting.small else (*PREFILL_ROWS, UNEVEN)
 
 
-def _chunk(setting: Setting) -> int:
+def _chunk(setting: SectionSetting) -> int:
     return SMALL_CHUNK if setting.small else PREFILL_CHUNK
 
 
-def _rows(setting: Setting, name: str) -> Iterator[Found]:
+def _rows(setting: SectionSetting, name: str) -> Iterator[Found]:
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
     chunk = _chunk(setting)
     kv = model.decoder.kv_slots(1 + setting.graphs, max(lengths(setting)) + DECODE_STEPS + chunk)
@@ -110,7 +110,7 @@ class _Requests:
         return first, gaps
 
 
-def _shares(setting: Setting, model: ChatModel, prompt: int, prefill_s: float, step_s: float) -> Found:
+def _shares(setting: SectionSetting, model: ChatModel, prompt: int, prefill_s: float, step_s: float) -> Found:
     if setting.measured is None:
         return {}
     prefill = text_work(model.config, [Span(0, 0, prompt)])
@@ -121,7 +121,7 @@ def _shares(setting: Setting, model: ChatModel, prompt: int, prefill_s: float, s
     }
 
 
-def _paper(setting: Setting, name: str, prompt: int, row: Found) -> Found:
+def _paper(setting: SectionSetting, name: str, prompt: int, row: Found) -> Found:
     """EdgeFM's times beside ours: a prefill, and as many steps as the paper has."""
     scaled = scaled_ms(name, prompt, setting.measured.bandwidth) if setting.measured else None
     if scaled is None:

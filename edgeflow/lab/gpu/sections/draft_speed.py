@@ -27,7 +27,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, attention_work, linear_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.lab.gpu.subjects.random_weights import random_weights
@@ -48,7 +48,7 @@ ALIKE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class DraftSpeedSizes:
     """The sizes of a measurement."""
 
     prompt: int
@@ -61,11 +61,11 @@ class Sizes:
     """Both: as of `kinds.Eagle`; depth of chains."""
 
 
-WHOLE = Sizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
-SMALL = Sizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows=12, depth=3, width=3), chain=3)
+WHOLE = DraftSpeedSizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
+SMALL = DraftSpeedSizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows=12, depth=3, width=3), chain=3)
 
 
-def drafts(setting: Setting) -> Found:
+def drafts(setting: SectionSetting) -> Found:
     """A row without drafts, and for each way of drafting one per number of tokens that verifications settle."""
     sizes, name = (SMALL, TINY) if setting.small else (WHOLE, MODEL)
     table = setting.table(name)
@@ -93,7 +93,9 @@ def drafts(setting: Setting) -> Found:
 class _Way:
     """One engine, whose requests are all alike."""
 
-    def __init__(self, setting: Setting, model: ChatModel, sizes: Sizes, kind: DraftKind | None) -> None:
+    def __init__(
+        self, setting: SectionSetting, model: ChatModel, sizes: DraftSpeedSizes, kind: DraftKind | None
+    ) -> None:
         self._setting = setting
         self._model = model
         self._sizes = sizes

@@ -18,7 +18,7 @@ from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import Placement
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import passes_of
 from edgeflow.lab.gpu.subjects.flow_floors import chunk_floor_s, pipelined_floor_s, prefix_work, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
@@ -30,7 +30,7 @@ ROBOTS = (1, 2, 4)
 SERIAL = 4  # frames whose passes are timed one by one, behind one that warms up
 
 
-def flow_policies(setting: Setting) -> Found:
+def flow_policies(setting: SectionSetting) -> Found:
     """Milliseconds of each kind of pass and chunks per second, against their floors."""
     found: Found = {"policies": []}
     for shape in TINY if setting.small else PUBLISHED:
@@ -46,7 +46,7 @@ def flow_policies(setting: Setting) -> Found:
     return found
 
 
-def flow_engine_of(shape: FlowShape, setting: Setting, robots: int) -> FlowEngine:
+def flow_engine_of(shape: FlowShape, setting: SectionSetting, robots: int) -> FlowEngine:
     """An engine with a ring of slots for each robot."""
     table = setting.table(shape.name)
     network = shape.network(Placement(dtype=setting.dtype, device=setting.device, table=table))
@@ -54,7 +54,7 @@ def flow_engine_of(shape: FlowShape, setting: Setting, robots: int) -> FlowEngin
     return FlowEngine(policy, robots * shape.sizes.program.passes, shape.prefix + shape.sizes.step_rows)
 
 
-def _rows(setting: Setting, shape: FlowShape, engine: FlowEngine, found: Found) -> Iterator[Found]:
+def _rows(setting: SectionSetting, shape: FlowShape, engine: FlowEngine, found: Found) -> Iterator[Found]:
     frames = shape.frames(min(setting.frames, 2 * shape.sizes.program.passes))
     measured, steps = setting.measured, shape.sizes.steps
     names = "prefix alone", "step alone", f"chunk of {steps} steps alone"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import OffError, Setting
+from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
 from edgeflow.policies.openvla.preprocess import DevicePreprocessor, Preprocessor
 
@@ -24,7 +24,7 @@ _TOWERS = (
 )
 
 
-def frames(setting: Setting) -> Found:
+def frames(setting: SectionSetting) -> Found:
     """A row per camera size, of random frames as OpenVLA takes them, plain and cropped; OffError where one differs."""
     rows: list[Found] = []
     generator = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def frames(setting: Setting) -> Found:
     return found
 
 
-def _compared(setting: Setting, config: ImageConfig, image: NDArray[np.uint8]) -> Found:
+def _compared(setting: SectionSetting, config: ImageConfig, image: NDArray[np.uint8]) -> Found:
     """Milliseconds until pixel values are on the device, and of the host's part where they are made there."""
     on_host, on_device = Preprocessor(config), DevicePreprocessor(config, setting.device)
 

@@ -24,13 +24,13 @@ from edgeflow.kernels.timing import last_level_cache, median_us
 from edgeflow.lab.gpu.order import INT4_MODELS, LEFT_OUT, Found
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
 from edgeflow.lab.gpu.sections.policy_speed import pipelined, timed, ways
-from edgeflow.lab.gpu.setting import OffError, Setting
+from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.floors import awq_weight_bytes, awq_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
 from edgeflow.lab.gpu.subjects.random_policy import random_frames
-from edgeflow.lab.trials.cases import Case
-from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.cases import TrialCase
+from edgeflow.lab.trials.compare import ReferenceOutputs, tolerance
 from edgeflow.lab.trials.model_cases import linear_cases, preset
 from edgeflow.models.chat import ChatModel
 from edgeflow.scheduler.session import Shift
@@ -44,7 +44,7 @@ WARM_UP = 4
 
 
 @torch.inference_mode()
-def int4(setting: Setting) -> Found:
+def int4(setting: SectionSetting) -> Found:
     """Each projection for one row and for a packed pass, then a pipeline and a chat request. OffError where products
     deviate, or replayed tokens differ from launched ones."""
     projections: list[Found] = []
@@ -67,17 +67,17 @@ def int4(setting: Setting) -> Found:
     return found
 
 
-def _group(setting: Setting) -> int:
+def _group(setting: SectionSetting) -> int:
     return SMALL_GROUP if setting.small else GROUP
 
 
-def _models(setting: Setting) -> dict[str, ModelShape]:
+def _models(setting: SectionSetting) -> dict[str, ModelShape]:
     if setting.small:
         return {setting.size.name: policy_shape(setting.size), TINY: model_shape(CHAT_SIZES[TINY], SMALL_PROMPT, 1)}
     return {name: preset(name) for name in INT4_MODELS}
 
 
-def _projections(setting: Setting) -> Iterator[Found]:
+def _projections(setting: SectionSetting) -> Iterator[Found]:
     """A row per model, projection and number of rows: one, and those of the policy's steady pass."""
     table = built_in_table()
     record = CudaRecord(setting.device) if setting.graphs else None
@@ -90,13 +90,15 @@ def _projections(setting: Setting) -> Iterator[Found]:
                 yield row | _measured(setting, table, record, case, plain)
 
 
-def _measured(setting: Setting, table: OperatorTable, record: Record | None, case: Case, plain: Case) -> Found:
+def _measured(
+    setting: SectionSetting, table: OperatorTable, record: Record | None, case: TrialCase, plain: TrialCase
+) -> Found:
     """The implementation that serves a projection here, its deviation from the reference, and its time; and the time
     of a float weight."""
     device, dtype = setting.device, setting.dtype
     choice = _choice(setting, table, case)
     reference = table.implementation("linear", REFERENCE).load()
-    off = Expected.of(case, reference, device, dtype).deviation(choice.load())
+    off = ReferenceOutputs.of(case, reference, device, dtype).deviation(choice.load())
     kinds = {"µs": case, "float µs": plain}
     times = {name: _us(setting, each, _choice(setting, table, each), record) for name, each in kinds.items()}
     sizes = dict(part.split("=") for part in case.signed()[1].split("|"))
@@ -110,12 +112,12 @@ def _measured(setting: Setting, table: OperatorTable, record: Record | None, cas
     }
 
 
-def _choice(setting: Setting, table: OperatorTable, case: Case) -> Choice:
+def _choice(setting: SectionSetting, table: OperatorTable, case: TrialCase) -> Choice:
     key = OperatorKey(op_name="linear", weight=case.weight, shape_sig=case.signed()[1])
     return table.choose(key, Hardware.of(setting.device), setting.dtype)
 
 
-def _us(setting: Setting, case: Case, choice: Choice, record: Record | None) -> float:
+def _us(setting: SectionSetting, case: TrialCase, choice: Choice, record: Record | None) -> float:
     """Microseconds of a call whose weight lies in memory, replayed where passes are."""
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     calls = [problem.given_to(choice.load()) for problem in ring]
@@ -130,7 +132,7 @@ def _us(setting: Setting, case: Case, choice: Choice, record: Record | None) -> 
     return median_us({"calls": replay}, setting.device, SAMPLES)["calls"] / (rounds * len(calls))
 
 
-def _model_row(setting: Setting, name: str, projections: list[Found]) -> Found:
+def _model_row(setting: SectionSetting, name: str, projections: list[Found]) -> Found:
     """The projections of a layer together."""
     mine = [row for row in projections if row["model"] == name]
     one, packed = ([row for row in mine if (row["rows"] == 1) is alone] for alone in (True, False))
@@ -142,7 +144,7 @@ def _model_row(setting: Setting, name: str, projections: list[Found]) -> Found:
     return row | {"packed, model's dtype / 4 bits": ratio}
 
 
-def _pipeline(setting: Setting) -> Found:
+def _pipeline(setting: SectionSetting) -> Found:
     """Frames per second with projections in the model's dtype and in 4 bits."""
     size, group = setting.size, _group(setting)
     models = {"model's dtype": policy_of(setting, size), "4 bits": policy_of(setting, size, group=group)}
@@ -153,7 +155,7 @@ def _pipeline(setting: Setting) -> Found:
     return timed(setting, size, systems)
 
 
-def _chat(setting: Setting) -> Found:
+def _chat(setting: SectionSetting) -> Found:
     """A greedy answer: milliseconds per token, and whether it is the same replayed and launched."""
     name, prompt = (TINY, SMALL_PROMPT) if setting.small else (CHAT, PROMPT)
     group = _group(setting)

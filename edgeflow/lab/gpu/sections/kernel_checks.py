@@ -17,11 +17,11 @@ from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import OffError, Setting, named
+from edgeflow.lab.gpu.setting import OffError, SectionSetting, named
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
-from edgeflow.lab.trials.cases import Case
+from edgeflow.lab.trials.cases import TrialCase
 from edgeflow.lab.trials.catalogue import small_cases
-from edgeflow.lab.trials.compare import Expected, tolerance
+from edgeflow.lab.trials.compare import ReferenceOutputs, tolerance
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.models.llama import LlamaConfig
 
@@ -30,7 +30,7 @@ PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CheckShare:
     """Every `of`-th check from `index` on, until `ends` (monotonic seconds)."""
 
     device: str
@@ -41,11 +41,11 @@ class Part:
     ends: float
 
 
-def kernels(setting: Setting) -> Found:
+def kernels(setting: SectionSetting) -> Found:
     """OffError names what deviates; a part that an error of the device ended is reported too."""
     count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
     parts = [
-        Part(
+        CheckShare(
             device=setting.device.type,
             size=setting.size.name,
             dtype=setting.dtype,
@@ -93,7 +93,7 @@ def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama"
 
 
 @torch.inference_mode()
-def checks(part: Part) -> tuple[list[Found], list[str]]:
+def checks(part: CheckShare) -> tuple[list[Found], list[str]]:
     """Rows of the model's own problems in its dtype, then of the small ones in all; operators that time cut short."""
     table, device = built_in_table(), torch.device(part.device)
     problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
@@ -107,10 +107,10 @@ def checks(part: Part) -> tuple[list[Found], list[str]]:
     return rows, []
 
 
-def _checks(table: OperatorTable, case: Case, device: torch.device, dtype: torch.dtype) -> list[Found]:
+def _checks(table: OperatorTable, case: TrialCase, device: torch.device, dtype: torch.dtype) -> list[Found]:
     """Each implementation against the reference; one that does not compile or run is a result, not an end."""
     stage, shape_sig = case.signed()
-    expected = Expected.of(case, table.implementation(case.op_name, REFERENCE, case.kv).load(), device, dtype)
+    expected = ReferenceOutputs.of(case, table.implementation(case.op_name, REFERENCE, case.kv).load(), device, dtype)
     rows: list[Found] = []
     for impl_id in table.candidates(case.op_name, case.kv, case.weight):
         candidate = table.implementation(case.op_name, impl_id, case.kv)

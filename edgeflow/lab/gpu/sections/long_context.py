@@ -11,7 +11,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting, named
+from edgeflow.lab.gpu.setting import SectionSetting, named
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request
 from edgeflow.models.chat import ChatModel
 
@@ -22,7 +22,7 @@ STEPS = 32
 WARM_UP = 4
 
 
-def long_context(setting: Setting) -> Found:
+def long_context(setting: SectionSetting) -> Found:
     """Median milliseconds per step. The context is not computed: a step's time does not depend on what it reads."""
     name = TINY if setting.small else MODEL
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
@@ -41,13 +41,13 @@ def long_context(setting: Setting) -> Found:
     return found
 
 
-def _formats(setting: Setting) -> list[KVFormat]:
+def _formats(setting: SectionSetting) -> list[KVFormat]:
     kernel = built_in_table().implementation("packed_attention", "triton", FP8.name)
     lacks_fp8 = setting.device.type != "cuda" or Hardware.of(setting.device).arch < kernel.least_arch
     return [DENSE, INT8, INT4] if lacks_fp8 else [DENSE, INT8, FP8, INT4]
 
 
-def _step_s(setting: Setting, model: ChatModel, kv: KVSlots, context: int) -> float:
+def _step_s(setting: SectionSetting, model: ChatModel, kv: KVSlots, context: int) -> float:
     engine = ChatEngine(model, kv, chunk=1, graphs=setting.graphs)
     request = random_request(engine, context, SamplingParams(max_tokens=STEPS + WARM_UP), known=context - 1)
     return median(pass_times(engine, request)[WARM_UP:])

@@ -13,9 +13,9 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.kernels.timing import last_level_cache, median_us, rotating
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.sections.kernel_checks import policy_shape
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.cases import Case, Heads
+from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.model_cases import model_cases
 
 SAMPLES = 9
@@ -27,7 +27,7 @@ MEASURED = ("packed_attention", "rms_norm", "add_rms_norm", "rope_write_kv", "sw
 
 
 @torch.inference_mode()
-def operators(setting: Setting) -> Found:
+def operators(setting: SectionSetting) -> Found:
     """Microseconds per call; for long contexts also the share of the copy bandwidth that reading the KV reaches."""
     table = built_in_table()
     rows: list[Found] = []
@@ -41,11 +41,11 @@ def operators(setting: Setting) -> Found:
     return found
 
 
-def _model(setting: Setting) -> Iterator[Case]:
+def _model(setting: SectionSetting) -> Iterator[TrialCase]:
     return (case for case in model_cases(policy_shape(setting.size)) if case.op_name in MEASURED)
 
 
-def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
+def _long(setting: SectionSetting) -> Iterator[tuple[TrialCase, int]]:
     """One decode row over a long slot, KV in the model's dtype and in int8, with the bytes that must be read."""
     heads = SMALL_HEADS if setting.small else LONG_HEADS
     for context in SMALL_CONTEXTS if setting.small else CONTEXTS:
@@ -55,7 +55,7 @@ def _long(setting: Setting) -> Iterator[tuple[Case, int]]:
         yield cases.packed_attention_scaled(spans, heads, INT8), rows * (heads.width + torch.float32.itemsize)
 
 
-def _times(setting: Setting, table: OperatorTable, case: Case, kv_bytes: int) -> list[Found]:
+def _times(setting: SectionSetting, table: OperatorTable, case: TrialCase, kv_bytes: int) -> list[Found]:
     """A candidate that fails to run is reported, and the others are timed. Weights, keys and values lie in memory."""
     stage, shape_sig = case.signed()
     context = OperatorKey(op_name=case.op_name, stage=stage, weight=case.weight, shape_sig=shape_sig)

@@ -18,7 +18,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
 from edgeflow.lab.gpu.sections.token_checks import differing
-from edgeflow.lab.gpu.setting import Setting, SkipError
+from edgeflow.lab.gpu.setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, frames_per_s, passes_per_s, policy_of
 from edgeflow.lab.gpu.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_frames
@@ -32,7 +32,7 @@ OTHER_WEIGHTS = ("fp8", "4 bits")
 Systems = Mapping[str, Callable[[], float]]
 
 
-def policy(setting: Setting) -> Found:
+def policy(setting: SectionSetting) -> Found:
     """Serial, pipelined with both shifts, speculative, and the naive pipe; with graphs and without.
 
     Random weights settle drafts by chance only, so that `speculative` shows the cost of its passes, not their number.
@@ -56,7 +56,7 @@ def policy(setting: Setting) -> Found:
     return found
 
 
-def long_actions(setting: Setting) -> Found:
+def long_actions(setting: SectionSetting) -> Found:
     """Serial and pipelined with LONG action tokens."""
     size = replace(setting.size, stages=LONG)
     model = policy_of(setting, size)
@@ -66,7 +66,7 @@ def long_actions(setting: Setting) -> Found:
     return {"action tokens": LONG} | timed(setting, size, {"serial": serial, "pipelined, rotate": shared})
 
 
-def fp8(setting: Setting) -> Found:
+def fp8(setting: SectionSetting) -> Found:
     """Pipelined with GEMMs in FP8 and in the model's dtype, and the share of tokens that FP8 changes."""
     size = setting.size
     plain, small = policy_of(setting, size), policy_of(setting, size, table=_fp8_table(setting))
@@ -80,12 +80,12 @@ def fp8(setting: Setting) -> Found:
     return found | {"share of tokens that FP8 changes": differing(right, other)}
 
 
-def ways(setting: Setting) -> tuple[bool, ...]:
+def ways(setting: SectionSetting) -> tuple[bool, ...]:
     """The values of `graphs` to measure: with graphs first, where the device has them."""
     return (True, False) if setting.graphs else (False,)
 
 
-def _fp8_table(setting: Setting) -> OperatorTable:
+def _fp8_table(setting: SectionSetting) -> OperatorTable:
     table = setting.table(setting.size.name, "fp8")
     context = OperatorKey(op_name="linear", model_name="llama", layer_role="gate_up")
     chosen = table.choose(context, Hardware.of(setting.device), setting.dtype)
@@ -109,7 +109,7 @@ def _speculative(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[
     return lambda: passes_per_s(engine, Mode.SPECULATIVE, frames)
 
 
-def timed(setting: Setting, size: PolicySize, systems: Systems) -> Found:
+def timed(setting: SectionSetting, size: PolicySize, systems: Systems) -> Found:
     """A row per system, kept after each round."""
     found: Found = {}
     kept = _warmed(setting, systems)
@@ -127,7 +127,7 @@ def timed(setting: Setting, size: PolicySize, systems: Systems) -> Found:
     return found
 
 
-def _warmed(setting: Setting, systems: Systems) -> Systems:
+def _warmed(setting: SectionSetting, systems: Systems) -> Systems:
     """The systems, the first ones first, that have run once and leave time for a round."""
     started = monotonic()
     kept: dict[str, Callable[[], float]] = {}
@@ -139,7 +139,7 @@ def _warmed(setting: Setting, systems: Systems) -> Systems:
     return kept
 
 
-def _row(setting: Setting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
+def _row(setting: SectionSetting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
     """One system; the floor is that of the model's dtype. There is none yet for passes with drafts."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}

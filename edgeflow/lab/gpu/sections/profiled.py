@@ -18,7 +18,7 @@ from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.sections.policy_speed import ways
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, finish_times, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import random_frames
 from edgeflow.scheduler.plan import Pass, Ref
@@ -55,7 +55,7 @@ class MarkedEngine(PolicyEngine):
             return super().launch(planned, prompts, waits=waits)
 
 
-def passes(setting: Setting) -> Found:
+def passes(setting: SectionSetting) -> Found:
     """Findings from the trace; the trace itself is deleted if it is larger than MOST_BYTES."""
     size = setting.size
     model = policy_of(setting, size)

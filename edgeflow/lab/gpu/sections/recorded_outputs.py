@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import OffError, Setting, SkipError
+from edgeflow.lab.gpu.setting import OffError, SectionSetting, SkipError
 from edgeflow_client.errors import EdgeflowError
 
 
-def verify(setting: Setting) -> Found:
+def verify(setting: SectionSetting) -> Found:
     """A row per bundle; OffError where one differs, or where none could be checked."""
     if setting.bundles is None:
         raise SkipError("no folder of recorded checkpoints is given: --bundles")
@@ -32,7 +32,7 @@ def verify(setting: Setting) -> Found:
     return found
 
 
-def _checked(setting: Setting, bundle: Path) -> Found:
+def _checked(setting: SectionSetting, bundle: Path) -> Found:
     """One bundle; "not checked" where it is of a family that is not verified, or cannot be read."""
     try:
         from edgeflow.lab.verify.checkpoint import verify_checkpoint

@@ -22,7 +22,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import CLOSING_S, OffError, Setting, SkipError
+from edgeflow.lab.gpu.setting import CLOSING_S, OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.random_policy import SERVED, write_checkpoint
 
 COMMAND = (sys.executable, "-m", "edgeflow.cli")
@@ -42,7 +42,7 @@ STOP_S = 10.0
 QUESTION = "Where is the handle?"
 
 
-def service(setting: Setting) -> Found:
+def service(setting: SectionSetting) -> Found:
     """OffError where the service does not start, answer or end as it should."""
     if lacking := [name for name in IMPORTED if find_spec(name) is None]:
         raise SkipError(f"this Python lacks {', '.join(lacking)}: see scripts/gpu-wheels and --wheels")
@@ -55,7 +55,7 @@ def service(setting: Setting) -> Found:
     return found
 
 
-def _serve_and_load(setting: Setting, folder: Path, found: Found) -> None:
+def _serve_and_load(setting: SectionSetting, folder: Path, found: Found) -> None:
     model = "demo" if setting.small else str(_checkpoint(setting, folder / "policy"))
     with _serving(setting, model, folder) as (ready, start_s):
         found |= {"policy": ready["model"], "device": ready["device"], "chat": ready["chat"], "start s": start_s}
@@ -66,14 +66,14 @@ def _serve_and_load(setting: Setting, folder: Path, found: Found) -> None:
         _load(setting, ready, found)
 
 
-def _checkpoint(setting: Setting, folder: Path) -> Path:
+def _checkpoint(setting: SectionSetting, folder: Path) -> Path:
     path = write_checkpoint(SERVED, folder, setting.device, setting.dtype)
     setting.release()
     return path
 
 
 @contextmanager
-def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found, float]]:
+def _serving(setting: SectionSetting, model: str, folder: Path) -> Iterator[tuple[Found, float]]:
     """Starts a separate service: its output when ready, and the seconds until then. Its exit is checked too."""
     config = {
         "model": model,
@@ -101,7 +101,7 @@ def _serving(setting: Setting, model: str, folder: Path) -> Iterator[tuple[Found
         raise OffError(f"the service ended with exit code {code}: {_last_line(log.read_text())}", {})
 
 
-def _ready(setting: Setting, process: Popen[bytes], log: Path) -> Found:
+def _ready(setting: SectionSetting, process: Popen[bytes], log: Path) -> Found:
     while setting.left_s > 0:
         for line in log.read_text().splitlines():
             if '"phase": "ready"' in line:
@@ -155,7 +155,7 @@ def _last_line(text: str) -> str:
     return lines[-1].removeprefix("edgeflow: ")[:300] if lines else ""
 
 
-def _load(setting: Setting, ready: Found, found: Found) -> None:
+def _load(setting: SectionSetting, ready: Found, found: Found) -> None:
     """A row per load, the first ones first; those for which the time does not suffice are named."""
     highest: dict[str, float] = {}
     besides_s = BESIDES_S
@@ -182,7 +182,7 @@ def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
     return share * highest.get(mode, highest.get("pipelined", 0.0)) or (None if share else 0.0)
 
 
-def _report(setting: Setting, address: str, mode: str, rate: float, seconds: float) -> Found:
+def _report(setting: SectionSetting, address: str, mode: str, rate: float, seconds: float) -> Found:
     """The load test's own report; OffError where it could not run or robots were refused."""
     plan = [f"pattern.rate_hz={rate:.3f}"] if rate else [f"pattern.window={WINDOW[mode]}", f"session.{PERIOD}"]
     plan += ["warm_up_s=0.5", "ramp_up_s=0.1", f"duration_s={seconds:.2f}", f"session.mode={mode}"]

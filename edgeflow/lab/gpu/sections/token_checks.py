@@ -8,12 +8,12 @@ from itertools import product
 import torch
 
 from edgeflow.engine.control.engine import Answer, PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
 from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import OffError, Setting, named
+from edgeflow.lab.gpu.setting import OffError, SectionSetting, named
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames
 from edgeflow.scheduler.scheduler import Scheduler
@@ -23,7 +23,7 @@ from edgeflow_client.types import Mode
 SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 
-def tokens(setting: Setting) -> Found:
+def tokens(setting: SectionSetting) -> Found:
     """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, logits in the model's own dtype
     and at its shape, where they may differ by as much as rounding does (engine/control/warmup.py).
     """
@@ -37,7 +37,7 @@ def tokens(setting: Setting) -> Found:
     return found
 
 
-def compared(setting: Setting, fills: int) -> list[Found]:
+def compared(setting: SectionSetting, fills: int) -> list[Found]:
     """Each way of decoding `fills` full pipes: share of tokens that differ, how far logits are off, and the fault."""
     size = setting.size
     policy = policy_of(setting, size, table=_table(setting))
@@ -50,7 +50,7 @@ def compared(setting: Setting, fills: int) -> list[Found]:
         checked = graphs and setting.cuda and setting.small  # that inputs are still there when they are replayed
         record = CudaRecord(setting.device, check_inputs=True) if checked else None
         engine = _keeping_logits(engine_of(policy, size, setting, graphs=graphs, record=record))
-        ways: dict[str, list[Decoded]] = {}
+        ways: dict[str, list[DecodedFrame]] = {}
         for mode, shift in product(SHARED, Shift):
             run = OfflineRun(engine, Scheduler(limits_for(engine.policy.K, shift=shift)), [mode])
             ways[f"{mode.value}, {shift.value}"] = run.decode([frames])[0]
@@ -63,7 +63,7 @@ def compared(setting: Setting, fills: int) -> list[Found]:
     return rows
 
 
-def _compare(right: list[Decoded], found: list[Decoded], rounding: Deviations, dtype: torch.dtype) -> Found:
+def _compare(right: list[DecodedFrame], found: list[DecodedFrame], rounding: Deviations, dtype: torch.dtype) -> Found:
     """logits off: mean deviation in spreads of a row; by rounding: that of frames moved by one rounding."""
     share = differing([each.sampled for each in right], [each.sampled for each in found])
     off = deviations(right, found)
@@ -79,7 +79,7 @@ def _keeping_logits(engine: PolicyEngine) -> PolicyEngine:
     return engine
 
 
-def _table(setting: Setting) -> OperatorTable:
+def _table(setting: SectionSetting) -> OperatorTable:
     """In float32 with the attention that a graph can contain in any dtype."""
     if setting.dtype == torch.float32:
         return built_in_table().forcing(packed_attention="masked")

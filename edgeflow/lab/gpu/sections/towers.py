@@ -15,7 +15,7 @@ from torch import Tensor
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import policy_of
 from edgeflow.lab.gpu.subjects.floors import tower_work
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -25,7 +25,7 @@ Features = Callable[[], list[Tensor]]
 
 
 @torch.inference_mode()
-def towers(setting: Setting) -> Found:
+def towers(setting: SectionSetting) -> Found:
     """Milliseconds per frame of each way, and the largest difference of its features from those of one after the other.
 
     "as served" is what the policy does with a frame.
@@ -66,7 +66,7 @@ def _tower(policy: OpenVLAPolicy, pixels: Tensor, index: int) -> Tensor:
     return policy.vision.towers[index].forward(pixels[:, 3 * index : 3 * index + 3])
 
 
-def _measured(setting: Setting, features: Features, right: list[Tensor], *, graphs: bool) -> Found:
+def _measured(setting: SectionSetting, features: Features, right: list[Tensor], *, graphs: bool) -> Found:
     """One that cannot be recorded, or fails, says so, and the others are timed."""
     run: Callable[[], Any] = features
     try:

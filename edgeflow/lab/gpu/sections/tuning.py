@@ -10,7 +10,7 @@ from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.lab.gpu.order import Found
 from edgeflow.lab.gpu.sections.chat_speed import models
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.lab.tuning.operators import tune
@@ -21,7 +21,7 @@ PROMPT = 1024
 SMALL_PROMPT = 16
 
 
-def tune_models(setting: Setting) -> Found:
+def tune_models(setting: SectionSetting) -> Found:
     """One overlay per model beside the results; a model whose time is over keeps what was tuned."""
     rows: list[Found] = []
     shapes = _shapes(setting)
@@ -53,7 +53,7 @@ def _stop_after(ends: float, problem: str, done: int, total: int) -> None:  # no
         raise _TimeOver
 
 
-def _shapes(setting: Setting) -> dict[str, ModelShape]:
+def _shapes(setting: SectionSetting) -> dict[str, ModelShape]:
     """The policy, then the chat models."""
     shapes = {setting.size.name: policy_shape(setting.size)}
     prompt = SMALL_PROMPT if setting.small else PROMPT
@@ -62,7 +62,7 @@ def _shapes(setting: Setting) -> dict[str, ModelShape]:
     return shapes
 
 
-def _tuned(setting: Setting, name: str) -> list[Found]:
+def _tuned(setting: SectionSetting, name: str) -> list[Found]:
     from edgeflow.kernels.table.overlay import read_overlay
 
     path = setting.overlay(name)

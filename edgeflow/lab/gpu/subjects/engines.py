@@ -12,7 +12,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.lab.gpu.setting import Setting
+from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_policy
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef
@@ -27,7 +27,7 @@ MAX_PROMPT_TOKENS = 128
 def engine_of(
     policy: TokenPolicy,
     size: PolicySize,
-    setting: Setting,
+    setting: SectionSetting,
     *,
     graphs: bool,
     kind: type[PolicyEngine] = PolicyEngine,
@@ -42,7 +42,7 @@ def engine_of(
     return kind(policy, size.stages, capacity, table=table, graphs=graphs, record=record)
 
 
-def policy_of(setting: Setting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:
+def policy_of(setting: SectionSetting, size: PolicySize, **decoder_options: Any) -> OpenVLAPolicy:
     """A policy of random weights with the operators tuned here, unless a `table` is given."""
     options = {"table": setting.table(size.name), **decoder_options}
     return random_policy(size, setting.device, setting.dtype, **options)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.lab.gpu.subjects.random_policy import PolicySize, TowerSize
+from edgeflow.lab.gpu.subjects.random_policy import PolicySize, RandomTower
 from edgeflow.models.llama import LlamaConfig
 
 NUMBER_BYTES = 2
@@ -35,14 +35,14 @@ TIMES_MS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassFloor:
     """FLOPs, and bytes read and written, of a pass or a part of one."""
 
     flops: float
     bytes: float
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.bytes + other.bytes)
+    def __add__(self, other: PassFloor) -> PassFloor:
+        return PassFloor(self.flops + other.flops, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +52,29 @@ class Ceilings:
     bandwidth: float
     matrix_rate: float
 
-    def floor_s(self, work: Work) -> float:
+    def floor_s(self, work: PassFloor) -> float:
         """Seconds of the slower of the two: arithmetic or memory."""
         return max(work.flops / self.matrix_rate, work.bytes / self.bandwidth)
 
 
-def decoder_work(size: PolicySize, spans: Sequence[Span], group: int = 0) -> Work:
+def decoder_work(size: PolicySize, spans: Sequence[Span], group: int = 0) -> PassFloor:
     """Work of a policy's language model over the rows of a pass. group: G of projections in 4 bits, 0 of floats."""
     return awq_work(size.text, spans, group) if group else text_work(size.text, spans)
 
 
-def text_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
+def text_work(text: LlamaConfig, spans: Sequence[Span]) -> PassFloor:
     """Work of a language model over the rows of a pass, of which the last row of each span is sampled."""
     return linear_work(text, spans) + attention_work(text, spans)
 
 
-def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NUMBER_BYTES) -> Work:
+def linear_work(text: LlamaConfig, spans: Sequence[Span], weight_bytes: int = NUMBER_BYTES) -> PassFloor:
     """Work of the projections, the MLPs and the head; weight_bytes: bytes per weight."""
     rows, sampled, layers = sum(span.length for span in spans), len(spans), text.num_hidden_layers
     qkv = text.hidden_size * (text.q_width + 2 * text.kv_width)
     rest = text.hidden_size * (text.q_width + 3 * text.intermediate_size)
     head = text.vocab_size * text.hidden_size
     products = rows * (layers * qkv + (layers - 1) * rest) + sampled * (rest + head)
-    return Work(2 * products, weight_bytes * (layers * (qkv + rest) + head))
+    return PassFloor(2 * products, weight_bytes * (layers * (qkv + rest) + head))
 
 
 def awq_weight_bytes(group: int) -> float:
@@ -82,38 +82,38 @@ def awq_weight_bytes(group: int) -> float:
     return (CODE_BITS + (SCALE_BITS + ZERO_BITS) / group) / 8
 
 
-def awq_work(text: LlamaConfig, spans: Sequence[Span], group: int) -> Work:
+def awq_work(text: LlamaConfig, spans: Sequence[Span], group: int) -> PassFloor:
     """`text_work` with the projections of the layers in 4 bits; the head stays in the model's dtype."""
     layer = text.hidden_size * (2 * text.q_width + 2 * text.kv_width + 3 * text.intermediate_size)
     whole, saved = text_work(text, spans), NUMBER_BYTES - awq_weight_bytes(group)
-    return Work(whole.flops, whole.bytes - saved * text.num_hidden_layers * layer)
+    return PassFloor(whole.flops, whole.bytes - saved * text.num_hidden_layers * layer)
 
 
-def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> Work:
+def attention_work(text: LlamaConfig, spans: Sequence[Span]) -> PassFloor:
     """Work of attention: scores and weighted sums; keys and values read and written."""
     keys = sum(span.length * (span.start + (span.length + 1) / 2) for span in spans)
     last_keys = sum(span.start + span.length for span in spans)
     flops = 4 * (keys * (text.num_hidden_layers - 1) + last_keys) * text.q_width
     kept = sum(span.start + 2 * span.length for span in spans) * 2 * text.kv_width * text.num_hidden_layers
-    return Work(flops, NUMBER_BYTES * kept)
+    return PassFloor(flops, NUMBER_BYTES * kept)
 
 
-def vision_work(size: PolicySize) -> Work:
+def vision_work(size: PolicySize) -> PassFloor:
     """Work of one frame's vision: both towers, without their last blocks, and the projector."""
     vision, hidden = sum(tower.width for tower in size.towers), size.text.hidden_size
     weights = 4 * vision * vision + 4 * vision * hidden + hidden * hidden
-    work = Work(2 * size.image_tokens * weights, NUMBER_BYTES * weights)
+    work = PassFloor(2 * size.image_tokens * weights, NUMBER_BYTES * weights)
     for tower in size.towers:
         work += tower_work(tower, size.image_tokens)
     return work
 
 
-def tower_work(tower: TowerSize, patches: int) -> Work:
+def tower_work(tower: RandomTower, patches: int) -> PassFloor:
     """Work of one tower, without its last block, for an image of so many patches."""
     rows, width, blocks = patches + tower.prefix, tower.width, tower.depth - 1
     weights = blocks * width * (4 * width + 2 * tower.inner)
     attention = 4 * rows * rows * width * blocks
-    return Work(2 * rows * weights + attention, NUMBER_BYTES * weights)
+    return PassFloor(2 * rows * weights + attention, NUMBER_BYTES * weights)
 
 
 def serial_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:

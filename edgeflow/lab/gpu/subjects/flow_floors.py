@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, Work
+from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, PassFloor
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape, stack_of
 from edgeflow.policies.pi.config import GemmaSizes
 from edgeflow.policies.smolvla.config import SmolVLAConfig
@@ -10,12 +10,12 @@ from edgeflow.policies.smolvla.config import SmolVLAConfig
 FLOAT_BYTES = 4
 
 
-def prefix_work(shape: FlowShape, frames: int = 1) -> Work:
+def prefix_work(shape: FlowShape, frames: int = 1) -> PassFloor:
     """Work of the prefixes of so many frames: towers, projection, language model. Weights count once."""
     return vision_work(shape, frames) + language_work(shape, frames)
 
 
-def language_work(shape: FlowShape, frames: int = 1) -> Work:
+def language_work(shape: FlowShape, frames: int = 1) -> PassFloor:
     """Work of the language model over the prefixes of so many frames.
 
     In its last layer only keys and values are computed.
@@ -25,10 +25,10 @@ def language_work(shape: FlowShape, frames: int = 1) -> Work:
     rest = stack.width * (stack.heads * stack.head_dim + 3 * stack.inner)
     weights = layers * inputs + (layers - 1) * rest
     attention = 4 * rows * rows * stack.heads * stack.head_dim * (layers - 1)
-    return Work(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * _kept(stack, rows))
+    return PassFloor(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * _kept(stack, rows))
 
 
-def vision_work(shape: FlowShape, frames: int = 1) -> Work:
+def vision_work(shape: FlowShape, frames: int = 1) -> PassFloor:
     """Towers and the projection behind them; those of π0 and π0.5 are in float32, at the same rate of products."""
     config = shape.config
     if isinstance(config, SmolVLAConfig):
@@ -43,10 +43,10 @@ def vision_work(shape: FlowShape, frames: int = 1) -> Work:
     projection = joined * width * wide
     attention = 4 * patches * patches * width * depth
     flops = 2 * patches * weights + attention + 2 * (patches // joined) * projection
-    return Work(frames * CAMERAS * flops, size * (weights + projection))
+    return PassFloor(frames * CAMERAS * flops, size * (weights + projection))
 
 
-def step_work(shape: FlowShape, frames: int = 1) -> Work:
+def step_work(shape: FlowShape, frames: int = 1) -> PassFloor:
     """Work of a step of so many frames: the expert's layers over its rows and each frame's prefix.
 
     Layers that read the prefix alone have only queries.
@@ -58,7 +58,7 @@ def step_work(shape: FlowShape, frames: int = 1) -> Work:
     own = (sizes.rows + 1) / 2 if sizes.causal else sizes.rows
     attention = 4 * rows * q_width * (stack.depth * shape.prefix + (stack.depth - crossing) * own)
     kept = _kept(stack, shape.prefix + rows)
-    return Work(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * kept)
+    return PassFloor(frames * (2 * rows * weights + attention), NUMBER_BYTES * weights + frames * kept)
 
 
 def chunk_floor_s(shape: FlowShape, ceilings: Ceilings) -> float:

@@ -13,7 +13,7 @@ from edgeflow.lab.gpu.subjects.random_weights import RandomTensors, biased, laye
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.policies.flow.network import PrefixedNetwork
-from edgeflow.policies.lerobot import Camera
+from edgeflow.policies.lerobot import ImageInput
 from edgeflow.policies.pi import network as pi_network
 from edgeflow.policies.pi.config import GEMMA, PI0, PI05, VISION, GemmaSizes, PiConfig, VisionSizes
 from edgeflow.policies.smolvla import network as smolvla_network
@@ -81,7 +81,7 @@ class FlowShape:
 
 def _flow(side: int, *, chunk: int = 50, dims: int = 32) -> FlowConfig:
     return FlowConfig(
-        cameras=tuple(Camera(name=f"camera{index}", height=side, width=side) for index in range(CAMERAS)),
+        cameras=tuple(ImageInput(name=f"camera{index}", height=side, width=side) for index in range(CAMERAS)),
         state=6,
         action=6,
         side=side,

@@ -29,7 +29,7 @@ TEXT_SIZES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerSize:
+class RandomTower:
     """Sizes of a vision tower."""
 
     width: int
@@ -48,7 +48,7 @@ class PolicySize:
 
     name: str
     text: LlamaConfig
-    towers: tuple[TowerSize, TowerSize]
+    towers: tuple[RandomTower, RandomTower]
     side: int
     patch: int
     """Both: pixels."""
@@ -80,8 +80,8 @@ SIZES = {
         name="tiny",
         text=_TINY_TEXT,
         towers=(
-            TowerSize(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
-            TowerSize(width=24, inner=48, depth=3, heads=2),
+            RandomTower(width=24, inner=48, depth=3, heads=2, prefix=5, scaled=True),
+            RandomTower(width=24, inner=48, depth=3, heads=2),
         ),
         side=28,
         patch=14,
@@ -90,8 +90,8 @@ SIZES = {
         name="openvla-7b",
         text=LlamaConfig(vocab_size=32064),
         towers=(
-            TowerSize(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
-            TowerSize(width=1152, inner=4304, depth=27, heads=16),
+            RandomTower(width=1024, inner=4096, depth=24, heads=16, prefix=5, scaled=True),
+            RandomTower(width=1152, inner=4304, depth=27, heads=16),
         ),
         side=224,
         patch=14,
@@ -160,7 +160,7 @@ def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _tower_shapes(tower: TowerSize, size: PolicySize) -> dict[str, tuple[int, ...]]:
+def _tower_shapes(tower: RandomTower, size: PolicySize) -> dict[str, tuple[int, ...]]:
     width, inner = tower.width, tower.inner
     shapes: dict[str, tuple[int, ...]] = {
         **biased("patch_embed.proj", width, 3, size.patch, size.patch),
@@ -190,8 +190,8 @@ SERVED = PolicySize(
         vocab_size=32064,
     ),
     towers=(
-        TowerSize(width=1024, inner=4096, depth=3, heads=16, prefix=5, scaled=True),
-        TowerSize(width=1152, inner=4304, depth=3, heads=16),
+        RandomTower(width=1024, inner=4096, depth=3, heads=16, prefix=5, scaled=True),
+        RandomTower(width=1152, inner=4304, depth=3, heads=16),
     ),
     side=224,
     patch=14,

@@ -40,7 +40,7 @@ HELD_OUT_SEED = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Calibration:
+class CalibrationTokens:
     """Token ids."""
 
     name: str
@@ -57,7 +57,7 @@ class Calibration:
         return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
-def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[Sequence[int]]) -> Calibration:
+def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[Sequence[int]]) -> CalibrationTokens:
     """Samples of more than 512 tokens are dropped, the others joined without a separator and cut into blocks; what is
     over is dropped. ConfigError where they are too few, with the tokens that are needed."""
     kept = [sample for sample in samples if len(sample) <= LENGTH]
@@ -69,10 +69,10 @@ def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[S
             f"{len(texts)} held-out samples; {BLOCKS * LENGTH} tokens ({BLOCKS} blocks of {LENGTH}) and a held-out "
             f"sample are needed"
         )
-    return Calibration(name, torch.tensor(flat[: BLOCKS * LENGTH]).view(BLOCKS, LENGTH), tuple(texts))
+    return CalibrationTokens(name, torch.tensor(flat[: BLOCKS * LENGTH]).view(BLOCKS, LENGTH), tuple(texts))
 
 
-def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> Calibration:
+def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> CalibrationTokens:
     """The paragraphs of a text file (UTF-8, separated by empty lines) are the samples.
 
     Every eighth is held out, the others are shuffled by the seed. name: the file's path where empty.
@@ -106,7 +106,7 @@ def _up_to(tokens: int, samples: Iterable[Sequence[int]]) -> list[Sequence[int]]
     return found
 
 
-def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: int) -> Calibration:
+def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: int) -> CalibrationTokens:
     """Conversations about a robot's state, from the training side of their generator and from its held-out side."""
     shown = _dialogs(f"awq calibration {seed}", tokenizer, template, held_out=False)
     other = _dialogs("awq held out 0", tokenizer, template, held_out=True)
@@ -114,7 +114,7 @@ def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: i
     return of_samples("dialogs about a robot's state", samples, [next(other) for _ in range(HELD_OUT_DIALOGS)])
 
 
-def written_calibration(folder: Path, seed: int, progress: Callable[[int, int], None]) -> Calibration:
+def written_calibration(folder: Path, seed: int, progress: Callable[[int, int], None]) -> CalibrationTokens:
     """Texts that the model writes from its first token, at temperature 1; ConfigError for a tokenizer without one.
 
     progress: called with the tokens written and those needed.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
-from edgeflow.lab.quantize.search.block import LINEARS, Block
+from edgeflow.lab.quantize.search.block import LINEARS, DecoderBlock
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.models.quantization import PARTS
 from edgeflow_client.errors import CheckpointError
 
@@ -68,7 +68,7 @@ def in_float16(name: str, values: Tensor) -> Tensor:
     return half
 
 
-def quantised_block(block: Block, choice: BlockChoice, group: int) -> Block:
+def quantised_block(block: DecoderBlock, choice: BlockChoice, group: int) -> DecoderBlock:
     """The block as its quantised tensors compute it, in float32: products rounded to float16, as AutoAWQ dequantises.
 
     Without choices this is round to nearest.
@@ -77,14 +77,14 @@ def quantised_block(block: Block, choice: BlockChoice, group: int) -> Block:
     return block.with_tensors({name: _floats(storing.stored(name, each)) for name, each in block.tensors.items()})
 
 
-def check_block(block: Block, choice: BlockChoice, group: int, prefix: str) -> None:
+def check_block(block: DecoderBlock, choice: BlockChoice, group: int, prefix: str) -> None:
     """CheckpointError for a tensor of a block that float16 cannot hold with the choices. prefix: as in Storing."""
     storing = Storing(choice=choice, group=group, plus_one=block.shape.plus_one, prefix=prefix)
     for name, tensor in block.tensors.items():
         storing.stored(name, tensor)
 
 
-def check_outside(decoder: Decoder) -> None:
+def check_outside(decoder: DecoderTensors) -> None:
     """CheckpointError for the embedding, the final norm or the head of a decoder where float16 cannot hold it."""
     for name in dict.fromkeys((f"{decoder.stem}embed_tokens.weight", f"{decoder.stem}norm.weight", decoder.head)):
         if name in decoder.weights:

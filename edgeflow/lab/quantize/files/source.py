@@ -12,7 +12,7 @@ import torch
 from edgeflow.kernels.awq import PER_WORD
 from edgeflow.lab.plain_heads import read_with_heads
 from edgeflow.lab.quantize.search.block import GATE, UP
-from edgeflow.lab.quantize.search.decoder import Decoder, linear_shapes
+from edgeflow.lab.quantize.search.decoder import DecoderTensors, linear_shapes
 from edgeflow.models.chat import STEMS
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.models.llama import LlamaConfig
@@ -68,7 +68,7 @@ class Source:
     folder: Path
     config: Mapping[str, Any]
     """The values of config.json."""
-    decoder: Decoder
+    decoder: DecoderTensors
     grouping: Grouping
     kept: tuple[str, ...] = ()
     """Names of modules that are not quantised."""
@@ -106,6 +106,6 @@ def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{folder} is quantised already ({method}): give the checkpoint of floats")
 
 
-def _decoder(weights: Weights, published: PublishedChat, inner: int) -> Decoder:
+def _decoder(weights: Weights, published: PublishedChat, inner: int) -> DecoderTensors:
     stems = [stem for stem, _ in reversed(STEMS) if f"{stem}embed_tokens.weight" in weights]
-    return Decoder.of(weights, published.text, stem=(stems or [STEMS[0][0]])[0], inner=inner)
+    return DecoderTensors.of(weights, published.text, stem=(stems or [STEMS[0][0]])[0], inner=inner)

@@ -47,7 +47,7 @@ class RecordedFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
+class CalibrationFrames:
     """Observations of different episodes."""
 
     name: str
@@ -69,7 +69,7 @@ class Frames:
         return found.hexdigest()
 
 
-def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Frames:
+def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> CalibrationFrames:
     """The frames of a search and of its report; the seed draws the former where there are more than are needed.
 
     ConfigError where they are too few, or an episode is in both.
@@ -85,7 +85,7 @@ def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Frames:
     if both:
         raise ConfigError(f"calibration: {name} has held-out frames of episode {min(both)}, which is calibrated on")
     drawn = shown if len(shown) <= FRAMES else random.Random(seed).sample(shown, FRAMES)
-    return Frames(
+    return CalibrationFrames(
         name,
         tuple(each.observation for each in drawn),
         tuple(each.observation for each in held_out[:MOST_HELD_OUT]),

@@ -10,10 +10,10 @@ import torch
 
 from edgeflow.lab.quantize.files.source import Source, grouping, refuse_quantised
 from edgeflow.lab.quantize.search.block import BlockShape
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights
 from edgeflow.models.llama import LlamaConfig
-from edgeflow.policies.family import Family, Files
+from edgeflow.policies.family import CheckpointFiles, Family
 from edgeflow.policies.flow.network import PREFIX
 from edgeflow.policies.openvla.config import load_config as load_openvla
 from edgeflow.policies.pi.config import PI0, PI05
@@ -35,7 +35,7 @@ ANY_VOCABULARY = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModel:
+class PolicyLanguageModel:
     """The language model of a policy."""
 
     config: LlamaConfig
@@ -63,7 +63,7 @@ class PolicySource:
 
 def is_policy(folder: Path) -> bool:
     """True for a checkpoint that some family of policies recognises."""
-    files = Files(read_json(folder / CONFIG_FILE))
+    files = CheckpointFiles(read_json(folder / CONFIG_FILE))
     return any(family.detect(files) for family in REGISTERED)
 
 
@@ -87,7 +87,7 @@ def open_policy(folder: Path, group: int | None = None) -> PolicySource:
             f"{folder}: the MLP of width {model.config.intermediate_size} has no whole groups of {found.group}, and "
             f"the family {family.name} does not state this width in {CONFIG_FILE}, so it cannot be filled up"
         )
-    decoder = Decoder(
+    decoder = DecoderTensors(
         weights=weights,
         config=model.config,
         shape=model.shape,
@@ -99,9 +99,9 @@ def open_policy(folder: Path, group: int | None = None) -> PolicySource:
     return PolicySource(family=family, source=source, actions=model.actions)
 
 
-def _openvla(folder: Path, weights: Weights) -> LanguageModel:  # noqa: ARG001 - one signature
+def _openvla(folder: Path, weights: Weights) -> PolicyLanguageModel:  # noqa: ARG001 - one signature
     found = load_openvla(folder)
-    return LanguageModel(
+    return PolicyLanguageModel(
         config=found.text,
         shape=_shape(found.text),
         stem=OPENVLA_STEM,
@@ -111,7 +111,7 @@ def _openvla(folder: Path, weights: Weights) -> LanguageModel:  # noqa: ARG001 -
     )
 
 
-def _smolvla(folder: Path, weights: Weights) -> LanguageModel:
+def _smolvla(folder: Path, weights: Weights) -> PolicyLanguageModel:
     """Layers behind those that the policy uses stay as they are."""
     found = load_smolvla(folder)
     config = LlamaConfig(
@@ -127,7 +127,7 @@ def _smolvla(folder: Path, weights: Weights) -> LanguageModel:
     prefix = _prefix(weights, PREFIX)
     stem = f"{prefix}{VLM}text_model."
     beyond = sorted({index for index in _layers(weights, stem) if index >= config.num_hidden_layers})
-    return LanguageModel(
+    return PolicyLanguageModel(
         config=config,
         shape=_shape(config, causal=False, closing=sizes_of(found).closing, outside=True),
         stem=stem,
@@ -136,7 +136,7 @@ def _smolvla(folder: Path, weights: Weights) -> LanguageModel:
     )
 
 
-def _pi(kind: str, folder: Path, weights: Weights) -> LanguageModel:
+def _pi(kind: str, folder: Path, weights: Weights) -> PolicyLanguageModel:
     text = load_pi(folder, kind).text
     config = LlamaConfig(
         hidden_size=text.width,
@@ -149,7 +149,7 @@ def _pi(kind: str, folder: Path, weights: Weights) -> LanguageModel:
         vocab_size=ANY_VOCABULARY,
     )
     below = f"{_prefix(weights, PREFIX)}{BOTH}paligemma."
-    return LanguageModel(
+    return PolicyLanguageModel(
         config=config,
         shape=_shape(config, gelu=True, plus_one=True, causal=False, outside=True),
         stem=f"{below}model.language_model.",
@@ -191,7 +191,7 @@ def _layers(weights: Weights, stem: str) -> set[int]:
     return {int(name.partition(".")[0]) for name in below}
 
 
-FAMILIES: dict[str, Callable[[Path, Weights], LanguageModel]] = {
+FAMILIES: dict[str, Callable[[Path, Weights], PolicyLanguageModel]] = {
     "openvla": _openvla,
     "smolvla": _smolvla,
     PI0: lambda folder, weights: _pi(PI0, folder, weights),

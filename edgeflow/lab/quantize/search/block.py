@@ -77,7 +77,7 @@ class BlockRun:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class DecoderBlock:
     """A block."""
 
     shape: BlockShape
@@ -88,7 +88,7 @@ class Block:
         """[N, E]"""
         return self.tensors[f"{linear}.weight"]
 
-    def with_tensors(self, tensors: Mapping[str, Tensor]) -> Block:
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> DecoderBlock:
         """The block with some other tensors."""
         return replace(self, tensors={**self.tensors, **tensors})
 

@@ -24,15 +24,15 @@ from edgeflow.lab.quantize.search.block import (
     QUERY,
     UP,
     VALUE,
-    Block,
     BlockRun,
+    DecoderBlock,
     Rotation,
 )
 from edgeflow.lab.quantize.search.choices import BlockChoice, GroupChoice
 from edgeflow.lab.quantize.search.clipping import clip_limits, clipped_linears, sampled
 from edgeflow.lab.quantize.search.scales import (
+    ChannelStatistics,
     ScaleForm,
-    Statistics,
     candidates,
     input_means,
     weight_means,
@@ -62,11 +62,11 @@ class ScaleGroup:
 
     previous: str
     scaled: tuple[str, ...]
-    measured: Callable[[Block, Tensor, Rotation], Tensor]
+    measured: Callable[[DecoderBlock, Tensor, Rotation], Tensor]
     """The part of the block whose output error is the loss."""
 
 
-def scale_groups(block: Block) -> list[ScaleGroup]:
+def scale_groups(block: DecoderBlock) -> list[ScaleGroup]:
     """The scale groups of a block.
 
     The output projection has one only where it and the values have the same shape and nothing else reads the values.
@@ -82,13 +82,13 @@ def scale_groups(block: Block) -> list[ScaleGroup]:
     return groups if own else [group for group in groups if group.previous != VALUE]
 
 
-def run_batches(block: Block, batches: Sequence[Tensor], rotation: Rotation) -> list[BlockRun]:
+def run_batches(block: DecoderBlock, batches: Sequence[Tensor], rotation: Rotation) -> list[BlockRun]:
     """A pass through the unchanged block for every batch [B, L, E]."""
     return [block.run(batch, rotation) for batch in batches]
 
 
 def search_block(
-    block: Block, runs: Sequence[BlockRun], rotation: Rotation, settings: SearchSettings, counted: Counted = None
+    block: DecoderBlock, runs: Sequence[BlockRun], rotation: Rotation, settings: SearchSettings, counted: Counted = None
 ) -> BlockChoice:
     """The scales and limits of a block. runs: of the calibration batches."""
     return Search(block=block, runs=runs, rotation=rotation, settings=settings, counted=counted).choice()
@@ -98,7 +98,7 @@ def search_block(
 class Search:
     """The search of one block, step by step; the arguments of `search_block`."""
 
-    block: Block
+    block: DecoderBlock
     runs: Sequence[BlockRun]
     rotation: Rotation
     settings: SearchSettings
@@ -109,11 +109,11 @@ class Search:
         scaled = BlockChoice(groups)
         return BlockChoice(groups, self.limits(scaled)) if self.settings.clip else scaled
 
-    def statistics(self, group: ScaleGroup) -> Statistics:
+    def statistics(self, group: ScaleGroup) -> ChannelStatistics:
         """Those that the scales of a group follow from."""
         rows = torch.cat([x.flatten(0, -2) for x in self._inputs(group)])
         weights = [self.block.weight(name) for name in group.scaled]
-        return Statistics(input_means(rows), weight_means(weights, self.settings.group))
+        return ChannelStatistics(input_means(rows), weight_means(weights, self.settings.group))
 
     def losses(self, group: ScaleGroup, tried: Iterable[Tensor]) -> list[float]:
         """The loss of each of some scales [E]."""
@@ -156,7 +156,7 @@ class Search:
     def _quantised(self, weight: Tensor, scales: Tensor) -> Tensor:
         return rounded(weight * scales, self.settings.group).values.div_(scales)
 
-    def _measured(self, group: ScaleGroup, block: Block, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def _measured(self, group: ScaleGroup, block: DecoderBlock, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The measured output of each batch, in the rows that count."""
         return [self._rows(group.measured(block, x, self.rotation), batch) for batch, x in enumerate(inputs)]
 

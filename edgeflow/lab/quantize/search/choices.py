@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edgeflow.lab.quantize.search.block import Block
+from edgeflow.lab.quantize.search.block import DecoderBlock
 from edgeflow.lab.quantize.search.clipping import clamped
 
 
@@ -62,12 +62,12 @@ class BlockChoice:
             return values
         return (values + 1) / scales - 1 if plus_one else values / scales
 
-    def scaled(self, block: Block) -> Block:
+    def scaled(self, block: DecoderBlock) -> DecoderBlock:
         """The same function as the block, with the scales in it and without limits: equal up to rounding."""
         tensors = {name: self._with(block, name, tensor) for name, tensor in block.tensors.items()}
         return block.with_tensors(tensors)
 
-    def _with(self, block: Block, name: str, tensor: Tensor) -> Tensor:
+    def _with(self, block: DecoderBlock, name: str, tensor: Tensor) -> Tensor:
         operation = name.rpartition(".")[0]
         if tensor.dim() == 2:
             return self._scaled(operation, tensor)

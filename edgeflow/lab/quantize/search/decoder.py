@@ -18,8 +18,8 @@ from edgeflow.lab.quantize.search.block import (
     QUERY,
     UP,
     VALUE,
-    Block,
     BlockShape,
+    DecoderBlock,
     Rotation,
 )
 from edgeflow.models.checkpoint import Weights
@@ -42,7 +42,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Decoder:
+class DecoderTensors:
     """A decoder's tensors by their published names, and the shape of its blocks."""
 
     weights: Weights
@@ -57,7 +57,7 @@ class Decoder:
     """F with padding; config.intermediate_size is F as stored."""
 
     @classmethod
-    def of(cls, weights: Weights, config: LlamaConfig, *, stem: str, inner: int) -> Decoder:
+    def of(cls, weights: Weights, config: LlamaConfig, *, stem: str, inner: int) -> DecoderTensors:
         """The decoder of the Llama family in a checkpoint."""
         shape = BlockShape(
             heads=config.num_attention_heads,
@@ -85,16 +85,16 @@ class Decoder:
         """True for a tensor of the decoder or its head, and not of another part of the checkpoint."""
         return name.startswith(self.stem) or name == self.head
 
-    def block(self, index: int) -> Block:
+    def block(self, index: int) -> DecoderBlock:
         """Read a block; CheckpointError where a tensor is missing or has the wrong shape."""
         below = self.weights.under(self.block_prefix(index))
         shapes = linear_shapes(self.config)
         tensors = {name: below[name] for name in below if not name.endswith("rotary_emb.inv_freq")}
         for linear in LINEARS:
             tensors[f"{linear}.weight"] = padded(linear, below.take(f"{linear}.weight", *shapes[linear]), self.inner)
-        return Block(self.shape, tensors)
+        return DecoderBlock(self.shape, tensors)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[DecoderBlock]:
         """Every block in order, one in memory at a time."""
         return map(self.block, range(self.config.num_hidden_layers))
 

@@ -23,7 +23,7 @@ class ScaleForm(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Statistics:
+class ChannelStatistics:
     """Statistics of each input channel, float32 [E]: `inputs`, the mean of |x|; `weights`, the mean size of a weight
     in shares of its group's largest."""
 
@@ -32,7 +32,7 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+class ScaleCandidate:
     """Scales to try [E]."""
 
     ratio: float | None
@@ -52,21 +52,21 @@ def weight_means(weights: Sequence[Tensor], group: int) -> Tensor:
     return sizes.div_(sizes.amax(1, keepdim=True) + EPSILON).view(stacked.shape).mean(0)
 
 
-def candidates(form: ScaleForm, statistics: Statistics, *, identity: bool) -> Iterator[Candidate]:
+def candidates(form: ScaleForm, statistics: ChannelStatistics, *, identity: bool) -> Iterator[ScaleCandidate]:
     """The scales of each ratio, then s = 1 where asked for. The first ratio of the form x is s = 1 already."""
     for ratio in RATIOS:
-        yield Candidate(ratio, scales_of(form, ratio, statistics))
+        yield ScaleCandidate(ratio, scales_of(form, ratio, statistics))
     if identity and form is ScaleForm.DUO:
-        yield Candidate(None, torch.ones_like(statistics.inputs))
+        yield ScaleCandidate(None, torch.ones_like(statistics.inputs))
 
 
-def scales_of(form: ScaleForm, ratio: float, statistics: Statistics) -> Tensor:
+def scales_of(form: ScaleForm, ratio: float, statistics: ChannelStatistics) -> Tensor:
     """The scales of a ratio: [E], float32, divided by sqrt(largest * smallest)."""
     powers = powers_of(form, ratio, statistics)
     return normalised(powers, middle(powers), live=statistics.inputs > 0)
 
 
-def powers_of(form: ScaleForm, ratio: float, statistics: Statistics) -> Tensor:
+def powers_of(form: ScaleForm, ratio: float, statistics: ChannelStatistics) -> Tensor:
     """x^r, or x^r / (w^(1-r) + 1e-4), and no less than 1e-4: [E]"""
     powers = statistics.inputs.pow(ratio)
     if form is ScaleForm.DUO:

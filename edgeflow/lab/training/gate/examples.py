@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.lab.training.gate.whole import Cut
+from edgeflow.lab.training.gate.whole import SegmentCut
 from edgeflow.models.memory_gate import GateRules
 
 
@@ -63,7 +63,7 @@ def grouped(examples: Iterable[Example], rules: GateRules, device: torch.device)
 
 def _group(examples: Sequence[Example], segments: int, rules: GateRules, device: torch.device) -> Group:
     length = max(len(each.ids) for each in examples)
-    plain = Cut(rules, length, segments).plain
+    plain = SegmentCut(rules, length, segments).plain
     ids = torch.zeros(len(examples), length, dtype=torch.long)
     learned = torch.zeros(len(examples), length, dtype=torch.bool)
     for row, each in enumerate(examples):
@@ -74,5 +74,5 @@ def _group(examples: Sequence[Example], segments: int, rules: GateRules, device:
     return Group(ids.to(device), segments, texts.to(device), places.to(device), targets.to(device))
 
 
-def _cut(example: Example, rules: GateRules) -> Cut:
-    return Cut(rules, len(example.ids), rules.segments(example.known))
+def _cut(example: Example, rules: GateRules) -> SegmentCut:
+    return SegmentCut(rules, len(example.ids), rules.segments(example.known))

@@ -23,7 +23,7 @@ Pairs = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SegmentCut:
     """How texts of `length` tokens are cut: `segments` whole ones behind the sink, then the rest."""
 
     rules: GateRules
@@ -57,7 +57,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
+class GatedRows:
     """One layer's work on the gated rows.
 
     sums [B, KH, N, D, D + 1] float32: M and, in the last column, z after each segment.
@@ -78,7 +78,7 @@ class Whole:
     """`plain` [B, p, E], `gated` [B, L - p - skipped, E]: rows after the final norm; p is the cut's `plain`."""
     skipped: int
     """Gated rows that were left out, the first ones."""
-    seen: list[Seen]
+    seen: list[GatedRows]
     """By layer where it was asked for; empty where nothing is gated."""
 
 
@@ -97,7 +97,7 @@ def run_whole(
     needed: the first gated row that is wanted; where it is in the rest, the last layer leaves out the segments.
     checkpointing: keep one tensor of each layer for the gradients and compute the others again. watch: fill `seen`.
     """
-    cut = Cut(gate.rules, ids.shape[1], segments)
+    cut = SegmentCut(gate.rules, ids.shape[1], segments)
     if segments and cut.rest < 1:
         raise ValueError(f"{segments} segments do not fit into {cut.length} tokens")
     folded = cut.gated_segments * gate.rules.segment
@@ -113,7 +113,7 @@ def run_whole(
             run = _GatedLayer(
                 base=base, layer=layer, gate=own, cut=cut, turns=gated_turns, skipped=skipped if last else 0
             )
-            outcome: tuple[Tensor, Seen] = (
+            outcome: tuple[Tensor, GatedRows] = (
                 checkpoint(run, gated, k, v, use_reentrant=False) if checkpointing else run(gated, k, v)
             )
             gated = outcome[0]
@@ -135,12 +135,12 @@ class _GatedLayer:
     base: PlainBase
     layer: PlainLayer
     gate: GateLayer
-    cut: Cut
+    cut: SegmentCut
     turns: Turns
     skipped: int
     """The first ones, of which only keys and values are computed."""
 
-    def __call__(self, x: Tensor, k0: Tensor, v0: Tensor) -> tuple[Tensor, Seen]:
+    def __call__(self, x: Tensor, k0: Tensor, v0: Tensor) -> tuple[Tensor, GatedRows]:
         """Rows x [B, n, E] through the layer. k0, v0 [B, KH, p, D]: of the rows before them."""
         rules, folded = self.cut.rules, self.cut.gated_segments * self.cut.rules.segment
         q, k, v = self.base.heads(self.layer, x, self.turns)
@@ -154,10 +154,10 @@ class _GatedLayer:
         sums = sums.cumsum(2)
         read = _read(_feature(q, rules), sums, self.cut)
         mixed = _mix(read, attended, self.gate)
-        return self.base.finish(self.layer, x, mixed), Seen(read, mixed, sums)
+        return self.base.finish(self.layer, x, mixed), GatedRows(read, mixed, sums)
 
 
-def _attend(q: Tensor, pairs: Pairs, sink: Pairs, cut: Cut) -> Tensor:
+def _attend(q: Tensor, pairs: Pairs, sink: Pairs, cut: SegmentCut) -> Tensor:
     """A_dot [B, H, n, D]: each segment, and the rest, over the sink and causally over itself.
 
     q: of all rows, or of the rest alone.
@@ -188,7 +188,7 @@ def _folds(pairs: Pairs, rules: GateRules, size: int) -> Tensor:
     return _blocks(marked, size).transpose(-1, -2) @ _blocks(values, size)
 
 
-def _read(marked: Tensor, sums: Tensor, cut: Cut) -> Tensor:
+def _read(marked: Tensor, sums: Tensor, cut: SegmentCut) -> Tensor:
     """A_mem of the rows [B, H, n, D], float32. marked: sigma of their queries; sums: after each segment."""
     batch, heads, rows, width = marked.shape
     folded, kv_heads = rows - cut.rest, sums.shape[1]

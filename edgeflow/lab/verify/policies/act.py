@@ -20,7 +20,7 @@ from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, c
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.act.config import ACTConfig, load_config, load_processors
 from edgeflow.policies.act.network import ACTNetwork
-from edgeflow.policies.act.policy import Normaliser, read_network
+from edgeflow.policies.act.policy import InputNormaliser, read_network
 from edgeflow.policies.lerobot import Normalisation
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.blending import ensemble_weights
@@ -59,7 +59,7 @@ class _Checker:
         self._config = config
         self._processors = processors
         self._network = network
-        self._normalise = {name: Normaliser(processors.inputs.get(name), network.device) for name in config.inputs}
+        self._normalise = {name: InputNormaliser(processors.inputs.get(name), network.device) for name in config.inputs}
 
     def check(self, case: RecordedCase) -> Iterator[CheckResult]:
         """Compare a case, in the order of the computation; a stored value that is not known is infinitely off."""

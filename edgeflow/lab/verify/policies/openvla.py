@@ -22,7 +22,7 @@ from torch import Tensor
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
-from edgeflow.engine.control.offline import Decoded, OfflineRun, limits_for
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, limits_for
 from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement, PreparedFrame, TokenPolicy
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_action_tokens
@@ -70,7 +70,7 @@ PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class OpenVLACase:
     """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded."""
 
     name: str
@@ -88,14 +88,14 @@ class Case:
     tensors: Mapping[str, Tensor]
 
 
-def read_bundle(directory: Path) -> list[Case]:
+def read_bundle(directory: Path) -> list[OpenVLACase]:
     """Read all cases; CheckpointError names the case and the entry at fault."""
     return [_case(directory, recorded) for recorded in read_cases(directory)]
 
 
-def _case(directory: Path, recorded: RecordedCase) -> Case:
+def _case(directory: Path, recorded: RecordedCase) -> OpenVLACase:
     entry = recorded.entry
-    return Case(
+    return OpenVLACase(
         name=recorded.name,
         image=read_image(directory / entry.text("image")),
         instruction=entry.text("instruction"),
@@ -110,10 +110,10 @@ def _case(directory: Path, recorded: RecordedCase) -> Case:
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _PreparedCase:
     """A recorded case and its frame as the policy prepares it."""
 
-    recorded: Case
+    recorded: OpenVLACase
     frame: PreparedFrame
 
     @property
@@ -186,7 +186,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
 
 
 @torch.inference_mode()
-def _forced(case: _Case, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
+def _forced(case: _PreparedCase, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
     """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
     device = policy.device
     (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
@@ -222,13 +222,13 @@ def verify_bundle(
     return sorted(results, key=lambda result: names.index(result.case))
 
 
-def prepared(case: Case, policy: OpenVLAFrames) -> _Case:
+def prepared(case: OpenVLACase, policy: OpenVLAFrames) -> _PreparedCase:
     """A recorded case as the policy prepares it."""
     policy.action_schema(case.unnorm_key)  # an unknown key is told before anything runs
-    return _Case(case, PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)))
+    return _PreparedCase(case, PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)))
 
 
-def _check_inputs(case: _Case) -> Iterator[CheckResult]:
+def _check_inputs(case: _PreparedCase) -> Iterator[CheckResult]:
     found, plain, extended = case.frame.prompt_ids, case.recorded.input_ids, case.recorded.prompt_ids
     off = [] if extended is None else [mismatches(found, extended)]
     if plain is not None:
@@ -238,7 +238,7 @@ def _check_inputs(case: _Case) -> Iterator[CheckResult]:
     yield from _checked(case, "pixel values", "pixel_values", case.frame.pixel_values[None], PIXEL_TOLERANCE)
 
 
-def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
+def _check_resize_variants(case: _PreparedCase, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
     """Check the first tower's pixels under the other resize strategies."""
     for name in case.recorded.tensors:
         quantity, _, strategy = name.partition(".")
@@ -248,7 +248,7 @@ def _check_resize_variants(case: _Case, policy: OpenVLAPolicy) -> Iterator[Check
             yield from _checked(case, f"pixel values, {strategy}", name, found, PIXEL_TOLERANCE)
 
 
-def _check_vision(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+def _check_vision(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
     features = policy.vision.features(case.frame.pixel_values[None].to(device))
     keys = TOWER_KEYS if len(features) > 1 else [key for key in TOWER_KEYS if key in case.recorded.tensors]
     for key, feature in zip(keys, features, strict=False):
@@ -256,7 +256,7 @@ def _check_vision(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
     yield from _checked(case, "projected", "projected", policy.vision.project(features), FEATURE_TOLERANCE)
 
 
-def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
+def _check_hidden(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
     """The prefill's last row as the head sees it."""
     if "final_hidden_last" in case.recorded.tensors:
         (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
@@ -267,13 +267,13 @@ def _check_hidden(case: _Case, policy: OpenVLAPolicy, device: torch.device) -> I
 
 
 def decode(
-    cases: list[_Case],
+    cases: list[_PreparedCase],
     policy: TokenPolicy,
     pace: Pace,
     table: OperatorTable | None,
     kv_format: KVFormat = DENSE,
     shift: Shift = Shift.ROTATE,
-) -> list[list[Decoded]]:
+) -> list[list[DecodedFrame]]:
     """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case.
 
     Where frames draft, they follow each other at once, so that some are overtaken, and then one by one.
@@ -289,13 +289,13 @@ def decode(
         decoded = decode_arrivals(run, [(0, frame) for frame in frames * rounds] + alone)
     else:
         (decoded,) = run.decode([frames * rounds])
-    of_cases: list[list[Decoded]] = [[] for _ in cases]
+    of_cases: list[list[DecodedFrame]] = [[] for _ in cases]
     for each in decoded:
         of_cases[(each.sampled.frame.seq - 1) % len(cases)].append(each)
     return of_cases
 
 
-def check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAFrames) -> Iterator[CheckResult]:
+def check_decoding(case: _PreparedCase, decodings: list[DecodedFrame], policy: OpenVLAFrames) -> Iterator[CheckResult]:
     """Logits, tokens and actions of the decodings of a case."""
     recorded, key = case.recorded, case.recorded.unnorm_key
     logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings]).cpu()
@@ -314,7 +314,7 @@ def check_decoding(case: _Case, decodings: list[Decoded], policy: OpenVLAFrames)
             yield compare(case.name, quantity, found, torch.tensor(wanted, dtype=torch.float64), ACTION_TOLERANCE)
 
 
-def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
+def _check_steps(case: _PreparedCase, logits: Tensor) -> Iterator[CheckResult]:
     """Check logits [n, K, V] against the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
     for name, ids in case.recorded.tensors.items():
         if not re.fullmatch(r"step_top\d+_ids", name):
@@ -328,7 +328,7 @@ def _check_steps(case: _Case, logits: Tensor) -> Iterator[CheckResult]:
             yield CheckResult(case.name, "step logits", math.inf, FEATURE_TOLERANCE)
 
 
-def _checked(case: _Case, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
+def _checked(case: _PreparedCase, quantity: str, name: str, found: Tensor, tolerance: float) -> Iterator[CheckResult]:
     """Compare `found` with the recorded tensor of that name, if there is one."""
     if name in case.recorded.tensors:
         yield compare(case.name, quantity, found, case.recorded.tensors[name], tolerance)

@@ -31,9 +31,9 @@ from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, c
 from edgeflow.models.checkpoint import Weights, tensor_shapes_of
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
-from edgeflow.policies.openvla.network import Vision
+from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.tokens import Prompter, prompt_text
-from edgeflow.policies.openvla_oft.config import MOST, PRESETS, Bounds, OFTSettings, find_files, read_statistics
+from edgeflow.policies.openvla_oft.config import MOST, PRESETS, OFTSettings, VectorBounds, find_files, read_statistics
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy, read_head, read_proprio
 from edgeflow.text.checkpoint_json import read_json
@@ -202,7 +202,7 @@ class _Subject:
     case: OFTCase
     policy: OpenVLAOFTPolicy
     frame: OFTFrame
-    action: Bounds
+    action: VectorBounds
     tokenised: tuple[int, ...] | None
     """The text ids, where the bundle has a tokenizer."""
     compared: set[str] = field(default_factory=set)
@@ -218,12 +218,12 @@ class _Subject:
 def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: torch.device) -> list[_Subject]:
     config = load_config(directory, processor=_processor(directory))
     weights = Weights(directory, torch.float32, device)
-    shared = _Shared(
+    shared = _SharedParts(
         directory,
         config,
         weights,
         LlamaDecoder(config.text, weights.under("language_model."), table=table),
-        Vision(config, weights, table),
+        OpenVLAVision(config, weights, table),
     )
     prompter = Prompter(directory, vicuna=config.vicuna_prompt) if (directory / "tokenizer.json").is_file() else None
     policies: dict[str, OpenVLAOFTPolicy] = {}
@@ -242,14 +242,14 @@ def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedParts:
     """The parts of a checkpoint that the policies of all settings share."""
 
     directory: Path
     config: OpenVLAConfig
     weights: Weights
     decoder: LlamaDecoder
-    vision: Vision
+    vision: OpenVLAVision
 
     def policy(self, settings: OFTSettings) -> OpenVLAOFTPolicy:
         """A policy to which ids are given."""

@@ -40,7 +40,7 @@ _LENGTH_BYTES, _NUMBER_BYTES = 5, 10  # of the longest varints
 
 
 @dataclass(frozen=True, slots=True)
-class Received(Generic[FramesMessage]):
+class ParsedMessage(Generic[FramesMessage]):
     """A parsed message, with the data of its frame's images beside it."""
 
     message: FramesMessage
@@ -52,7 +52,7 @@ class Received(Generic[FramesMessage]):
         return [image.data for image in self.message.frame.images] if self.lifted is None else self.lifted
 
 
-AnyReceived: TypeAlias = Received[pb.ClientMessage] | Received[pb.ActRequest]
+AnyReceived: TypeAlias = ParsedMessage[pb.ClientMessage] | ParsedMessage[pb.ActRequest]
 
 
 class Unparsable:
@@ -62,14 +62,14 @@ class Unparsable:
 UNPARSABLE = Unparsable()
 
 
-def _parse(kind: type[FramesMessage], data: bytes) -> Received[FramesMessage] | Unparsable:
+def _parse(kind: type[FramesMessage], data: bytes) -> ParsedMessage[FramesMessage] | Unparsable:
     """Parse a message; never raises."""
     lifted = lift_images(data)
     try:
         message = kind.FromString(data if lifted is None else lifted.rest)
     except (DecodeError, ValueError):
         return UNPARSABLE
-    return Received(message, None if lifted is None else lifted.images)
+    return ParsedMessage(message, None if lifted is None else lifted.images)
 
 
 parse_client_message = partial(_parse, pb.ClientMessage)
@@ -105,7 +105,9 @@ def check_frame(received: AnyReceived, opened: OpenRequest, limits: LimitsConfig
     )
 
 
-def check_act(received: Received[pb.ActRequest], alias: str, limits: LimitsConfig) -> tuple[OpenRequest, CheckedFrame]:
+def check_act(
+    received: ParsedMessage[pb.ActRequest], alias: str, limits: LimitsConfig
+) -> tuple[OpenRequest, CheckedFrame]:
     """Validate a single action's request; RequestErrors name the field and the limit."""
     request = received.message
     refuse_unknown_fields(request, "message")
@@ -162,7 +164,7 @@ def lift_images(data: bytes) -> Lifted | None:
     Nothing is lifted from what has groups, padded varints, two frames or hundreds of fields, nor from broken bytes.
     """
     try:
-        return _Scan(data).message()
+        return _MessageScan(data).message()
     except _UnusualError:
         return None
 
@@ -176,7 +178,7 @@ class _Field(NamedTuple):
     end: int
 
 
-class _Scan:
+class _MessageScan:
     """The message's bytes, and how many fields may still be read."""
 
     def __init__(self, data: bytes) -> None:

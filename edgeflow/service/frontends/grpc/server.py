@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from edgeflow.config.sections import is_loopback
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.frontends.grpc.codec import (
-    Received,
+    ParsedMessage,
     Unparsable,
     check_act,
     parse_act_request,
@@ -166,7 +166,7 @@ class ControlService:
     async def _stream(self, _: Any, context: Context) -> None:
         await StreamCall(self._plane, self._metrics, context, lambda: self._caller(context)).run()
 
-    async def _act(self, request: Received[pb.ActRequest] | Unparsable, context: Context) -> pb.ActResponse:
+    async def _act(self, request: ParsedMessage[pb.ActRequest] | Unparsable, context: Context) -> pb.ActResponse:
         if isinstance(request, Unparsable):
             raise unparsable()
         caller, config = self._caller(context), self._plane.config

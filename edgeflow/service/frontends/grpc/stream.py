@@ -13,7 +13,7 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
-from edgeflow.service.frontends.grpc.codec import Received, Unparsable, check_frame
+from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
@@ -75,7 +75,7 @@ class StreamCall:
             received = await self._read_before_open()
             if received is grpc.aio.EOF:
                 return None
-            if isinstance(received, Received) and received.message.WhichOneof("kind") == "open":
+            if isinstance(received, ParsedMessage) and received.message.WhichOneof("kind") == "open":
                 refuse_unknown_fields(received.message, "message")
                 return check_open(received.message.open, config.alias, config.limits)
             if refusals.exceeded(time.monotonic_ns()):
@@ -150,7 +150,7 @@ class StreamCall:
             self._plane.close(self._runner)
 
 
-def _refused_before_open(received: Received[pb.ClientMessage] | Unparsable) -> Event:
+def _refused_before_open(received: ParsedMessage[pb.ClientMessage] | Unparsable) -> Event:
     if isinstance(received, Unparsable):
         return StatusEvent.refused(0, unparsable())
     early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
@@ -164,7 +164,9 @@ def unparsable() -> InvalidArgument:
     return InvalidArgument("is not a valid protobuf message", field="message", reason=Reason.MESSAGE_UNPARSABLE)
 
 
-def receive(received: Received[pb.ClientMessage] | Unparsable, runner: SessionRunner, limits: LimitsConfig) -> None:
+def receive(
+    received: ParsedMessage[pb.ClientMessage] | Unparsable, runner: SessionRunner, limits: LimitsConfig
+) -> None:
     """Handle one message; the stream continues whatever it contains."""
     if runner.session.ended is not None:
         return
@@ -190,7 +192,7 @@ def receive(received: Received[pb.ClientMessage] | Unparsable, runner: SessionRu
             )
 
 
-def _contents(received: Received[pb.ClientMessage], request: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
+def _contents(received: ParsedMessage[pb.ClientMessage], request: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
     refuse_unknown_fields(received.message, "message")
     return check_frame(received, request, limits)
 

@@ -10,10 +10,10 @@ import numpy as np
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from edgeflow.lab.demo.flow_training.batches import Normaliser
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
 from edgeflow.lab.demo.flow_training.chunks import Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
-from edgeflow.lab.demo.flow_training.network import FlowNetwork
+from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from tests.lab.demo.flow_training.sampling import FlowSampler
 
 _STATISTICS = "policy_preprocessor_step_5_normalizer_processor.safetensors"
@@ -35,9 +35,9 @@ def read_sampler(folder: Path, steps: int | None = None, seed: int = 0) -> FlowS
     )
 
 
-def read_network(folder: Path) -> FlowNetwork:
+def read_network(folder: Path) -> TrainedFlowNetwork:
     """The network alone, of this or any other checkpoint of the layout whose sizes `size_of` reads."""
-    network = FlowNetwork(size_of(folder))
+    network = TrainedFlowNetwork(size_of(folder))
     saved = load_file(folder / "model.safetensors")
     network.load_state_dict({name: saved[f"model.{name}"].float() for name in network.state_dict()})
     return network.eval()
@@ -69,13 +69,13 @@ def size_of(folder: Path) -> FlowSize:
     )
 
 
-def read_normaliser(folder: Path, size: FlowSize) -> Normaliser:
+def read_normaliser(folder: Path, size: FlowSize) -> BatchNormaliser:
     saved = load_file(folder / _STATISTICS)
     state, action = (
         Spread(*(saved[f"{name}.{each}"].double().numpy() for each in ("mean", "std")))
         for name in ("observation.state", "action")
     )
-    return Normaliser(size, state, action)
+    return BatchNormaliser(size, state, action)
 
 
 def read_json(path: Path) -> dict[str, Any]:

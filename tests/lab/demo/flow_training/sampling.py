@@ -9,11 +9,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.batches import Normaliser
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
 from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY
-from edgeflow.lab.demo.flow_training.network import FlowNetwork, Prefix
+from edgeflow.lab.demo.flow_training.network import Prefix, TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
-from tests.lab.demo.chunk_episodes import Observation, Rows
+from tests.lab.demo.chunk_episodes import EpisodeFrame, Rows
 
 
 class FlowSampler:
@@ -21,9 +21,9 @@ class FlowSampler:
 
     def __init__(
         self,
-        network: FlowNetwork,
+        network: TrainedFlowNetwork,
         tokenizer: Tokenizer,
-        normaliser: Normaliser,
+        normaliser: BatchNormaliser,
         steps: int,
         *,
         seed: int = 0,
@@ -33,7 +33,7 @@ class FlowSampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     @torch.inference_mode()
-    def __call__(self, observations: Sequence[Observation]) -> list[Rows]:
+    def __call__(self, observations: Sequence[EpisodeFrame]) -> list[Rows]:
         """Chunks `[rows, 7]` in the actions' units."""
         size = self._network.size
         noise = torch.randn(len(observations), size.chunk, size.action, generator=self._generator)
@@ -41,7 +41,7 @@ class FlowSampler:
         chunks = integrate(self._network, self._prefix(observations), noise, left, kept, self._steps)
         return list(self._normaliser.actions(chunks).numpy())
 
-    def _prefix(self, observations: Sequence[Observation]) -> Prefix:
+    def _prefix(self, observations: Sequence[EpisodeFrame]) -> Prefix:
         ids = [prompt_ids(self._tokenizer, each.instruction) for each in observations]
         longest = max(map(len, ids))
         padded = torch.tensor([each + [0] * (longest - len(each)) for each in ids])
@@ -51,7 +51,7 @@ class FlowSampler:
         tokens = self._network.image_tokens(frames)
         return self._network.prefix(tokens, padded, self._normaliser.states(states), valid)
 
-    def _kept(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+    def _kept(self, observations: Sequence[EpisodeFrame]) -> tuple[Tensor, Tensor]:
         """The rest of the chunks being played `[B, C, A]`, normalised, and how many of their rows are kept, `[B]`."""
         size = self._network.size
         left = torch.zeros(len(observations), size.chunk, size.action)
@@ -63,7 +63,7 @@ class FlowSampler:
         return left, kept
 
 
-def integrate(network: FlowNetwork, prefix: Prefix, x: Tensor, left: Tensor, kept: Tensor, steps: int) -> Tensor:
+def integrate(network: TrainedFlowNetwork, prefix: Prefix, x: Tensor, left: Tensor, kept: Tensor, steps: int) -> Tensor:
     """Integrate from noise `[B, C, A]` at time 1 to chunks at time 0, in equal steps.
 
     The first `kept` `[B]` rows are those of `left` `[B, C, A]`, at time 0 from the beginning.

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from edgeflow.lab.demo.flow_training.layers import FlowSize, pixel_shuffle
-from edgeflow.lab.demo.flow_training.network import FlowNetwork
+from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from tests.lab.demo.flow_training.reference import read_json, read_network
 from tests.oracles import ORACLES
 
@@ -17,7 +17,7 @@ SMALL = FlowSize(
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(0)
-    return FlowNetwork(SMALL).eval()
+    return TrainedFlowNetwork(SMALL).eval()
 
 
 def prefix_of(network, ids=((7, 8, 9),), state=0.5, valid=None):

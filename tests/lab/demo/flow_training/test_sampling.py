@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.lab.demo.flow_training.batches import Normaliser
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
 from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
-from edgeflow.lab.demo.flow_training.network import FlowNetwork
+from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
 from edgeflow.lab.demo.training.tokenizer import all_instructions
-from tests.lab.demo.chunk_episodes import Observation
+from tests.lab.demo.chunk_episodes import EpisodeFrame
 from tests.lab.demo.flow_training.sampling import FlowSampler
 
 SIZE = FlowSize(layers=2, vision_layers=1)
@@ -22,15 +22,15 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def sampler_of(tokenizer):
     torch.manual_seed(0)
-    network = FlowNetwork(SIZE)
+    network = TrainedFlowNetwork(SIZE)
     spread = Spread(np.full(7, 0.5), np.full(7, 2.0))
-    normaliser = Normaliser(SIZE, spread, spread)
+    normaliser = BatchNormaliser(SIZE, spread, spread)
     return lambda **options: FlowSampler(network, tokenizer, normaliser, 4, **options)
 
 
 def observed(text="grab the red handle", left=None, delay=0):
     image = np.random.default_rng(0).integers(0, 256, (96, 96, 3), np.uint8)
-    return Observation(image, text, np.linspace(0.0, 1.0, 7), left, delay)
+    return EpisodeFrame(image, text, np.linspace(0.0, 1.0, 7), left, delay)
 
 
 def test_every_word_of_an_instruction_is_one_piece(tokenizer):

@@ -15,7 +15,7 @@ from edgeflow.model_paths import EMBEDDED_FLOW, EMBEDDED_FLOW_POLICY, resolve_mo
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import distance
 from edgeflow_client.types import ActionSchema
-from tests.lab.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
+from tests.lab.demo.chunk_episodes import ChunkTiming, EpisodeFrame, run_chunks
 from tests.lab.demo.flow_training.reference import read_json, read_sampler, size_of
 
 FOLDER = EMBEDDED_FLOW_POLICY
@@ -69,7 +69,7 @@ def test_the_named_colour_decides_where_a_chunk_heads(sampler):
         sim.reset(seed)
         for index, handle in enumerate(sim.handles):
             text = PHRASES[0].format(handle.colour)
-            asked.append(Observation(sim.capture(), text, state_of(sim.pose(), sim.aperture)))
+            asked.append(EpisodeFrame(sim.capture(), text, state_of(sim.pose(), sim.aperture)))
             tools.append(sim.pose())
             goals.append(sim.grasps()[index])
             others.append([each for other, each in enumerate(sim.grasps()) if other != index])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.lab.demo.flow_training.batches import Normaliser, draw_flow_batch
+from edgeflow.lab.demo.flow_training.batches import BatchNormaliser, draw_flow_batch
 from edgeflow.lab.demo.flow_training.chunks import label_all
 from edgeflow.lab.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
@@ -16,10 +16,10 @@ from edgeflow.lab.demo.training.batches import make_prompts
 from edgeflow.lab.demo.training.data import CHUNK
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.lab.training.run import rate_share
 from edgeflow_client.errors import ConfigError
-from tests.lab.demo.chunk_episodes import ChunkTiming, Observation, run_chunks
+from tests.lab.demo.chunk_episodes import ChunkTiming, EpisodeFrame, run_chunks
 from tests.lab.demo.flow_training.reference import read_json, read_network, read_normaliser, read_sampler, size_of
 from tests.lab.demo.flow_training.sampling import FlowSampler
 
@@ -46,7 +46,7 @@ def test_rows_hold_the_arm_as_it_was_drawn(data):
 def test_branches_ask_for_the_chunk_of_the_handle_that_they_name(data):
     size, prompts = FlowSize(), make_prompts(partial(prompt_ids, train_tokenizer(FlowSize().vocab)), sharing=False)
     labels = label_all(data, size.chunk)
-    normaliser = Normaliser.of(size, data, labels)
+    normaliser = BatchNormaliser.of(size, data, labels)
     batch = draw_flow_batch(
         data, labels, normaliser=normaliser, prompts=prompts, shape=(48, 3), rng=np.random.default_rng(0)
     )
@@ -108,7 +108,7 @@ def test_a_checkpoint_reads_back_as_the_network_that_was_written(data, tmp_path)
         assert weight.equal(network.state_dict()[name]), name
     read = read_normaliser(tmp_path, network.size)
     np.testing.assert_allclose(read.action.std, normaliser.action.std, rtol=1e-6)
-    asked = [Observation(data.images[0], "grab the red handle", trainer.labels.states[0].astype(np.float64))]
+    asked = [EpisodeFrame(data.images[0], "grab the red handle", trainer.labels.states[0].astype(np.float64))]
     steps = read_json(tmp_path / "config.json")["num_steps"]
     written = FlowSampler(network, trainer.tokenizer, normaliser, steps)(asked)[0]
     np.testing.assert_allclose(read_sampler(tmp_path)(asked)[0], written, rtol=0, atol=1e-5)
@@ -122,7 +122,7 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
     sim = RobotSim(0)
     outcomes = run_chunks([sim], read_sampler(folder, steps=1), ChunkTiming(every=16))
     sim.close()
-    assert outcomes[0] is not Outcome.RUNNING
+    assert outcomes[0] is not EpisodeOutcome.RUNNING
 
 
 def test_the_rate_warms_up_and_falls_in_each_phase():

@@ -6,7 +6,16 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, NO_FAULT, SIDES, Entry, LogSource
+from edgeflow.lab.demo.chat.logs.entries import (
+    FAULTS,
+    HELD,
+    LINE_TOKENS,
+    MOST_LINES,
+    NO_FAULT,
+    SIDES,
+    LogLine,
+    LogSource,
+)
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 
 
@@ -15,14 +24,14 @@ def drawn(lines, region=None, seed=0):
 
 
 def test_a_line_has_one_format():
-    assert Entry(7, "motor", "cube", "left").line() == "007 motor cube left"
+    assert LogLine(7, "motor", "cube", "left").line() == "007 motor cube left"
     assert drawn(3).text().splitlines()[0] == "Robot log: time fault holding side"
 
 
 def test_every_line_has_the_same_number_of_tokens():
     tokenizer = Tokenizer.from_file(str(EMBEDDED_CHAT_MODEL / "tokenizer.json"))
-    entries = [Entry(123, fault, held, side) for side in SIDES for held in (*HELD, "nothing") for fault in FAULTS]
-    entries += [Entry(890, NO_FAULT, "cube", "left")]
+    entries = [LogLine(123, fault, held, side) for side in SIDES for held in (*HELD, "nothing") for fault in FAULTS]
+    entries += [LogLine(890, NO_FAULT, "cube", "left")]
     for entry in entries:
         assert len(tokenizer.encode(f"{entry.line()}\n").ids) == LINE_TOKENS, entry
 

@@ -11,7 +11,7 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.memory import folding_of, memory_format, read_long
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS
-from edgeflow.lab.demo.chat.logs.held_out import LogQuestion, Place, draw_question
+from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, LogQuestion, draw_question
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL, EMBEDDED_LOGS
 from edgeflow.models.chat import load_chat_model
 
@@ -60,7 +60,7 @@ def test_questions_about_many_folded_lines_are_answered(model, gate):
     right = 0
     for kind in ("ever fault", "ever held", "most fault", "most held") * 6:
         log, asked = asked_of(rng, kind)
-        right += answered(model, engine, LogQuestion(log, asked, Place.ANYWHERE)) == asked.answer
+        right += answered(model, engine, LogQuestion(log, asked, EvidencePlace.ANYWHERE)) == asked.answer
     assert right >= 18
 
 

@@ -5,18 +5,18 @@ from collections import Counter
 
 import pytest
 
-from edgeflow.lab.demo.chat.logs.entries import Entry, RobotLog
-from edgeflow.lab.demo.chat.logs.held_out import Place, draw_question, held_out_questions
+from edgeflow.lab.demo.chat.logs.entries import LogLine, RobotLog
+from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, draw_question, held_out_questions
 from edgeflow.lab.demo.chat.logs.questions import KINDS, ask
 
 LOG = RobotLog(
     (
-        Entry(10, "none", "nothing", "left"),
-        Entry(11, "motor", "cube", "left"),
-        Entry(13, "motor", "cube", "left"),
-        Entry(14, "link", "ring", "left"),
-        Entry(16, "motor", "cube", "home"),
-        Entry(17, "none", "nothing", "left"),
+        LogLine(10, "none", "nothing", "left"),
+        LogLine(11, "motor", "cube", "left"),
+        LogLine(13, "motor", "cube", "left"),
+        LogLine(14, "link", "ring", "left"),
+        LogLine(16, "motor", "cube", "home"),
+        LogLine(17, "none", "nothing", "left"),
     )
 )
 WHOLE = range(6)
@@ -52,9 +52,9 @@ def test_evidence_lies_in_the_region():
 
 
 def test_a_narrow_majority_is_not_asked_about():
-    entries = tuple(Entry(time, fault, "nothing", "left") for time, fault in enumerate(["motor"] * 4 + ["link"] * 4))
+    entries = tuple(LogLine(time, fault, "nothing", "left") for time, fault in enumerate(["motor"] * 4 + ["link"] * 4))
     assert not answers("most fault", range(8), RobotLog(entries))
-    wide = tuple(Entry(time, fault, "nothing", "left") for time, fault in enumerate(["motor"] * 4 + ["link"] * 3))
+    wide = tuple(LogLine(time, fault, "nothing", "left") for time, fault in enumerate(["motor"] * 4 + ["link"] * 3))
     assert answers("most fault", range(7), RobotLog(wide))
 
 
@@ -74,7 +74,7 @@ def test_yes_and_no_are_balanced_and_the_other_answers_are_spread():
 def test_held_out_questions_go_through_kinds_and_places():
     questions = list(held_out_questions(48, "0", 512))
     assert Counter(question.asked.kind for question in questions) == dict.fromkeys(KINDS, 8)
-    assert Counter(question.place for question in questions) == dict.fromkeys(Place, 12)
+    assert Counter(question.place for question in questions) == dict.fromkeys(EvidencePlace, 12)
     for question in questions:
         region = question.place.region(len(question.log.entries))
         assert all(line in region for line in question.asked.lines)
@@ -84,5 +84,9 @@ def test_held_out_questions_go_through_kinds_and_places():
 
 def test_thirds_cover_a_log():
     for lines in (7, 30, 200):
-        thirds = [line for place in (Place.START, Place.MIDDLE, Place.END) for line in place.region(lines)]
-        assert thirds == list(range(lines)) == list(Place.ANYWHERE.region(lines))
+        thirds = [
+            line
+            for place in (EvidencePlace.START, EvidencePlace.MIDDLE, EvidencePlace.END)
+            for line in place.region(lines)
+        ]
+        assert thirds == list(range(lines)) == list(EvidencePlace.ANYWHERE.region(lines))

@@ -14,7 +14,7 @@ from edgeflow.lab.demo.chat.logs import training
 from edgeflow.lab.demo.chat.logs.command import eval_logs_command
 from edgeflow.lab.demo.chat.logs.dialogs import draw_dialog
 from edgeflow.lab.demo.chat.logs.evaluate import Count, GradedLog, LogReport
-from edgeflow.lab.demo.chat.logs.held_out import Place, held_out_questions
+from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, held_out_questions
 from edgeflow.lab.demo.chat.logs.training import LogPlan, LogTrainer, plan_for, train_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, resolve_model
@@ -129,6 +129,6 @@ def test_a_report_counts_by_kind_and_place():
     graded = tuple(GradedLog(each, each.asked.answer if index else "wrong") for index, each in enumerate(questions))
     report = LogReport(graded)
     assert report.share == 15 / 16
-    assert report.cells()["ever fault", Place.START] == Count(0, 1)
-    assert report.cells()["held at fault", Place.MIDDLE] == Count(1, 1)
+    assert report.cells()["ever fault", EvidencePlace.START] == Count(0, 1)
+    assert report.cells()["held at fault", EvidencePlace.MIDDLE] == Count(1, 1)
     assert report.summary(asked=True) == Count(13, 14) and report.summary(asked=False) == Count(2, 2)

@@ -15,7 +15,7 @@ from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow_client.pose import from_rotvec, multiply
 from tests.lab.demo.flow_training.reference import flat
@@ -59,13 +59,13 @@ def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3, execution=Execution.
 @pytest.mark.parametrize("pass_ms", [1, 105])
 def test_the_experts_chunks_succeed_with_moving_objects(sim, pass_ms):
     results = [run(sim, pass_ms, seed=seed) for seed in range(3)]
-    assert [result.outcome for result in results] == [Outcome.SUCCESS] * 3
+    assert [result.outcome for result in results] == [EpisodeOutcome.SUCCESS] * 3
     assert min(min(result.ages_ns) for result in results) == pass_ms * MS
 
 
 def test_a_delayed_chunk_is_played_from_the_row_that_is_due(sim):
     result = run(sim, 1, delay=Delay(200 * MS))
-    assert result.outcome is Outcome.SUCCESS
+    assert result.outcome is EpisodeOutcome.SUCCESS
     assert min(result.ages_ns) == 200 * MS
 
 
@@ -83,7 +83,7 @@ def test_a_synchronous_robot_rests_while_it_waits(sim, delay, monkeypatch):
     held = []
     monkeypatch.setattr(RobotSim, "hold", _then(RobotSim.hold, lambda sim: held.append(sim.time)))
     result = run(sim, 100, execution=Execution.SYNCHRONOUS, delay=delay)
-    assert result.outcome is Outcome.SUCCESS
+    assert result.outcome is EpisodeOutcome.SUCCESS
     assert set(result.ages_ns) == {200 * MS if delay else 100 * MS}
     waits = [captured - arrived for arrived, captured in zip(*_times(result), strict=False)]
     assert set(waits) == {8 * 50 * MS}

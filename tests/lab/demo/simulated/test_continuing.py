@@ -25,7 +25,7 @@ from edgeflow.lab.demo.simulated.synchronous_robot import PLAYED_ROWS
 from edgeflow.lab.demo.world import sim as world
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow_client.session import Session
+from edgeflow_client.session import ClientSession
 from tests.lab.demo.simulated.one_pass import ROWS, STEP_MS, OnePassStub
 
 MS = 1_000_000
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("blind")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AnswerInputs:
     """The inputs of an answer."""
 
     stamp_ns: int
@@ -49,7 +49,7 @@ class NumberedPolicy(OnePassStub):
         self.answered: dict[int, np.ndarray] = {}
 
     def prepare(self, observation):
-        return Asked(observation.stamp_ns)
+        return AnswerInputs(observation.stamp_ns)
 
     def run(self, frames):
         return torch.from_numpy(np.stack([self._rows(frame) for frame in frames]))
@@ -77,7 +77,7 @@ class RecordingEngine(OnePassEngine):
 
 
 @dataclass
-class Heard:
+class SDKRecord:
     """The record of an SDK. arrivals: when each answer came, with its message, by the capture time of its frame. looks:
     the times at which the robot looked at what it is to do, with the action, None = HOLD."""
 
@@ -120,7 +120,7 @@ def short(monkeypatch):
 
 @pytest.fixture
 def heard(monkeypatch):
-    log, directive, said = Heard(), Session.directive, Session.stream_said
+    log, directive, said = SDKRecord(), ClientSession.directive, ClientSession.stream_said
 
     def looked(session):
         found = directive(session)
@@ -131,8 +131,8 @@ def heard(monkeypatch):
         log.arrivals[message.action.stamp_ns] = session._clock.now_ns(), message.action
         return said(session, message)
 
-    monkeypatch.setattr(Session, "directive", looked)
-    monkeypatch.setattr(Session, "stream_said", heard)
+    monkeypatch.setattr(ClientSession, "directive", looked)
+    monkeypatch.setattr(ClientSession, "stream_said", heard)
     return log
 
 

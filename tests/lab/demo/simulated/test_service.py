@@ -14,7 +14,7 @@ from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import Outcome
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from tests.tiny_checkpoint import write_checkpoint
@@ -61,7 +61,7 @@ def run(
 
 def test_serial_age_is_the_sum_of_its_passes(engine, sim):
     result = run(engine, sim, SERIAL, even(20, 5))
-    assert result.outcome in (Outcome.TIMEOUT, Outcome.WRONG_TARGET, Outcome.SUCCESS)
+    assert result.outcome in (EpisodeOutcome.TIMEOUT, EpisodeOutcome.WRONG_TARGET, EpisodeOutcome.SUCCESS)
     assert set(result.ages_ns) == {20 * MS + 6 * 5 * MS}
     assert result.actions in (result.frames, result.frames - 1)
 

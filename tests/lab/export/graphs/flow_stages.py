@@ -11,12 +11,12 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.exported.flow import Bucket, BucketMasks
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph
 from edgeflow.lab.export.graphs.static import static_table
 from tests.engine.flow.tiny_flow import INPUTS, PATCHES, SIDE, STATE, Shape, TinyFlowPolicy
 
 TEXT = (4, 8)
-Run = Callable[[StageProgram, Mapping[str, Tensor]], Sequence[Tensor]]
+Run = Callable[[StageGraph, Mapping[str, Tensor]], Sequence[Tensor]]
 
 
 def policy_of(shape: Shape) -> TinyFlowPolicy:
@@ -39,7 +39,7 @@ def program_of(policy: TinyFlowPolicy, *batches: int) -> ModelProgram:
     )
 
 
-def by_torch(stage: StageProgram, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
+def by_torch(stage: StageGraph, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
     """Run the function of a stage."""
     assert list(inputs) == list(stage.inputs)
     assert all(inputs[name].shape == each.shape for name, each in stage.inputs.items())
@@ -87,5 +87,5 @@ def _padded(rows: Tensor, past: int, batch: int) -> Tensor:
     return places
 
 
-def _kv_names(step: StageProgram) -> list[str]:
+def _kv_names(step: StageGraph) -> list[str]:
     return [name for name in step.inputs if name.startswith(("key.", "value."))]

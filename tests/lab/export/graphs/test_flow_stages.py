@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.flow.tiny_flow import SHAPES, random_frames
-from tests.engine.flow.twin import Twin
+from tests.engine.flow.twin import FlowTwin
 from tests.lab.export.graphs.flow_stages import denoised, policy_of, program_of
 
 TOLERANCE = 1e-5
@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_chain_of_stages_is_what_the_formulas_say(name: str):
     policy = policy_of(SHAPES[name])
-    program, twin = program_of(policy), Twin(policy.shape, policy.weights)
+    program, twin = program_of(policy), FlowTwin(policy.shape, policy.weights)
     for frame in random_frames(policy.shape, 4, seed=3):
         for found, wanted in zip(denoised(program, policy.sizes, frame), twin.steps(frame), strict=True):
             assert (found.double() - wanted).abs().max() <= TOLERANCE * max(1.0, wanted.abs().max())

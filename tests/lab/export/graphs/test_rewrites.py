@@ -10,16 +10,16 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.kernels.rope_write_kv import RotaryTable, rotated
 from edgeflow.lab.export.graphs.graph_files import Traced, trace
 from edgeflow.lab.export.graphs.rewrites import ATEN, masked, rewritten
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow.lab.export.graphs.static import StaticLayout
 
 ROWS, HEADS, WIDTH = 5, 3, 8
 CLOSE = 1e-6
 
 
-def stage_of(run, *inputs: Tensor) -> StageProgram:
+def stage_of(run, *inputs: Tensor) -> StageGraph:
     named = {f"in{index}": each for index, each in enumerate(inputs)}
-    return StageProgram(stage=StageName.STEP, run=run, inputs=named, outputs=("out",), rows=ROWS)
+    return StageGraph(stage=StageName.STEP, run=run, inputs=named, outputs=("out",), rows=ROWS)
 
 
 def result(traced: Traced) -> Tensor:

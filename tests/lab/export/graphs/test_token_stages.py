@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.lab.export.graphs.stages import ModelProgram, StageProgram
+from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
@@ -37,7 +37,7 @@ def program_of(config: LlamaConfig, **changed: object) -> ModelProgram:
     return token_program(TokenExport(**export | changed))
 
 
-class Slot:
+class NoisySlot:
     """Keys and values of one sequence, noise where nothing was written."""
 
     def __init__(self, program: ModelProgram) -> None:
@@ -52,7 +52,7 @@ class Slot:
         self.length += count
 
 
-def prefill(program: ModelProgram, slot: Slot, ids: list[int]) -> Tensor:
+def prefill(program: ModelProgram, slot: NoisySlot, ids: list[int]) -> Tensor:
     """Run a chunk; the logits of its last row [V]."""
     towers, stage, _ = program.stages
     padded = torch.tensor([ids + [0] * (CHUNK - len(ids))])
@@ -67,9 +67,9 @@ def prefill(program: ModelProgram, slot: Slot, ids: list[int]) -> Tensor:
     return logits[0]
 
 
-def step(program: ModelProgram, slots: list[Slot], ids: list[int]) -> Tensor:
+def step(program: ModelProgram, slots: list[NoisySlot], ids: list[int]) -> Tensor:
     """Run a token of each sequence; logits [B, V]."""
-    stage: StageProgram = program.stages[-1]
+    stage: StageGraph = program.stages[-1]
     lengths = torch.tensor([slot.length for slot in slots])[:, None]
     seen = torch.cat([torch.arange(POSITIONS) < lengths, torch.ones(len(slots), 1, dtype=torch.bool)], 1)
     past = torch.stack([slot.places for slot in slots], dim=1)
@@ -91,7 +91,7 @@ def by_decoder(model: LlamaDecoder, ids: list[int]) -> Tensor:
 def test_chunks_and_steps_are_what_the_served_decoder_gives(name: str):
     program, model = program_of(VARIANTS[name]), decoder(VARIANTS[name])
     texts = [PROMPT, PROMPT[::-1][:4]]
-    slots = [Slot(program) for _ in texts]
+    slots = [NoisySlot(program) for _ in texts]
     found = []
     with torch.inference_mode():
         for slot, text in zip(slots, texts, strict=True):

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.graphs.graph_files import Traced, to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import rewritten
-from edgeflow.lab.export.graphs.stages import StageProgram
+from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow.lab.export.quantised.masks import calibrate_mask, margin
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.stage_runs import session_of
@@ -27,11 +27,11 @@ def attention(q: Tensor, k: Tensor, seen: Tensor) -> list[Tensor]:
     return [(q @ k.transpose(1, 2)).masked_fill(~seen, float("-inf")).softmax(-1)]
 
 
-def stage() -> StageProgram:
+def stage() -> StageGraph:
     shapes = {"q": (1, ROWS, WIDTH), "k": (1, KEYS, WIDTH)}
     inputs = {name: torch.zeros(shape) for name, shape in shapes.items()}
     inputs["seen"] = torch.ones(1, ROWS, KEYS, dtype=torch.bool)
-    return StageProgram(stage=StageName.STEP, run=attention, inputs=inputs, outputs=("weights",), rows=ROWS)
+    return StageGraph(stage=StageName.STEP, run=attention, inputs=inputs, outputs=("weights",), rows=ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_number_is_the_margin_below_the_lowest_of_the_largest_visible_scores
 
 def test_a_graph_that_hides_nothing_has_no_number():
     bare = stage()
-    bare = StageProgram(
+    bare = StageGraph(
         stage=bare.stage,
         run=lambda q, k, seen: [(q @ k.transpose(1, 2)).softmax(-1) * seen],
         inputs=bare.inputs,

@@ -32,7 +32,7 @@ CLOSE = 1e-6
 STEP = StageKey(StageName.STEP, SHAPE.sizes.rows, 1)
 
 
-class Step:
+class StepGraph:
     """The graph of a step. infinite: with minus infinity for hidden scores. model: with a finite number. inputs, first:
     recorded over all steps, and in the first."""
 
@@ -56,8 +56,8 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def step() -> Step:
-    return Step()
+def step() -> StepGraph:
+    return StepGraph()
 
 
 def constant(model: ir.Model, value: ir.Value | None) -> np.ndarray:
@@ -65,7 +65,7 @@ def constant(model: ir.Model, value: ir.Value | None) -> np.ndarray:
     return model.graph.initializers[value.name].const_value.numpy()
 
 
-def test_ranges_are_those_of_all_values_at_once_and_hold_the_first_steps(step: Step):
+def test_ranges_are_those_of_all_values_at_once_and_hold_the_first_steps(step: StepGraph):
     found = float_ranges(step.model, step.inputs, quiet)
     naive = naive_extrema(step.model, step.inputs)
     computed = {str(value.name) for node in step.model.graph for value in node.outputs}
@@ -81,7 +81,7 @@ def test_ranges_are_those_of_all_values_at_once_and_hold_the_first_steps(step: S
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_scales_of_activations_are_the_largest_magnitude_in_steps(step: Step, precision: Precision):
+def test_scales_of_activations_are_the_largest_magnitude_in_steps(step: StepGraph, precision: Precision):
     """A move has the scale of what it moves; the range of a softmax is 0 to 1."""
     model, naive = step.quantised[precision], naive_extrema(step.model, step.inputs)
     naive |= {name: _extrema([each[name] for each in step.inputs]) for name in ("x", "state", "key.0", "value.0")}
@@ -102,7 +102,7 @@ def _extrema(values: list[np.ndarray]) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_weights_have_a_scale_for_every_output_channel(step: Step, precision: Precision):
+def test_weights_have_a_scale_for_every_output_channel(step: StepGraph, precision: Precision):
     model, most = step.quantised[precision], 32767 if precision is Precision.INT16 else 127
     products = 0
     for node in model.graph:
@@ -125,7 +125,7 @@ def test_weights_have_a_scale_for_every_output_channel(step: Step, precision: Pr
     assert products == 7
 
 
-def test_only_scales_are_added_and_the_boundary_stays_float(step: Step):
+def test_only_scales_are_added_and_the_boundary_stays_float(step: StepGraph):
     before = Counter(node.op_type for node in step.model.graph)
     for model in step.quantised.values():
         check_operators(model, "step.onnx")
@@ -145,12 +145,12 @@ def test_only_scales_are_added_and_the_boundary_stays_float(step: Step):
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_errors_are_as_small_as_the_steps_are_fine(step: Step, precision: Precision):
+def test_errors_are_as_small_as_the_steps_are_fine(step: StepGraph, precision: Precision):
     assert 0 < step.error(step.quantised[precision]) <= MOST[precision]
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_sessions_compute_what_graphs_say(step: Step, precision: Precision):
+def test_sessions_compute_what_graphs_say(step: StepGraph, precision: Precision):
     """Optimised, as they are served, and without any optimisation."""
     model = step.quantised[precision]
     options = onnxruntime.SessionOptions()
@@ -162,14 +162,14 @@ def test_sessions_compute_what_graphs_say(step: Step, precision: Precision):
 
 
 @pytest.mark.parametrize("name", ["softmax_scale", "linear_scale", "key.0_scale"])
-def test_one_wrong_scale_breaks_the_bound_of_16_bits(step: Step, name: str):
+def test_one_wrong_scale_breaks_the_bound_of_16_bits(step: StepGraph, name: str):
     broken = step.quantised[Precision.INT16].clone()
     value = broken.graph.initializers[name]
     value.const_value = ir.tensor(value.const_value.numpy() * np.float32(0.5), name=name)
     assert step.error(broken) > 10 * MOST[Precision.INT16]
 
 
-def test_floats_stay_as_they_are_and_what_leaves_no_scale_is_refused(step: Step):
+def test_floats_stay_as_they_are_and_what_leaves_no_scale_is_refused(step: StepGraph):
     assert quantise(step.model, [], Precision.FLOAT32, quiet) is step.model
     with pytest.raises(ConfigError, match="minus infinity, which leaves no scale for scores"):
         quantise(step.infinite, step.inputs, Precision.INT16, quiet)

@@ -18,7 +18,7 @@ from edgeflow.lab.export.quantised.token_loop import TokenLoop
 from edgeflow_client.errors import ConfigError
 from tests.engine.flow.tiny_flow import CROSS_SHAPE, Shape, TinyFlowPolicy
 from tests.engine.flow.tiny_flow import random_frames as frames_of
-from tests.engine.flow.twin import Twin
+from tests.engine.flow.twin import FlowTwin
 from tests.lab.export.quantised.tiny_step import BATCHES, SHAPE, program_of
 from tests.models.test_llama import VARIANTS, decoder
 
@@ -31,7 +31,7 @@ CHUNK, POSITIONS, TOKENS = 4, 24, 6
 def test_recorded_latents_are_those_of_the_formulas(shape: Shape, steps):
     program, frames = program_of(shape), frames_of(shape, 3, seed=5)
     recorded = record_stage_inputs(program, frames, steps)
-    twin = Twin(shape, TinyFlowPolicy(shape).weights)
+    twin = FlowTwin(shape, TinyFlowPolicy(shape).weights)
     count = shape.sizes.steps if steps == "all" else 1
     found = recorded[StageKey(StageName.STEP, shape.sizes.rows, 1)]
     assert [each["times"].tolist() for each in found[:count]] == [[[k] * shape.sizes.horizon] for k in range(count)]
@@ -40,7 +40,7 @@ def test_recorded_latents_are_those_of_the_formulas(shape: Shape, steps):
         assert np.abs(each["x"][0] - x.numpy()).max() <= TOLERANCE * max(1.0, float(x.abs().max()))
 
 
-def _in_order(twin: Twin, frame, count: int):
+def _in_order(twin: FlowTwin, frame, count: int):
     """x before the first so many steps, candidate by candidate."""
     steps = twin.steps(frame)[:count]
     return [x[candidate] for candidate in range(len(frame.noise)) for x in steps]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.lab.quantize.search.decoder import Decoder
+from edgeflow.lab.quantize.search.decoder import DecoderTensors
 from edgeflow.models.llama import LlamaDecoder
 from tests.lab.quantize.cases import CONFIGS, CPU, random_decoder, random_ids
 
@@ -14,7 +14,7 @@ LENGTH = 40
 
 
 @torch.inference_mode()
-def served_logits(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
+def served_logits(decoder: DecoderTensors, ids: torch.Tensor) -> torch.Tensor:
     model = LlamaDecoder(decoder.config, decoder.weights)
     kv = model.kv_slots(1, LENGTH)
     layout = PackedLayout.of([Span(slot=0, start=0, length=LENGTH)], CPU)
@@ -22,7 +22,7 @@ def served_logits(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def logits(decoder: Decoder, ids: torch.Tensor) -> torch.Tensor:
+def logits(decoder: DecoderTensors, ids: torch.Tensor) -> torch.Tensor:
     hidden, rotation = decoder.embed(ids), decoder.rotation(ids.shape[1])
     for block in decoder.blocks():
         hidden = block.run(hidden, rotation).hidden

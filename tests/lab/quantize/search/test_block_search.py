@@ -15,8 +15,8 @@ from edgeflow.lab.quantize.search.block import (
     OUTPUT,
     QUERY,
     VALUE,
-    Block,
     BlockRun,
+    DecoderBlock,
     Rotation,
 )
 from edgeflow.lab.quantize.search.block_search import SearchSettings, run_batches, scale_groups, search_block
@@ -25,7 +25,7 @@ from edgeflow.lab.quantize.search.scales import ScaleForm
 from tests.lab.quantize.cases import CONFIGS, naive_limits, random_decoder, random_ids
 
 SETTINGS = SearchSettings(group=32)
-Case = tuple[Block, list[BlockRun], Rotation]
+Case = tuple[DecoderBlock, list[BlockRun], Rotation]
 
 
 def case(name: str = "llama", **shape: bool) -> Case:

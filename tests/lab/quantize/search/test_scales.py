@@ -7,15 +7,15 @@ import torch
 
 from edgeflow.lab.quantize.search.scales import (
     RATIOS,
+    ChannelStatistics,
     ScaleForm,
-    Statistics,
     candidates,
     input_means,
     scales_of,
     weight_means,
 )
 
-STATISTICS = Statistics(torch.tensor([0.5, 4.0, 1.0]), torch.tensor([0.2, 0.4, 0.9]))
+STATISTICS = ChannelStatistics(torch.tensor([0.5, 4.0, 1.0]), torch.tensor([0.2, 0.4, 0.9]))
 
 
 def test_twenty_ratios_without_one():
@@ -54,7 +54,9 @@ def test_the_identity_is_a_candidate_once():
 @pytest.mark.parametrize("form", ScaleForm)
 def test_channels_without_activations_do_not_stretch_the_others(form: ScaleForm):
     """With AutoAWQ's normalisation the largest scale of a live channel here is above 10."""
-    dead = Statistics(torch.cat([STATISTICS.inputs, torch.zeros(5)]), torch.cat([STATISTICS.weights, torch.zeros(5)]))
+    dead = ChannelStatistics(
+        torch.cat([STATISTICS.inputs, torch.zeros(5)]), torch.cat([STATISTICS.weights, torch.zeros(5)])
+    )
     for ratio in RATIOS:
         found, alone = scales_of(form, ratio, dead), scales_of(form, ratio, STATISTICS)
         assert found[3:].tolist() == [1] * 5
@@ -63,5 +65,5 @@ def test_channels_without_activations_do_not_stretch_the_others(form: ScaleForm)
 
 
 def test_no_activations_at_all():
-    found = scales_of(ScaleForm.DUO, 0.5, Statistics(torch.zeros(4), torch.zeros(4)))
+    found = scales_of(ScaleForm.DUO, 0.5, ChannelStatistics(torch.zeros(4), torch.zeros(4)))
     assert found.tolist() == [1] * 4

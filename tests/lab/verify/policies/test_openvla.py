@@ -50,7 +50,7 @@ def recorded(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("recorded")
     size = TinySize()
     write_checkpoint(directory, size)
-    tower = network.TowerSize(
+    tower = network.TowerDimensions(
         img_size=size.side, patch_size=size.patch, depth=size.depth, embed_dim=size.tower, num_heads=size.tower_heads
     )
     plain = network.PolicyNetwork(

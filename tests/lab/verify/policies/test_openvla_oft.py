@@ -17,7 +17,7 @@ from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.comparison import CheckResult, Verification
 from edgeflow.lab.verify.policies.openvla_oft import verify
 from edgeflow.policies.openvla.tokens import Prompter
-from edgeflow.policies.openvla_oft.config import Bounds
+from edgeflow.policies.openvla_oft.config import VectorBounds
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
 from edgeflow.policies.registry import family_of
@@ -268,10 +268,10 @@ def stop_token_zeroed(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_not_clipped(patch: pytest.MonkeyPatch) -> None:
-    def normalised(self: Bounds, values):
+    def normalised(self: VectorBounds, values):
         return 2 * (values - self.low) / (self.high - self.low + 1e-8) - 1
 
-    patch.setattr(Bounds, "normalised", normalised)
+    patch.setattr(VectorBounds, "normalised", normalised)
 
 
 def state_first(patch: pytest.MonkeyPatch) -> None:

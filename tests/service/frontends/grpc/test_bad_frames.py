@@ -19,7 +19,7 @@ from tests.fuzz.exchange import FIRST, PICTURES, clean_run, problem, run_kind
 from tests.fuzz.kinds import KINDS, good_frame
 from tests.fuzz.memory import resident_bytes
 from tests.fuzz.pictures import bomb, picture
-from tests.service.harness import JPEG, Robot, Served, open_message, serving
+from tests.service.harness import JPEG, RunningService, WireRobot, open_message, serving
 from tests.service.scripted import Script
 
 LIMIT = 4 << 20
@@ -119,7 +119,7 @@ async def test_a_message_of_millions_of_parts_is_refused_at_once(checkpoint):
 async def test_a_compressed_message_is_refused(checkpoint):
     async with serving(checkpoint) as served:
         stream = served.channel.stream_stream(f"/{SERVICE}/Stream", bytes, pb.ServerMessage.FromString)
-        robot = Robot(partial(stream, compression=grpc.Compression.Gzip))
+        robot = WireRobot(partial(stream, compression=grpc.Compression.Gzip))
         with contextlib.suppress(grpc.aio.AioRpcError):
             await robot.send(pb.ClientMessage(open=open_message(instruction="a" * 4000)))
         code, _ = await robot.rest()
@@ -165,7 +165,7 @@ def padded(size: int) -> bytes:
     return message
 
 
-async def bombs(served: Served, rng: Random, count: int) -> None:
+async def bombs(served: RunningService, rng: Random, count: int) -> None:
     robot = served.robot()
     await robot.open()
     for seq in range(1, count + 1):
@@ -175,7 +175,7 @@ async def bombs(served: Served, rng: Random, count: int) -> None:
     await robot.rest()
 
 
-async def oversized(served: Served, limit: int, rounds: int) -> None:
+async def oversized(served: RunningService, limit: int, rounds: int) -> None:
     """Fifteen streams a round, each ended by one message."""
     message = padded(limit + 1)
 

@@ -12,7 +12,7 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
 from edgeflow.service.frontends.grpc.codec import (
-    Received,
+    ParsedMessage,
     Unparsable,
     check_frame,
     parse_act_request,
@@ -67,8 +67,8 @@ def test_crc32c_of_parts_equals_the_bitwise_one(data: bytes, cut: int):
 
 @given(st.binary(max_size=300))
 def test_parsing_never_raises(data: bytes):
-    assert isinstance(parse_client_message(data), Received | Unparsable)
-    assert isinstance(parse_act_request(data), Received | Unparsable)
+    assert isinstance(parse_client_message(data), ParsedMessage | Unparsable)
+    assert isinstance(parse_act_request(data), ParsedMessage | Unparsable)
 
 
 def test_an_open_request_is_read_whole():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.service.frontends.grpc.checks import refuse_unknown_fields
-from edgeflow.service.frontends.grpc.codec import Received, lift_images, parse_act_request, parse_client_message
+from edgeflow.service.frontends.grpc.codec import ParsedMessage, lift_images, parse_act_request, parse_client_message
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire
@@ -23,15 +23,15 @@ TRAIN = b"\x0d" * 40
 GROUP_BEGINS, GROUP_ENDS, FIXED64 = 3, 4, 1
 
 
-def compare(kind: type[pb.ClientMessage] | type[pb.ActRequest], data: bytes) -> Received | None:
+def compare(kind: type[pb.ClientMessage] | type[pb.ActRequest], data: bytes) -> ParsedMessage | None:
     """Compare what the service parses with what protobuf builds; None where both take the bytes for no message."""
     parsed = PARSERS[kind](data)
     try:
         expected = kind.FromString(data)
     except DecodeError:
-        assert not isinstance(parsed, Received)
+        assert not isinstance(parsed, ParsedMessage)
         return None
-    assert isinstance(parsed, Received)
+    assert isinstance(parsed, ParsedMessage)
     if kind is pb.ActRequest or expected.WhichOneof("kind") == "frame":
         assert list(parsed.image_data()) == [image.data for image in expected.frame.images]
     verdict = unknown_field(parsed.message)

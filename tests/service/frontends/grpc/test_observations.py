@@ -15,7 +15,7 @@ from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.sessions import runner
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import StateSpec
-from tests.service.harness import Robot, Served, frame_message, serving
+from tests.service.harness import RunningService, WireRobot, frame_message, serving
 from tests.service.scripted import SCHEMA, Script
 
 HORIZON, STEP_MS = 4, 1000.0
@@ -55,7 +55,9 @@ def observation(**changes) -> dict:
 
 
 @contextlib.asynccontextmanager
-async def robot_of(checkpoint, script: Script | None = None, **overrides) -> AsyncIterator[tuple[Robot, Served]]:
+async def robot_of(
+    checkpoint, script: Script | None = None, **overrides
+) -> AsyncIterator[tuple[WireRobot, RunningService]]:
     async with serving(checkpoint, script or wide_script(), **overrides) as served:
         yield served.robot(), served
 

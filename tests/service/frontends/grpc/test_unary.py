@@ -10,7 +10,7 @@ import pytest
 
 from edgeflow.contract import Pace
 from edgeflow.ipc.messages import CloseSession, OpenSession
-from edgeflow.service.frontends.grpc.codec import Received, check_act
+from edgeflow.service.frontends.grpc.codec import ParsedMessage, check_act
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.plane import act_once
 from edgeflow_client.rpc import control_pb2 as pb
@@ -85,7 +85,7 @@ SECOND_NS = 1_000_000_000
 async def test_pixels_decoded_elsewhere_skip_the_decoder_and_the_time_spent_there_counts(checkpoint):
     async with serving(checkpoint) as served:
         plane, caller = served.service.plane, Caller("", "gateway")
-        opened, checked = check_act(Received(request(), None), "demo", plane.config.limits)
+        opened, checked = check_act(ParsedMessage(request(), None), "demo", plane.config.limits)
         frame = replace(checked, images=(), pixels=(b"decoded",), decode_ns=5_000_000)
         received_ns = time.monotonic_ns() - SECOND_NS // 5
         action, _ = await act_once(plane, opened, frame, caller, received_ns=received_ns)
@@ -98,7 +98,7 @@ async def test_pixels_decoded_elsewhere_skip_the_decoder_and_the_time_spent_ther
 async def test_a_time_of_receipt_that_cannot_be_is_bounded(checkpoint, ago_s: int, counted_s: int):
     async with serving(checkpoint) as served:
         plane, caller = served.service.plane, Caller("", "gateway")
-        opened, frame = check_act(Received(request(max_action_age_ms=60_000), None), "demo", plane.config.limits)
+        opened, frame = check_act(ParsedMessage(request(max_action_age_ms=60_000), None), "demo", plane.config.limits)
         received_ns = time.monotonic_ns() - ago_s * SECOND_NS
         action, _ = await act_once(plane, opened, frame, caller, received_ns=received_ns)
         assert counted_s <= action.server_ns / SECOND_NS < counted_s + 5

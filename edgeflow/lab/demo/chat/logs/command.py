@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
-from edgeflow.lab.demo.chat.logs.held_out import Place
+from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace
 from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.lab.progress import reporting
@@ -68,11 +68,11 @@ def _counted(count: Count) -> dict[str, int]:
 
 def _show(result: LogReport) -> None:
     table = FoldingTable(
-        "kind", *Place, title="held-out questions about logs, exact of asked, by place of the evidence"
+        "kind", *EvidencePlace, title="held-out questions about logs, exact of asked, by place of the evidence"
     )
     cells = result.cells()
     for kind in KINDS:
-        table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in Place))
+        table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in EvidencePlace))
     table_console().print(table)
     for name, asked in (("summary", True), ("look-up", False)):
         print(f"{name} questions: {_told(result.summary(asked=asked))}")

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from edgeflow.lab.demo.chat.dialogs import Dialog, Turn
+from edgeflow.lab.demo.chat.dialogs import Dialog, DialogTurn
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.logs.questions import KINDS, ask
 from edgeflow.lab.demo.chat.small_talk import SYSTEMS
@@ -33,7 +33,7 @@ def draw_dialog(rng: random.Random, tokens: int) -> Dialog:
 
 def draw_questions(
     rng: random.Random, lines: int, region: range, turns: int, kinds: Sequence[str] = tuple(KINDS)
-) -> tuple[RobotLog, tuple[Turn, ...]]:
+) -> tuple[RobotLog, tuple[DialogTurn, ...]]:
     """A log and different questions about it, up to `turns`, whose evidence lies in the region."""
     while True:
         log = LogSource(rng).draw(lines, region)

@@ -33,7 +33,7 @@ _BUSY, _BUSIEST = 0.2, 0.9  # share of the region that events fill in a column t
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogLine:
     """One line of a log."""
 
     time: int
@@ -51,7 +51,7 @@ class Entry:
 class RobotLog:
     """Consecutive entries."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[LogLine, ...]
 
     def text(self) -> str:
         """The log as the model reads it."""
@@ -75,7 +75,7 @@ class LogSource:
         held = self._column(lines, region, HELD, NOTHING)
         sides = self._column(lines, region, SIDES, "")
         columns = zip(self._times(lines), faults, held, sides, strict=True)
-        return RobotLog(tuple(Entry(*values) for values in columns))
+        return RobotLog(tuple(LogLine(*values) for values in columns))
 
     def _times(self, lines: int) -> list[int]:
         """Increasing times, by one or two seconds per line while three digits suffice."""

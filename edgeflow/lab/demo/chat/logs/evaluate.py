@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from edgeflow.lab.demo.chat.evaluate import Answerer
-from edgeflow.lab.demo.chat.logs.held_out import LogQuestion, Place, held_out_questions
+from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, LogQuestion, held_out_questions
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.models.chat import load_chat_model
 
@@ -52,9 +52,9 @@ class LogReport:
         """Share of exact answers."""
         return sum(each.right for each in self.graded) / len(self.graded)
 
-    def cells(self) -> dict[tuple[str, Place], Count]:
+    def cells(self) -> dict[tuple[str, EvidencePlace], Count]:
         """Exact answers by kind of question and by the place of the evidence."""
-        found: dict[tuple[str, Place], Count] = defaultdict(Count)
+        found: dict[tuple[str, EvidencePlace], Count] = defaultdict(Count)
         for each in self.graded:
             cell = each.question.asked.kind, each.question.place
             found[cell] = Count(found[cell].right + each.right, found[cell].asked + 1)

@@ -10,12 +10,12 @@ from typing import Final
 
 from edgeflow.lab.demo.chat.logs.dialogs import FRAME_TOKENS, TURN_TOKENS
 from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
-from edgeflow.lab.demo.chat.logs.questions import KINDS, Asked, ask
+from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery, ask
 
 SHORTEST: Final = 256  # tokens of a prompt
 
 
-class Place(StrEnum):
+class EvidencePlace(StrEnum):
     """The part of the log in which all evidence lies."""
 
     START = "first third"
@@ -25,9 +25,9 @@ class Place(StrEnum):
 
     def region(self, lines: int) -> range:
         """Its lines in a log of `lines`."""
-        if self is Place.ANYWHERE:
+        if self is EvidencePlace.ANYWHERE:
             return range(lines)
-        third = (Place.START, Place.MIDDLE, Place.END).index(self)
+        third = (EvidencePlace.START, EvidencePlace.MIDDLE, EvidencePlace.END).index(self)
         return range(lines * third // 3, lines * (third + 1) // 3)
 
 
@@ -36,8 +36,8 @@ class LogQuestion:
     """A log with one question."""
 
     log: RobotLog
-    asked: Asked
-    place: Place
+    asked: LogQuery
+    place: EvidencePlace
 
     def messages(self) -> list[dict[str, str]]:
         """The form of a chat request."""
@@ -47,7 +47,7 @@ class LogQuestion:
 def held_out_questions(questions: int, seed: str, longest: int) -> Iterator[LogQuestion]:
     """Questions of all kinds about all places in turn, in prompts of SHORTEST to `longest` tokens."""
     rng = random.Random(f"held-out logs {seed}")
-    cells = [(kind, place) for place in Place for kind in KINDS]
+    cells = [(kind, place) for place in EvidencePlace for kind in KINDS]
     for index in range(questions):
         kind, place = cells[index % len(cells)]
         lines = (rng.randint(SHORTEST, longest) - FRAME_TOKENS - TURN_TOKENS) // LINE_TOKENS
@@ -55,7 +55,7 @@ def held_out_questions(questions: int, seed: str, longest: int) -> Iterator[LogQ
         yield LogQuestion(log, asked, place)
 
 
-def draw_question(rng: random.Random, kind: str, lines: int, region: range) -> tuple[RobotLog, Asked]:
+def draw_question(rng: random.Random, kind: str, lines: int, region: range) -> tuple[RobotLog, LogQuery]:
     """A log that allows a question of the kind, with its evidence in the region, and the question."""
     while True:
         log = LogSource(rng).draw(lines, region)

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
-from edgeflow.lab.demo.chat.dialogs import Turn
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, NO_FAULT, NOTHING, Entry, RobotLog
+from edgeflow.lab.demo.chat.dialogs import DialogTurn
+from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, NO_FAULT, NOTHING, LogLine, RobotLog
 
 _SELDOM: Final = 0.8
-Column = Callable[[Entry], str]
+Column = Callable[[LogLine], str]
 Find = Callable[[RobotLog, range, random.Random], "Evidence | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuestionKind:
     """A kind of question."""
 
     phrasings: tuple[str, ...]
@@ -38,7 +38,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LogQuery:
     """A question about a log."""
 
     kind: str
@@ -49,8 +49,8 @@ class Asked:
     answer: str
     lines: tuple[int, ...]
 
-    def turn(self) -> Turn:
-        return Turn(self.text, self.answer, self.kind)
+    def turn(self) -> DialogTurn:
+        return DialogTurn(self.text, self.answer, self.kind)
 
 
 _fault, _held, _side = (attrgetter(name) for name in ("fault", "held", "side"))
@@ -110,25 +110,29 @@ def _lines(log: RobotLog, column: Column, value: str) -> tuple[int, ...]:
     return tuple(line for line, entry in enumerate(log.entries) if column(entry) == value)
 
 
-KINDS: Final[dict[str, Kind]] = {
-    "ever fault": Kind(("Was the fault ever {}?", "Do you see the fault {}?"), _ever(_fault, FAULTS), summary=True),
-    "ever held": Kind(("Was it holding the {}?", "Do you see it holding the {}?"), _ever(_held, HELD), summary=True),
-    "most fault": Kind(
+KINDS: Final[dict[str, QuestionKind]] = {
+    "ever fault": QuestionKind(
+        ("Was the fault ever {}?", "Do you see the fault {}?"), _ever(_fault, FAULTS), summary=True
+    ),
+    "ever held": QuestionKind(
+        ("Was it holding the {}?", "Do you see it holding the {}?"), _ever(_held, HELD), summary=True
+    ),
+    "most fault": QuestionKind(
         ("Which fault was there most often?", "What was the fault most often?"),
         _most(_fault, NO_FAULT, "The fault was {}."),
         summary=True,
     ),
-    "most held": Kind(
+    "most held": QuestionKind(
         ("What was it holding most often?", "Which object was it holding most often?"),
         _most(_held, NOTHING, "The object was {}."),
         summary=True,
     ),
-    "most side": Kind(
+    "most side": QuestionKind(
         ("On which side was it most often?", "Where was it most often?"),
         _most(_side, "", "The side was {}."),
         summary=True,
     ),
-    "held at fault": Kind(
+    "held at fault": QuestionKind(
         ("What does the log say at the fault {}?", "What was it holding at the fault {}?"),
         _beside(_fault, FAULTS, _held, NOTHING),
         summary=False,
@@ -136,10 +140,10 @@ KINDS: Final[dict[str, Kind]] = {
 }
 
 
-def ask(log: RobotLog, kind: str, region: range, rng: random.Random) -> Asked | None:
+def ask(log: RobotLog, kind: str, region: range, rng: random.Random) -> LogQuery | None:
     """A question of a kind whose evidence lies in the region; None where the log allows none."""
     found = KINDS[kind].find(log, region, rng)
     if found is None:
         return None
     text = rng.choice(KINDS[kind].phrasings).format(found.subject)
-    return Asked(kind, found.subject, text, found.answer, found.lines)
+    return LogQuery(kind, found.subject, text, found.answer, found.lines)

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.lab.verify.comparison import Results, Verification
 from edgeflow.lab.verify.policies.flow.recorded import STATE as STATE_GIVEN
-from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, Recording, Tolerances, Values, retokenised
+from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, RecordedBatch, Tolerances, Values, retokenised
 from edgeflow.lab.verify.policies.flow.runs import CHUNK
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.policies.flow.policy import FlowArchitecture
@@ -56,7 +56,7 @@ class _PiInputs:
         self._processors = read_processors(directory, config)
         self._texts = architecture.texts_for(network, self._processors.tokenizer, self._processors.tokens)
 
-    def values(self, recording: Recording, sizes: FlowSizes) -> dict[str, Tensor]:
+    def values(self, recording: RecordedBatch, sizes: FlowSizes) -> dict[str, Tensor]:
         """By stored name."""
         stored, normalisation = recording.case.tensors, self._processors.normalisation
         states = stored.get(STATE_RAW, stored[STATE_GIVEN]).float().numpy()
@@ -88,7 +88,7 @@ def verify_smolvla(directory: Path, asked: Verification) -> Results:
             return lambda _recording, _sizes: {}
         texts = architecture.texts_for(network, folder, config.flow.prompt)
 
-        def values(recording: Recording, _: FlowSizes) -> dict[str, Tensor]:
+        def values(recording: RecordedBatch, _: FlowSizes) -> dict[str, Tensor]:
             states = np.empty((len(recording.frames), 0), np.float32)
             return {TOKENS: retokenised(recording, texts, states)}
 

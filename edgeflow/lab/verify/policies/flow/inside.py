@@ -13,7 +13,7 @@ from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
 from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import FlowNetwork, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
-from edgeflow.lab.verify.policies.flow.recorded import Recording
+from edgeflow.lab.verify.policies.flow.recorded import RecordedBatch
 
 IMAGES = ("mid.images", "mid.images_after_resize")
 PAD_MASK = "mid.prefix_pad_masks"
@@ -72,7 +72,7 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
     )
 
 
-def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: Recording, x: Tensor) -> dict[str, Tensor]:
+def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch, x: Tensor) -> dict[str, Tensor]:
     """Values of prefix and steps of a case, by stored name. x [N, B, H, A]: before each step."""
     images = recording.images
     pad = _pad_mask(network, sizes, recording)
@@ -109,7 +109,7 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: Recording, 
     return values | dict(_keys_and_values(recording, frames, pad))
 
 
-def _keys_and_values(recording: Recording, frames: list[Inside], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _keys_and_values(recording: RecordedBatch, frames: list[Inside], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Keys and values of the prefix in some layers: [B, KH, L, D]"""
     for name, wanted in recording.case.tensors.items():
         prefix = next((each for each in (KEYS, VALUES) if name.startswith(each)), None)
@@ -124,7 +124,7 @@ def _keys_and_values(recording: Recording, frames: list[Inside], pad: Tensor) ->
                 yield name, found
 
 
-def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: Recording) -> Tensor:
+def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) -> Tensor:
     """[B, L] bool: rows of cameras that are there, of others up to the stored length, of text, of the state."""
     batch, images = len(recording.frames), recording.frames[0]
     own = network.prefix_rows(images) - len(images.prompt_ids) - sizes.closing

@@ -29,7 +29,7 @@ RTC_CASES, RTC_TENSORS = "cases_rtc.json", "expected_rtc.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Recording:
+class RecordedBatch:
     """A case of B frames."""
 
     case: RecordedCase
@@ -44,7 +44,7 @@ class Recording:
     """`tokens` [B, t], `mask` [B, t]: as recorded, with padding."""
 
 
-def read_recordings(directory: Path, config: FlowConfig, margin: Margin) -> list[Recording]:
+def read_recordings(directory: Path, config: FlowConfig, margin: Margin) -> list[RecordedBatch]:
     """Read all cases; CheckpointError names the case and the entry at fault."""
     entries = Fields(CASES_FILE, read_json(directory / CASES_FILE)).objects("cases")
     cases = read_cases(directory)
@@ -79,7 +79,7 @@ def stored(tensors: dict[str, Tensor] | RecordedCase, where: str, name: str, sha
     return found
 
 
-def _recording(case: RecordedCase, values: Fields, config: FlowConfig, margin: Margin) -> Recording:
+def _recording(case: RecordedCase, values: Fields, config: FlowConfig, margin: Margin) -> RecordedBatch:
     noise = stored(case, case.name, NOISE, (None, config.chunk, config.dims)).float()
     batch = len(noise)
     tokens, mask = (stored(case, case.name, name, (batch, None)) for name in (TOKENS, TOKEN_MASK))
@@ -98,7 +98,7 @@ def _recording(case: RecordedCase, values: Fields, config: FlowConfig, margin: M
         )
         for index in range(batch)
     )
-    return Recording(
+    return RecordedBatch(
         case=case,
         values=values,
         steps=_steps(case, values, config),
@@ -130,7 +130,7 @@ def _steps(case: RecordedCase, values: Fields, config: FlowConfig) -> int:
     return steps
 
 
-def retokenised(recording: Recording, texts: Texts, states: NDArray[np.float32]) -> Tensor:
+def retokenised(recording: RecordedBatch, texts: Texts, states: NDArray[np.float32]) -> Tensor:
     """The tokens of a case [B, t] made anew from its tasks and normalised states [B, n], padded as they are stored."""
     found = recording.tokens.clone()
     tasks = recording.values.texts("task" if "task" in recording.values else "texts")
@@ -142,7 +142,7 @@ def retokenised(recording: Recording, texts: Texts, states: NDArray[np.float32])
     return found
 
 
-Values = Callable[[Recording, FlowSizes], dict[str, Tensor]]
+Values = Callable[[RecordedBatch, FlowSizes], dict[str, Tensor]]
 """Further values of a recording's frames, by stored name."""
 
 
@@ -170,7 +170,7 @@ class Tolerances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class RecordedPolicy:
     """A policy to compare with its recording."""
 
     directory: Path

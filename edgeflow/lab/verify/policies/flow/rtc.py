@@ -23,13 +23,13 @@ from edgeflow.lab.verify.comparison import Results
 from edgeflow.lab.verify.policies.flow.recorded import (
     NOISE,
     RTC_CASES,
-    Recording,
-    Subject,
+    RecordedBatch,
+    RecordedPolicy,
     read_continuations,
     stored,
     unknown,
 )
-from edgeflow.lab.verify.policies.flow.runs import Run, Runner
+from edgeflow.lab.verify.policies.flow.runs import FrameRun, Runner
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError
@@ -53,7 +53,7 @@ class _Continuation:
 
 
 def check_continuations(
-    subject: Subject, recordings: Sequence[Recording], runner: Runner, modes: tuple[Mode, ...]
+    subject: RecordedPolicy, recordings: Sequence[RecordedBatch], runner: Runner, modes: tuple[Mode, ...]
 ) -> Results:
     """Every comparison of cases_rtc.json, where there is one."""
     results: Results = []
@@ -75,7 +75,7 @@ def check_continuations(
 
 
 def _continuation(
-    subject: Subject, recordings: Sequence[Recording], values: Fields, tensors: dict[str, Tensor]
+    subject: RecordedPolicy, recordings: Sequence[RecordedBatch], values: Fields, tensors: dict[str, Tensor]
 ) -> _Continuation:
     base = next((each for each in recordings if each.case.name == values.text("base_case")), None)
     if base is None:
@@ -115,7 +115,7 @@ def _guidance(sizes: FlowSizes, values: Fields, tensors: dict[str, Tensor], batc
     )
 
 
-def _found(sizes: FlowSizes, case: _Continuation, runs: Sequence[Run]) -> dict[str, Tensor]:
+def _found(sizes: FlowSizes, case: _Continuation, runs: Sequence[FrameRun]) -> dict[str, Tensor]:
     """Values that the engine computed, by stored name: [N, B, …]"""
     times = torch.tensor([sizes.time(step) for step in range(1, sizes.steps + 1)])
     x, velocity, used = (torch.stack([getattr(run, part) for run in runs], dim=1) for part in ("x", "velocity", "used"))

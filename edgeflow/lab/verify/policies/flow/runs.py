@@ -29,7 +29,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class FrameRun:
     """A frame's answer, float32."""
 
     x: Tensor
@@ -92,7 +92,7 @@ class Runner:
         """The paces of modes by name, for answers of so many steps."""
         return paces_by_mode(modes, replace(self.sizes, steps=steps).program)
 
-    def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[Run]:
+    def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[FrameRun]:
         """Each frame's answer; in a pipeline, behind others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
@@ -112,7 +112,7 @@ class Runner:
         return self._runs[key]
 
 
-def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
+def answers_of(config: FlowConfig, runs: Sequence[FrameRun]) -> dict[str, Tensor]:
     """The answers of the engine to the frames of a case, by stored name."""
     chunks = torch.stack([run.chunk for run in runs])
     return {
@@ -123,6 +123,6 @@ def answers_of(config: FlowConfig, runs: Sequence[Run]) -> dict[str, Tensor]:
     }
 
 
-def _run(values: Any, steps: Sequence[Steps]) -> Run:
+def _run(values: Any, steps: Sequence[Steps]) -> FrameRun:
     of: Callable[[str], Tensor] = lambda name: torch.stack([getattr(step, name)[0].cpu() for step in steps])  # noqa: E731
-    return Run(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())
+    return FrameRun(x=of("x"), velocity=of("velocity"), used=of("used"), chunk=torch.from_numpy(values[0]).float())

@@ -23,8 +23,8 @@ from edgeflow.lab.verify.bundle import TENSORS_FILE
 from edgeflow.lab.verify.comparison import Results, Verification, artifact_of, judged
 from edgeflow.lab.verify.policies.flow.inside import values_inside
 from edgeflow.lab.verify.policies.flow.recorded import (
-    Recording,
-    Subject,
+    RecordedBatch,
+    RecordedPolicy,
     Tolerances,
     Values,
     read_recordings,
@@ -58,7 +58,7 @@ def verify_architecture(
     if asked.artifact is not None:
         return verify_exported(directory, asked.artifact, architecture, asked=asked, modes=modes, tolerances=tolerances)
     network = architecture.read_network(directory, Placement(dtype=torch.float32, device=asked.device, table=table))
-    subject = Subject(
+    subject = RecordedPolicy(
         directory=directory,
         config=architecture.flow,
         sizes=architecture.sizes,
@@ -70,7 +70,7 @@ def verify_architecture(
     return _verify(subject, asked, modes)
 
 
-def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> Results:
+def _verify(subject: RecordedPolicy, asked: Verification, modes: tuple[Mode, ...]) -> Results:
     recordings = read_recordings(subject.directory, subject.config, subject.margin)
     runner, results = Runner(subject.network, subject.sizes), []
     with torch.inference_mode():
@@ -82,7 +82,7 @@ def _verify(subject: Subject, asked: Verification, modes: tuple[Mode, ...]) -> R
     return results
 
 
-def _check(subject: Subject, recording: Recording, runner: Runner, modes: tuple[Mode, ...]) -> Results:
+def _check(subject: RecordedPolicy, recording: RecordedBatch, runner: Runner, modes: tuple[Mode, ...]) -> Results:
     case, results = recording.case, []
     if CHUNK not in case.tensors:
         raise CheckpointError(f"{TENSORS_FILE} lacks {case.name}.{CHUNK}: name the directory of a bundle")

@@ -1,0 +1,29 @@
+"""A class name means one thing in the whole tree, so that a search for it leads to one place."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("edgeflow", "client/edgeflow_client", "benchmarks", "examples", "tests")
+TWICE = {
+    "Arm": "the examples are single files, each to be copied without the other",
+}
+"""Names that may stand twice, with the reason; at most ten."""
+
+
+def test_no_class_name_stands_twice():
+    places: dict[str, list[str]] = defaultdict(list)
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path.parent.name == "rpc":
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert {name: where for name, where in twice.items() if name not in TWICE} == {}
+    assert sorted(twice) == sorted(TWICE), "an exception that is not needed any more"
+    assert len(TWICE) <= 10
