@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from pydantic import BaseModel, Discriminator, FailFast, Field, Tag, ValidationError, model_validator
 
 from edgeflow.config.chat import ChatMessage
-from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
-from edgeflow.service.chat.turns import (
+from edgeflow.service.chat.messages import (
     KIND,
     LIST,
     MAX_TOOLS,
@@ -24,6 +23,7 @@ from edgeflow.service.chat.turns import (
     Tool,
     text_or_list,
 )
+from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
@@ -278,14 +278,14 @@ def parse(kind: type[Kind], content_type: str, data: bytes) -> Kind:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise _refusal(error, values) from None
+        raise _rejection(error, values) from None
 
 
 def _wrong(why: str, field: str) -> InvalidArgument:
     return InvalidArgument(why, field=field, reason=Reason.BODY_FIELD)
 
 
-def _refusal(error: ValidationError, values: Any) -> InvalidArgument:
+def _rejection(error: ValidationError, values: Any) -> InvalidArgument:
     """The most deeply nested error: where a field has several permitted types, the library reports one for each."""
     details: list[Any] = list(error.errors(include_input=False, include_url=False))
     found = [_place(detail["loc"], values) for detail in details]

@@ -53,7 +53,7 @@ def _bytes_of(value: object) -> object:
 
 
 def _named_numbers(value: object) -> object:
-    """Refuse the first member that is not a number: the library would describe every one of them."""
+    """Reject the first member that is not a number: the library would describe every one of them."""
     if not isinstance(value, dict):
         return value
     _check_count(len(value), "proprio")
@@ -215,7 +215,7 @@ def _camera(name: str, image: ImageBody, field: str) -> pb.Camera:
 
 
 def _text(text: str, field: str) -> str:
-    """Refuse unpaired surrogates, which JSON can carry and protobuf strings cannot."""
+    """Reject unpaired surrogates, which JSON can carry and protobuf strings cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -224,7 +224,7 @@ def _text(text: str, field: str) -> str:
 
 
 def _floats(numbers: Iterable[float]) -> list[float]:
-    """Numbers as 32-bit floats; larger ones become infinite, which the frame check refuses by name."""
+    """Numbers as 32-bit floats; larger ones become infinite, which the frame check rejects by name."""
     return [value if abs(value) <= 3.4e38 else float("inf") for value in numbers]
 
 
