@@ -41,7 +41,6 @@ REWRITTEN = (
     "docs/develop/quantization.md",
     "docs/develop/static-graphs.md",
     "docs/operate/jetson.md",
-    "docs/testing.md",
     "edgeflow/embedded/flow_policy/README.md",
     "edgeflow/embedded/policy/README.md",
 )
