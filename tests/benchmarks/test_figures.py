@@ -41,6 +41,7 @@ REWRITTEN = (
     "docs/develop/quantization.md",
     "docs/develop/static-graphs.md",
     "docs/operate/jetson.md",
+    "docs/develop/testing.md",
     "edgeflow/embedded/flow_policy/README.md",
     "edgeflow/embedded/policy/README.md",
 )
