@@ -103,7 +103,7 @@ def _draw_shares(axes: Any, rows: Sequence[Row], measure: str, label: str) -> No
 
 
 def _draw_ticks(axes: Any, rows: Sequence[Row]) -> None:
-    """Shares of ticks without a new action, and of actions that are not settled."""
+    """Shares of ticks without a new action, and of actions that are not verified."""
     modes = [row["mode"] for row in rows]
     repeating, waiting = ([100 * row["ticks"][kind] for row in rows] for kind in ("repeating", "waiting"))
     axes.barh(modes, repeating, color="#9aa5b1", label="repeat the last action")

@@ -103,7 +103,7 @@ class ActAnswer(_ActAnswer):
     """One answer."""
 
     action: list[float]
-    """Row 0, the one for the moment of the frame, however long the answer took: play the chunk where the horizon is
+    """Row 0, the one for the moment of the frame, however long the answer took: execute the chunk where the horizon is
     above 1.
     """
     chunk: list[list[float]]
