@@ -43,7 +43,7 @@ class ChatSlot(Section):
 
 
 class LongConfig(Section):
-    """Prompts longer than a slot, by a memory gate (docs/long_context.md). Off without a gate."""
+    """Prompts longer than a slot, by a memory gate (docs/chat/long-context.md). Off without a gate."""
 
     gate: str = Field(
         "",
@@ -79,7 +79,7 @@ class LongConfig(Section):
 
 
 class EagleConfig(Section):
-    """Drafts by an EAGLE-3 head (docs/chat.md). Off without a head."""
+    """Drafts by an EAGLE-3 head (docs/chat/drafts.md). Off without a head."""
 
     model: str = Field("", description="directory or hub id of the chat model's EAGLE-3 head; empty = none")
     rows: int | None = Field(

@@ -160,7 +160,7 @@ class Folding(SlotUse):
 
 
 class FoldingRoute(Route):
-    """Algorithm 1 with the conventions that this project chose (docs/long_context.md): the sink, one segment after the
+    """Algorithm 1 with the conventions of this project (docs/develop/long-context.md): the sink, one segment after the
     other, the rest; while decoding a fold as soon as a whole segment lies between sink and window.
     """
 

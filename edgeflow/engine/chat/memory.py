@@ -1,5 +1,5 @@
 """The memory of a chat model, computed before the start and again where slots are reserved: weights, slots, passes, and
-the gate that lets a prompt be longer than a slot (docs/long_context.md).
+the gate that lets a prompt be longer than a slot (docs/chat/long-context.md).
 
 Each part is the same whatever is asked later; tests compare those that are reserved at the start with their tensors.
 """
