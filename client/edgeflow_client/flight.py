@@ -26,7 +26,7 @@ class Statistics:
     overtaken: int
     """Those of them that were in flight on the device, in Mode.SPECULATIVE."""
     rejected: int
-    """Refused, last_refusal says why."""
+    """Rejected, last_refusal says why."""
     dropped: int
     """Left without an action, lost streams included."""
     actions: int

@@ -105,7 +105,7 @@ class RobotClient:
         )
         check_address(address)
         check_text(instruction)
-        open_message(self._settings, instruction)  # refuses here what could not be sent later
+        open_message(self._settings, instruction)  # rejects here what could not be sent later
         if not resume_within_s >= 0.0:
             raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
         check_distance(max_distance_m)
@@ -130,7 +130,7 @@ class RobotClient:
         self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
 
     def __enter__(self) -> RobotClient:
-        """Open the session. Raises the service's refusal as a typed error, or Unavailable after open_timeout_s."""
+        """Open the session. Raises the service's rejection as a typed error, or Unavailable after open_timeout_s."""
         session = self._session
         self._link.start()
         self._ticker.start()
@@ -190,7 +190,7 @@ class RobotClient:
         captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
         minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
         InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
-        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        captured_ns is older than 60 s, and the service's error if it does not take the session back after a lost
         stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns

@@ -42,7 +42,7 @@ _log = logging.getLogger("edgeflow_client")
 class ClientSession:
     """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
 
-    Every frame carries its instruction, so that a refused frame cannot lose a new one.
+    Every frame carries its instruction, so that a rejected frame cannot lose a new one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The interfaces between engine and policies: answers token by token, or in one pass (docs/architecture.md)."""
+"""The interfaces between engine and policies: answers token by token, or in one pass (engine/README.md)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from edgeflow.contract import CHANNELS, Chunk, Image, Pace, PassTimes, PolicyInp
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
-    ChatRefused,
+    ChatRejected,
     ChatStart,
     ChatStop,
     ChatToken,
@@ -25,7 +25,7 @@ from edgeflow_client.types import ActionSchema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused."""
+    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRejected."""
 
     session: int
     epoch: int
@@ -199,8 +199,8 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRefused:
-    """Worker → control: the request is refused with a RequestError; `code` is a gRPC status name."""
+class SessionRejected:
+    """Worker → control: the request is rejected with a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
@@ -267,7 +267,7 @@ class Pong:
 
 _Sessions: TypeAlias = Begin | StandingBy | OpenSession | ChangePace | SubmitFrame | ResetSession | CloseSession
 _Chat: TypeAlias = ChatStart | ChatStop | SetPrefix
-_ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRefused | PrefixSet
+_ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRejected | PrefixSet
 _Life: TypeAlias = WorkerReady | WorkerFailed
-_Answers: TypeAlias = SessionOpened | SessionRefused | FrameResult | FrameDropped | Pong
+_Answers: TypeAlias = SessionOpened | SessionRejected | FrameResult | FrameDropped | Pong
 Message: TypeAlias = _Sessions | _Chat | Ping | Shutdown | WarmupProgress | _ChatAnswers | _Life | _Answers

@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import Begin, StandingBy
+from edgeflow.ipc.parent_death import bind_to_parent
 from edgeflow.openmp import limit_spinning
 
 

@@ -1,4 +1,4 @@
-"""Finds dialect in docstrings, error and help texts, and Markdown (docs/glossary.md has the words to use instead).
+"""Finds dialect in docstrings, error and help texts, and Markdown; docs/develop/writing.md has words to use instead.
 
 python -m tests.architecture.language            list every finding, with what to write instead
 python -m tests.architecture.language --lower    lower the baseline to what is left; it never raises a count
@@ -19,8 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("language_baseline.json")
 CODE = ("edgeflow", "client", "benchmarks", "examples", "deploy")
-PAGES = ("README.md", "docs/**/*.md", "edgeflow/embedded/*/README.md")
-GENERATED, GLOSSARY = ROOT / "client/edgeflow_client/rpc", ROOT / "docs/glossary.md"
+PAGES = ("*.md", "docs/**/*.md", "edgeflow/**/README.md", "client/*.md", "examples/*.md")
+GENERATED = ROOT / "client/edgeflow_client/rpc"
+RULES_PAGE = ROOT / "docs/develop/writing.md"
+"""It quotes what it advises against."""
 
 COUNTED = (
     "ns|us|ms|s|seconds?|minutes?|bytes?|[KMG]i?B|GFLOPs?|FLOPs?|FPS|Hz|rows?|tokens?|frames?|actions?|entry|entries|"
@@ -109,7 +111,7 @@ def all_findings() -> list[Finding]:
                 found += findings_in_code(_name(path), path.read_text())
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            if path != GLOSSARY:
+            if path != RULES_PAGE:
                 found += findings_in_page(_name(path), path.read_text())
     return found
 

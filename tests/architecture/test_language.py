@@ -1,4 +1,4 @@
-"""Plain English: dialect that docs/glossary.md replaces may only become less (language.py has the rules)."""
+"""Plain English: dialect that docs/develop/writing.md replaces may only become less (language.py has the rules)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def test_no_file_has_more_dialect_than_before():
     counts = Counter(each.path for each in found)
     worse = {path for path, count in counts.items() if count > allowed.get(path, 0)}
     lines = "\n".join(str(each) for each in found if each.path in worse)
-    assert not worse, f"docs/glossary.md has the words to use; a file may have no more findings than before:\n{lines}"
+    assert not worse, (
+        f"docs/develop/writing.md has the words to use; a file may have no more findings than before:\n{lines}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,12 @@ def test_docker_lines_for_people_name_images_that_are_built(path: Path):
             assert line[line.index("--runtime") + 1] == "nvidia"
 
 
+def test_the_configuration_on_the_page_is_the_one_provided():
+    page = (ROOT / "docs/operate/deploy.md").read_text()
+    (shown,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert json.loads(shown) == json.loads((ROOT / "deploy/config.json").read_text())
+
+
 def test_the_locks_check_needs_no_package(tmp_path: Path):
     told = subprocess.run(
         [sys.executable, "-I", ROOT / "scripts" / "check-wheels", "--help"], capture_output=True, text=True, check=True

@@ -71,7 +71,7 @@ class SessionSettings:
     chunks: bool = True
     """The client plays chunks of several actions; otherwise it gets the one row that is due."""
     rtc: bool | None = None
-    """Answers continue the chunk being played; None = where service and policy can, True = refuse those that cannot."""
+    """Answers continue the chunk being played; None = where service and policy can, True = reject those that cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def judge(
     refused: int,
     beside: Beside | None = None,
 ) -> list[Check]:
-    """Check a run against its limits. limits: by the names of FIGURES, times in ms; RATIO needs chat. A refused robot,
+    """Check a run against its limits. limits: by the names of FIGURES, times in ms; RATIO needs chat. A rejected robot,
     and chat without a single answer, always fail.
     """
     figures = ((name, limit, *FIGURES[name]) for name, limit in limits.items())

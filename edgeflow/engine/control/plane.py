@@ -36,7 +36,7 @@ from edgeflow.ipc.messages import (
     Pong,
     ResetSession,
     SessionOpened,
-    SessionRefused,
+    SessionRejected,
     SubmitFrame,
 )
 from edgeflow.scheduler.cost import PassSample
@@ -149,7 +149,7 @@ class ControlLoop:
             program = self._engine.policy.program(key)
             self._scheduler.open(message.session, message.epoch, message.pace, program)
         except RequestError as error:
-            self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
+            self._publish(SessionRejected(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
         self._opened[message.session] = SessionParameters(

@@ -173,7 +173,7 @@ def _pixels(name: str, image: NDArray[Any]) -> memoryview:
     if image.shape[2] != CHANNELS:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
-        if not ((image >= 0) & (image <= 1)).all():  # also refuses NaN
+        if not ((image >= 0) & (image <= 1)).all():  # also rejects NaN
             text = "has values outside 0 to 1; an image of floats has its brightness there"
             raise InvalidArgument(text, field=name, reason=Reason.IMAGE_WRONG_FORMAT)
         image = (image * 255).astype(np.uint8)

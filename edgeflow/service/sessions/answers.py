@@ -1,7 +1,7 @@
 """The worker's answers: whether the robot gets them, what every action must pass, and how old it may be.
 
-- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
-  `Reset`. These refusals do not count towards ending the stream.
+- Three invalid outputs in a row put the session in fault: STOP, and every frame is rejected until the robot sends
+  `Reset`. These rejections do not count towards ending the stream.
 - An answer that continues a chunk from before a HOLD is withdrawn as one that waited then: it would start a resting
   robot in mid-motion. An answer that continues none acts.
 """
@@ -20,7 +20,7 @@ from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.sessions.frames import OutputGuard, Ready, SentChunks, SessionFrame
+from edgeflow.service.sessions.frames import InvalidOutputs, Ready, SentChunks, SessionFrame
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
@@ -149,7 +149,7 @@ class SessionAnswers:
     def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool, by_clock: bool = True) -> None:
         self.sent = SentChunks()
         self.ages = AnswerAges()
-        self.guard = OutputGuard()
+        self.invalid = InvalidOutputs()
         self._schema = schema
         self._age_limit = age_limit
         self._whole = whole
@@ -173,9 +173,9 @@ class SessionAnswers:
         self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
         if not message.valid or not within_limits(message.chunk, self._schema):
             text = "the policy's output was not finite or outside the action limits"
-            fault = self.guard.refused()
+            fault = self.invalid.rejected()
             return Withheld("INTERNAL", Reason.POLICY_OUTPUT_INVALID, text, invalid=True, fault=fault)
-        self.guard.passed()
+        self.invalid.passed()
         self.sent.answered(track.frame.seq)
         if not self.sent.carries_on(message.report.continues):
             text = "withdrawn: it continues a chunk that the robot does not play any more"

@@ -28,11 +28,11 @@ class StatusEvent:
     text: str = ""
     last_seq: int = 0
     field: str = ""
-    """The refused field, which the text also names."""
+    """The rejected field, which the text also names."""
 
     @classmethod
-    def refused(cls, seq: int, error: RequestError) -> StatusEvent:
-        """The refusal of a frame."""
+    def rejected(cls, seq: int, error: RequestError) -> StatusEvent:
+        """The rejection of a frame."""
         return cls(
             seq=seq,
             disposition=Disposition.REJECTED,
@@ -242,7 +242,7 @@ class RingState(Enum):
     LOST = "lost"  # lost with its worker; the plane requests one from the next worker
 
 
-class OutputGuard:
+class InvalidOutputs:
     """Counts invalid outputs; INVALID_IN_A_ROW of them in a row are a fault, which only `rearm` ends."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class OutputGuard:
         """Count a valid output."""
         self._in_a_row = 0
 
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         """Count an invalid output; True if it causes a fault."""
         self._in_a_row += 1
         self.fault = self._in_a_row >= INVALID_IN_A_ROW

@@ -206,8 +206,8 @@ class Metrics(ProcessMetrics, SessionObserver):
             self.watchdog_fired.labels("slow_reader").inc()
 
     @contextlib.contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Count a session that is refused within the context."""
+    def rejections(self) -> Iterator[None]:
+        """Count a session that is rejected within the context."""
         try:
             yield
         except RequestError as error:
@@ -252,7 +252,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.sessions = self._gauge("sessions", "Open sessions")
         self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
-        self.admission_rejected = self._counter("admission_rejected", "Sessions refused", "reason")
+        self.admission_rejected = self._counter("admission_rejected", "Sessions rejected", "reason")
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
         self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
         self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")

@@ -38,7 +38,7 @@ class Planner:
         async with self._planning:
             if not self._has_worker:
                 raise no_worker()
-            with self._metrics.refusals():
+            with self._metrics.rejections():
                 if self._runners:
                     plan, ages = await asyncio.to_thread(self._planned, number, request)
                 else:

@@ -69,7 +69,7 @@ class Happening:
 
     at_ns: int
     kind: str
-    """Opened, refused, lost, hold, stop, notice, contradicted."""
+    """Opened, rejected, lost, hold, stop, notice, contradicted."""
     reason: str
     text: str = ""
 
