@@ -33,13 +33,8 @@ def test_figures_agree_with_their_files(path):
     assert not [str(found) for found in wrong(path.read_text(), RESULTS)]
 
 
-CARDS = [f"edgeflow/embedded/{name}/README.md" for name in ("policy", "flow_policy", "chat_model", "log_model")]
-REWRITTEN = ("README.md", "docs/testing.md", *CARDS)
-"""Pages of before the benchmarks' pages, which others are rewriting."""
-RULED = [path for path in TEXTS if str(path.relative_to(ROOT)) not in REWRITTEN]
 
-
-@pytest.mark.parametrize("path", RULED, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_figures_that_look_measured_name_their_file(path):
     found = [str(found) for found in unexplained(path.read_text())]
     assert not found, "add the comment (`python -m benchmarks.pages --help`), or link to docs/benchmarks instead"
