@@ -127,7 +127,7 @@ MUTANTS = [
         "tests/service/sessions/test_session.py",
     ),
     Mutant("self.held, self._begun = False, True", "self._begun = True", "tests/service/sessions/test_session.py"),
-    Mutant("if self.answers.guard.fault:", "if False:", "tests/service/sessions/test_session.py"),
+    Mutant("if self.answers.invalid.fault:", "if False:", "tests/service/sessions/test_session.py"),
     Mutant("self.answers.sent.halt(Reason.EPOCH_CHANGED)", "pass", "tests/service/sessions/test_continued.py"),
     Mutant(
         "self.fault = self._in_a_row >= INVALID_IN_A_ROW",
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant("and last.seq + last.frames == event.seq", "", "tests/service/sessions/test_rules.py"),
     Mutant(
-        "if command is Command.STOP or not self.answers.guard.fault:",
+        "if command is Command.STOP or not self.answers.invalid.fault:",
         "if True:",
         "tests/service/sessions/test_session.py",
     ),
@@ -195,17 +195,17 @@ MUTANTS = [
     Mutant(
         "if len(self._callers) - len(self._given_up) >= self._most:",
         "if len(self._callers) >= self._most:",
-        "tests/service/sessions/test_places.py",
+        "tests/service/sessions/test_capacity.py",
     ),
     Mutant(
         "for each in self._callers.values()) >= most:",
         "for each in self._callers.values()) > most:",
-        "tests/service/sessions/test_places.py",
+        "tests/service/sessions/test_capacity.py",
     ),
     Mutant(
         "if len(self._callers) > 2 * self._most else None",
         "if len(self._callers) > self._most else None",
-        "tests/service/sessions/test_places.py",
+        "tests/service/sessions/test_capacity.py",
     ),
     Mutant(
         "patience_ns = max(room_ns, 1) if asked.limit_ns else 0",

@@ -33,7 +33,7 @@ class Exchange:
     what: in words. request, answer: bytes of the wire. status: of HTTP. images: [height, width, 3] by the client's name
     of each, the last one where names are nested, and state: vectors likewise, as they were sent; nothing where the
     request is no observation. actions: [horizon, dims], or [dims] of a single one, in the dtype of the wire; None where
-    the original refused.
+    the original rejected.
     """
 
     what: str

@@ -23,4 +23,4 @@ def test_one_version_is_stated_everywhere():
     assert version == stated("CITATION.cff", r"^version: (.+)")
     assert version == stated("CHANGELOG.md", r"^## (\S+)")
     assert version == stated("README.md", r"version (\d+\.\d+\.\d+)")
-    assert stated("CHANGELOG.md", r"^## \S+ – (.+)") == stated("CITATION.cff", r'^date-released: "(.+)"')
+    assert stated("CHANGELOG.md", r"^## \S+ \W+ (.+)") == stated("CITATION.cff", r'^date-released: "(.+)"')

@@ -6,7 +6,7 @@ EdgeflowError
 │   ├── CheckpointError        model directory missing, truncated, unsupported
 │   ├── DependencyError        a library or a system package is missing
 │   └── AddressError           port in use, address not bindable
-├── RequestError               a client's message is refused; reported in band, the session continues
+├── RequestError               a client's message is rejected; reported in band, the session continues
 │   ├── InvalidArgument · DataLoss · OutOfRange · FailedPrecondition
 │   ├── NotFound · AlreadyExists · ResourceExhausted · Unavailable · Aborted · DeadlineExceeded · Internal
 │   └── Unauthenticated · PermissionDenied
@@ -54,7 +54,7 @@ class AddressError(StartError):
 
 
 class RequestError(EdgeflowError):
-    """A client's request or message is refused.
+    """A client's request or message is rejected.
 
     field: the field at fault, dotted (`frame.images[0].data`), or "".
     reason: a constant for programs (edgeflow_client.reasons.Reason); the status name by default.
@@ -122,7 +122,7 @@ class Unavailable(RequestError):
 
 
 class Aborted(RequestError):
-    """The session was ended because too many frames were refused."""
+    """The session was ended because too many frames were rejected."""
 
     code = "ABORTED"
     http_status = 409

@@ -1,4 +1,4 @@
-"""Reasons: the short constants by which programs tell refusals, drops, HOLDs and ends apart. Leaf module."""
+"""Reasons: the short constants by which programs tell rejections, drops, HOLDs and ends apart. Leaf module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Reason(str, Enum):
-    """Why a request was refused, a frame left without an action, a robot holds, or a session ended.
+    """Why a request was rejected, a frame left without an action, a robot holds, or a session ended.
 
     Values travel in gRPC trailers and messages, and are labels of metrics; docs/reference/reasons.md explains each of
     them. An error without a specific reason carries the name of its gRPC status.

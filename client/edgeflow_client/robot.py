@@ -46,11 +46,11 @@ class RobotClient:
     cameras, state: of every frame. control_period_s: time between pushes. mode: None = the service's default, which is
     Mode.AUTO unless it is configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with
     Mode.DEPTH.
-    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
+    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be verified, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
-    not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
+    not verified, 1 to K; 0 = K. Each action says how many of its tokens are verified.
     max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
-    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age foretold for the
+    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age forecast for the
     session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
     longer interruption needs `reset`. Beyond 2 s it applies only after the service said that it lost its worker
     (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
@@ -58,7 +58,7 @@ class RobotClient:
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robots); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
-    is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
+    is executed where chunks of several actions overlap (there too). rtc: answers continue the chunk in execution
     (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
     farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
     millimetres taken for metres are noticed.
@@ -105,7 +105,7 @@ class RobotClient:
         )
         check_address(address)
         check_text(instruction)
-        open_message(self._settings, instruction)  # refuses here what could not be sent later
+        open_message(self._settings, instruction)  # rejects here what could not be sent later
         if not resume_within_s >= 0.0:
             raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
         check_distance(max_distance_m)
@@ -130,7 +130,7 @@ class RobotClient:
         self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
 
     def __enter__(self) -> RobotClient:
-        """Open the session. Raises the service's refusal as a typed error, or Unavailable after open_timeout_s."""
+        """Open the session. Raises the service's rejection as a typed error, or Unavailable after open_timeout_s."""
         session = self._session
         self._link.start()
         self._ticker.start()
@@ -190,7 +190,7 @@ class RobotClient:
         captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
         minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
         InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
-        captured_ns is not of the last 60 s, and the service's refusal if it does not take the session back after a lost
+        captured_ns is older than 60 s, and the service's error if it does not take the session back after a lost
         stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns

@@ -11,7 +11,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class Section(BaseModel):
-    """A section: unknown keys, values of another type and numbers that are not finite are refused."""
+    """A section: unknown keys, values of another type and numbers that are not finite are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -164,7 +164,7 @@ class TlsConfig(Section):
 
 
 class LimitsConfig(Section):
-    """Limits on what clients send; anything beyond is refused with a typed error."""
+    """Limits on what clients send; anything beyond is rejected with a typed error."""
 
     message_bytes: int = Field(4 << 20, ge=1 << 10, le=64 << 20, description="bytes of a gRPC message")
     http_body_bytes: int = Field(8 << 20, ge=1 << 10, le=64 << 20, description="bytes of an HTTP request body")
@@ -183,7 +183,7 @@ class LimitsConfig(Section):
         2.0, ge=1, le=100, description="frames per second of a session, as a multiple of its declared rate"
     )
     rejected_frames: int = Field(
-        100, ge=1, le=100_000, description="refused frames within 10 s before a stream is ended"
+        100, ge=1, le=100_000, description="rejected frames within 10 s before a stream is ended"
     )
     streams: int = Field(16, ge=1, le=1024, description="concurrent calls per gRPC connection")
     session_age_s: float = Field(86400.0, gt=0, description="maximum age of a session")
@@ -270,7 +270,7 @@ class CandidateWeights(Section):
     """Weights of what the chunks that answer one frame are scored by; the lowest sum is sent."""
 
     distance: float = Field(
-        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk being played, normalised"
+        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk in execution, normalised"
     )
     roughness: float = Field(1.0, ge=0, le=1e6, description="of the mean squared jerk per step, normalised")
     limits: float = Field(1.0, ge=0, le=1e6, description="of the mean excess over the limits, as a share of each")

@@ -1,6 +1,6 @@
 """One pass as a program over device tensors: what it reads, what it does, what it leaves.
 
-The host decides by the *shape* alone; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
+The host decides only by the *shape*; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
 one buffer, and how far each slot is in the state of the slots. So the program can be run, or recorded once per shape
 and replayed.
 """

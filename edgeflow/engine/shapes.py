@@ -19,7 +19,7 @@ rows or a multiple of that, so no tile is added."""
 SEVERAL_STEP = 32
 """The rows of each of several prefills are padded to a multiple of it."""
 MOST_LENGTHS = 8
-"""Lengths of prompts that are told apart; where more are allowed, the steps are longer."""
+"""Lengths of prompts that are distinguished; where more are allowed, the steps are longer."""
 MOST_PREFILLS = 4
 MOST_DRAFTED_PREFILLS = 2
 DRAFTED = (0, 1, 2, 3, 4, 8)

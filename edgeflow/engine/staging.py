@@ -170,7 +170,7 @@ class PassInputs:
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
-    """Size of the buffer behind PassInputs."""
+    """Size of the buffer after PassInputs."""
     return 8 * _sections_of(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
@@ -288,7 +288,7 @@ def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
 
 @lru_cache(maxsize=1024)
 def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
-    """counts: whole numbers of each prefill. The key holds numbers alone, so that no model is kept alive."""
+    """counts: whole numbers of each prefill. The key holds only numbers, so that no model is kept alive."""
     lengths, sampled = () if shape.single_rows else shape.lengths, sum(shape.samples)
     sampling = [samples for samples in shape.samples if samples] if shape.most_samples > 1 else []
     several, segments = len(sampling), shape.segments

@@ -9,7 +9,7 @@ from edgeflow.ipc.framing import Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatStart:
-    """Chat front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRefused."""
+    """Chat front → worker: answer a prompt. Answered by ChatTokens and one ChatDone, or by ChatRejected."""
 
     request: int
     model: str
@@ -47,7 +47,7 @@ class SetPrefix:
     """Chat front → worker: replace the fixed prefix of a declared slot; no ids = remove it.
 
     It is computed after the requests that arrived earlier, which keep the prefix they run on. Answered by PrefixSet or
-    ChatRefused.
+    ChatRejected.
     """
 
     request: int
@@ -150,8 +150,8 @@ class ChatDone:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRefused:
-    """Worker → chat front: the request is refused with a RequestError; `code` is a gRPC status name."""
+class ChatRejected:
+    """Worker → chat front: the request is rejected with a RequestError; `code` is a gRPC status name."""
 
     request: int
     code: str

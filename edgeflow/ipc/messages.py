@@ -10,7 +10,7 @@ from edgeflow.contract import CHANNELS, Chunk, Image, Pace, PassTimes, PolicyInp
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
-    ChatRefused,
+    ChatRejected,
     ChatStart,
     ChatStop,
     ChatToken,
@@ -25,7 +25,7 @@ from edgeflow_client.types import ActionSchema
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSession:
-    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRefused."""
+    """Control → worker: reserve KV slots for a session. Answered by SessionOpened or SessionRejected."""
 
     session: int
     epoch: int
@@ -40,7 +40,7 @@ class OpenSession:
     period_ns: int = 0
     """Between frames."""
     rtc: bool = False
-    """Answers continue the chunk being played."""
+    """Answers continue the chunk in execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class SubmitFrame:
     waited_ns: int = 0
     """Time since control received it."""
     playing: Playing | None = None
-    """The chunk played at its capture, if it may be continued."""
+    """The chunk executed at its capture, if it may be continued."""
     delay_ns: int = 0
-    """How old the frame will be when its answer is played, as measured, before the first answer as foretold; 0 =
+    """How old the frame will be when its answer is executed, as measured, before the first answer as forecast; 0 =
     unknown.
     """
     unplayed_from: int = 0
-    """Where none is played, answers to frames from this one on may be on their way to the robot; 0 = none may be.
+    """Where none is executed, answers to frames from this one on may be on their way to the robot; 0 = none may be.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -163,7 +163,7 @@ class WorkerReady:
     pass_times: PassTimes
     """Measured at start."""
     inputs: PolicyInputs
-    """What the policy needs of each observation."""
+    """The needs of the policy of each observation."""
     programs: list[StageProgram]
     """By un-normalisation key, in the order of unnorm_keys."""
     row_budget: int = 1024
@@ -173,13 +173,13 @@ class WorkerReady:
     memory: str = ""
     """The KV memory of the sessions and what was free, in one line."""
     bins: bool = False
-    """Whether there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
+    """True when there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
     passes.
     """
     rtc: bool = False
-    """Answers can continue the chunk being played."""
+    """Answers can continue the chunk in execution."""
     warnings: list[str] = field(default_factory=list)
-    """What a person should know of the checkpoints."""
+    """Remarks on the checkpoints for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +199,8 @@ class SessionOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionRefused:
-    """Worker → control: the request is refused with a RequestError; `code` is a gRPC status name."""
+class SessionRejected:
+    """Worker → control: the request is rejected with a RequestError; `code` is a gRPC status name."""
 
     session: int
     code: str
@@ -223,7 +223,7 @@ class FrameResult:
     inference_ns: int
     passes: int
     settled: int
-    """Tokens that are settled, K but where a session limits passes."""
+    """Tokens that are verified, K but where a session limits passes."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk came about."""
 
@@ -269,7 +269,7 @@ class Pong:
 
 _Sessions: TypeAlias = Begin | StandingBy | OpenSession | ChangePace | SubmitFrame | ResetSession | CloseSession
 _Chat: TypeAlias = ChatStart | ChatStop | SetPrefix
-_ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRefused | PrefixSet
+_ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRejected | PrefixSet
 _Life: TypeAlias = WorkerReady | WorkerFailed
-_Answers: TypeAlias = SessionOpened | SessionRefused | FrameResult | FrameDropped | Pong
+_Answers: TypeAlias = SessionOpened | SessionRejected | FrameResult | FrameDropped | Pong
 Message: TypeAlias = _Sessions | _Chat | Ping | Shutdown | WarmupProgress | _ChatAnswers | _Life | _Answers

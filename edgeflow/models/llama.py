@@ -2,7 +2,7 @@
 
 Qwen2 is Llama with biases on queries, keys and values; Qwen3 has a norm of each head's query and key instead, and
 heads of any width. DeepSeek's dense layout attends over latents (models/attention/latent.py). What serves each call is
-looked up per stage of a pass (docs/operators.md).
+looked up per stage of a pass (docs/develop/kernels.md).
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class VisionBlock:
 
 
 class VisionBlocks:
-    """Blocks one after the other, over images laid behind each other.
+    """Blocks one after the other, over images laid one after the other.
 
     like: a tensor in their dtype on their device. table: None for the built-in one.
     """

@@ -18,7 +18,7 @@ from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.children.family import ChildProcesses
 from edgeflow.service.children.forks import Forks
-from edgeflow.service.children.launch import Doors, LaunchChild
+from edgeflow.service.children.launch import LaunchChild, Listeners
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
@@ -28,7 +28,7 @@ from edgeflow.service.host.resources import lock_memory, settle
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
 from edgeflow.service.observe.health import Health, HealthListener, HealthState
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.security.auth import Guard, TokensFile
+from edgeflow.service.security.auth import Authenticator, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
@@ -85,11 +85,11 @@ class Service:
         )
         self._tokens = TokensFile(config.tokens_file, log)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
-        self._guard = Guard(self._tokens.entries, self.metrics, log, peers=peers)
+        self._authenticator = Authenticator(self._tokens.entries, self.metrics, log, peers=peers)
         self._tls = Tls(config.tls, log) if config.tls.cert else None
         self._forks = Forks(config, log)
         self._launch_child = launch_child or self._forks.launch
-        self._doors: Doors | None = None
+        self._listeners: Listeners | None = None
         self._family: ChildProcesses | None = None
         self._listener: HealthListener | None = None
         self._grpc: GrpcServer | None = None
@@ -105,7 +105,7 @@ class Service:
             raise
 
     async def stop(self) -> None:
-        """Drain in order: become unready, refuse new work, notify robots, finish, end streams, end the processes."""
+        """Drain in order: become unready, reject new work, notify robots, finish, end streams, end the processes."""
         self.health.move(HealthState.DRAINING)
         self._publish(HealthState.DRAINING)
         drain_ms = self._config.timing.drain_ms
@@ -226,18 +226,18 @@ class Service:
     async def _listen(self) -> None:
         """Bind every port, before any child starts."""
         config = self._config
-        service = ControlService(self.plane, self._guard, self.metrics, self._log)
-        self._grpc = GrpcServer(config, service, self._guard, self._tls, self.health)
-        doors = self._doors = Doors(config)
-        self._listener = HealthListener(doors.health, self.health)
+        service = ControlService(self.plane, self._authenticator, self.metrics, self._log)
+        self._grpc = GrpcServer(config, service, self._authenticator, self._tls, self.health)
+        listeners = self._listeners = Listeners(config)
+        self._listener = HealthListener(listeners.health, self.health)
         self._listener.start()
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
         self._family = ChildProcesses(
-            doors.roles(),
+            listeners.roles(),
             self._launch_child,
-            actions=lambda: SingleActions(self.plane, self._guard, self._log),
-            robots=RobotSessions(self.plane, self._guard, self._log),
+            actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
+            robots=RobotSessions(self.plane, self._authenticator, self._log),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,
@@ -250,12 +250,12 @@ class Service:
         self._publish(
             HealthState.STARTING,
             grpc_port=grpc_port,
-            http_port=doors.http_port,
+            http_port=listeners.http_port,
             health_port=self._listener.port,
-            robots_port=doors.robots_port,
+            robots_port=listeners.robots_port,
             grpc_address=address_text(config.grpc.host, grpc_port),
-            http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, doors.http_port)}",
-            robots_address=address_text(config.frontends.host, doors.robots_port),
+            http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, listeners.http_port)}",
+            robots_address=address_text(config.frontends.host, listeners.robots_port),
         )
 
     def _models(self) -> list[dict[str, Any]]:
@@ -267,8 +267,8 @@ class Service:
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
             model |= policy_summary(worker)
-            if self._doors is not None:
-                model["clients"] = clients_summary(self._config, worker, self._doors.robots_port)
+            if self._listeners is not None:
+                model["clients"] = clients_summary(self._config, worker, self._listeners.robots_port)
         return [model]
 
     async def _release(self) -> None:
@@ -284,8 +284,8 @@ class Service:
             await self._workers.close()
         if self._listener is not None:
             self._listener.stop()
-        if self._doors is not None:
-            self._doors.close()
+        if self._listeners is not None:
+            self._listeners.close()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 
@@ -326,11 +326,11 @@ class Service:
             await asyncio.sleep(FILES_S)
             renewed = self._tls is not None and self._tls.refresh()
             if self._tokens.refresh():
-                self._guard.replace(self._tokens.entries)
+                self._authenticator.replace(self._tokens.entries)
                 renewed = True
             if renewed and self._family is not None:
                 self._family.credentials_changed()
-            self.plane.end_callers(self._guard.may_control)
+            self.plane.end_callers(self._authenticator.may_control)
 
     def _publish(self, phase: HealthState, **changes: object) -> None:
         self.status = replace(self.status, phase=phase, **changes)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
 
 
 def no_worker(text: str = "no worker is ready") -> Unavailable:
-    """The refusal of what needs a worker, or the chat front, while there is none."""
+    """The rejection of what needs a worker, or the chat front, while there is none."""
     return Unavailable(text, reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
 
 

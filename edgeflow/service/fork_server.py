@@ -23,8 +23,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from edgeflow.ipc.leash import bind_to_parent, follow_parent
 from edgeflow.ipc.packets import DescriptorsLackingError, Packets, close_all
+from edgeflow.ipc.parent_death import bind_to_parent, follow_parent
 from edgeflow.service.children.start import (
     CHAT,
     FORK_CODING,

@@ -44,7 +44,7 @@ class BuiltEngine:
     memory: str
     """One line about its slots, for a person."""
     rounds: bool
-    """As of `warm_up`."""
+    """As in `warm_up`."""
     remark: str = ""
     """On the files of the checkpoint, for the start; "" = none."""
 
@@ -146,7 +146,7 @@ def kv_need(
 
 
 def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> None:
-    """Refuse settings that would do nothing for this family."""
+    """Reject settings that would do nothing for this family."""
     if config.graphs == "on" and not footprint.graphs:
         raise ConfigError(f"graphs: passes of the family {name} are not replayed; use auto or off")
     for key, given in (("weights", config.weights != "float"), ("operators", bool(config.operators))):
@@ -155,7 +155,7 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
-    """Refuse limits that leave no room for a short instruction, limits on motions that this policy does not have, and
+    """Reject limits that leave no room for a short instruction, limits on motions that this policy does not have, and
     answers that no client could take.
     """
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
@@ -171,14 +171,14 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
 
 
 def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
-    """Refuse a default that no session of this model could have."""
+    """Reject a default that no session of this model could have."""
     most = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
     if config.max_passes > most:
         raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {most}")
     if config.mode == "depth" and config.depth > most:
         raise ConfigError(f"depth: is {config.depth}; this model takes 1 to {most}")
     if config.tolerance_bins and not any(engine.near):
-        raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
+        raise ConfigError("tolerance_bins: this model has no displacements, and only these may differ by bins")
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from edgeflow.ipc.channel import ChannelClosed, pack
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
-    ChatRefused,
+    ChatRejected,
     ChatStart,
     ChatStop,
     ChatToken,
@@ -40,7 +40,7 @@ MAX_SCHEMA_BYTES = 128 << 10  # the other fields of a header
 MAX_DESCRIPTORS = 8  # that come with one message; only one is expected
 RECOVER_S = 0.01
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
-Answer: TypeAlias = ChatToken | ChatDone | ChatRefused | PrefixSet
+Answer: TypeAlias = ChatToken | ChatDone | ChatRejected | PrefixSet
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class _ChatConnection:
     sock: socket.socket
     framer: Framer
     unsent: bytearray = field(default_factory=bytearray)
-    """What did not fit into it yet."""
+    """The bytes that did not fit into it yet."""
 
 
 @dataclass(slots=True)
@@ -129,8 +129,8 @@ class ChatLink:
         if request.slow:
             if not isinstance(message, ChatToken):
                 text = f"more than {MAX_UNSENT_BYTES} bytes of the answer were not read"
-                refused = ChatRefused(request.number, "RESOURCE_EXHAUSTED", text, "", Reason.SLOW_READER.value)
-                self._write(connection, pack(refused)[0])
+                rejected = ChatRejected(request.number, "RESOURCE_EXHAUSTED", text, "", Reason.SLOW_READER.value)
+                self._write(connection, pack(rejected)[0])
             return
         number, buffers = message.request, pack(replace(message, request=request.number))
         size = len(connection.unsent) + sum(map(len, buffers))
@@ -263,7 +263,7 @@ class ChatLink:
         socks = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         if not data:
             handover.close()
-            self._handover = None  # control has gone; the leash ends this process
+            self._handover = None  # control has gone, and this process ends with it
         if data != b"c" or len(socks) != 1:
             for sock in socks:
                 sock.close()
@@ -312,7 +312,7 @@ def _receive(connection: _ChatConnection) -> Message | None:
 
 
 def _check_images(message: ChatStart) -> None:
-    """Refuse a payload that is not exactly that of its images: the chat front never sends one. WorkerError.
+    """Reject a payload that is not exactly that of its images: the chat front never sends one. WorkerError.
 
     Everything else (token ids, sampling, schema) is checked where it is used, and answered.
     """

@@ -18,8 +18,8 @@ from typing import NoReturn
 
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
-from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import Begin, StandingBy
+from edgeflow.ipc.parent_death import bind_to_parent
 from edgeflow.openmp import limit_spinning
 
 
@@ -53,7 +53,7 @@ def _work(arguments: argparse.Namespace) -> int:
             known = stand_by(arguments.fd, _load)
         except ChannelClosed:
             return 0
-    from edgeflow.worker.main import main  # seconds: the leash comes first
+    from edgeflow.worker.main import main  # takes seconds: the bond to the parent comes first
 
     return main(arguments.fd, arguments.config, known, arguments.handover)
 

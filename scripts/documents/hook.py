@@ -27,10 +27,10 @@ SECTIONS = {
     "robots": "loop-joints loop-tool cameras-and-state chunks latency hold-stop-reset act-http clients tunnels",
     "policies": "index openvla openvla-oft act smolvla pi write-your-own four-bits static-graphs",
     "chat": "index api prefixes precision drafts long-context four-bits kv260",
-    "operate": "deploy jetson metrics logs load-test security reliability troubleshooting",
+    "operate": "deploy jetson metrics logs load-test tuning security reliability troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",
     "reference": "configuration commands sdk http protocol reasons glossary",
-    "develop": "contributing changelog architecture testing",
+    "develop": "contributing changelog architecture testing writing kernels formats gpu-suite",
 }
 """Folders of docs/ in their order, each with its first pages; other pages follow by name."""
 AT_THE_ROOT = {
@@ -44,6 +44,7 @@ ROOMS = "develop/rooms"
 SHOWN = {".json", ".png", ".svg", ".jpg", ".gif", ".pdf", ".html", ".csv"}
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".sv": "verilog", ".proto": "protobuf"}
 LIST_ITEM = re.compile(r"( *)(?:[-*+]|\d+[.)])[ \t]+\S")
+COMMENTS = re.compile(r"\A\s*(?:<!--.*?-->\s*)+", re.DOTALL)
 UNNEEDED = ("404.html", "sitemap.xml", "sitemap.xml.gz", "assets/javascripts/lunr")
 
 _origins: dict[str, str] = {}
@@ -73,8 +74,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Rewrite links that leave docs/."""
+    """Rewrite links that leave docs/, and leave out comments before the heading, which hide it from the navigation."""
     origin = _origins.get(page.file.src_uri, "")
+    markdown = COMMENTS.sub("", markdown)
     if not origin.endswith(".md"):
         return markdown
     for link in reversed(list(links(markdown))):
@@ -135,7 +137,7 @@ def _file(path: str, uri: str, config: MkDocsConfig) -> File:
 
 
 def _nav(pages: list[str]) -> list[dict[str, object]]:
-    nav: list[dict[str, object]] = [{"edgeflow": "index.md"}] if "index.md" in pages else []
+    nav: list[dict[str, object]] = [{"Home": "index.md"}] if "index.md" in pages else []
     for folder, names in SECTIONS.items():
         first = [f"{folder}/{name}.md" for name in names.split()]
         first = [IN_DEVELOP if uri == f"{folder}/{IN_DEVELOP}" else uri for uri in first]

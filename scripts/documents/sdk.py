@@ -49,7 +49,7 @@ with RobotClient("127.0.0.1:50051", cameras=[camera], instruction="grasp the han
     print(client.opened.schema.names)
 ```
 
-[examples/joints.py](../../examples/joints.py) is a whole loop. Durations are in seconds, moments in nanoseconds of the
+[Your first robot](../start/first-robot.md) has a whole loop. Durations are in seconds, moments in nanoseconds of the
 robot's monotonic clock.
 
 """
@@ -58,7 +58,7 @@ NO_METHODS = {"Aging", "Latest", "Weighted", "TemporalEnsemble"}
 ERRORS = """## Errors
 
 Every error is an `EdgeflowError` (`from edgeflow_client.errors import ...`). `text` is its message in one line, `code`
-a gRPC status name. A rejected request also has `field`, the part at fault; `reason`, one of the reasons;
+a gRPC status name. A rejected request also has `field`, the part at fault; `reason`, one of the [reasons](reasons.md);
 and `retry_after_ms`, unless trying again is useless.
 
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from edgeflow.policies.act.config import ACTSettings
 from edgeflow.policies.flow.config import FlowSettings
 from edgeflow.policies.openvla.family import MAX_RATE_HZ, RATE
 from edgeflow.policies.openvla_oft.config import OFTSettings
+from scripts.documents.schemas import default_of, kind_of, section_of
 from scripts.documents.tables import inline, table
 
 POLICIES: dict[str, type[BaseModel]] = {
@@ -55,7 +55,6 @@ UNITS = (
     ("_mb", "MiB"),
     ("_percent", "%"),
 )
-TYPES = {"string": "text", "boolean": "true or false", "integer": "integer", "number": "number", "object": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +118,18 @@ def _groups(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) ->
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         key = f"{prefix}{name}"
-        section = _section(field, definitions)
+        section = section_of(field, definitions)
         if section is not None and "description" not in field:
             inner.append((section, f"{key}."))
             continue
         for nested, suffix in _nested(field, definitions):
             inner.append((nested, f"{key}{suffix}."))
-        kind = _kind(field, definitions)
+        kind = kind_of(field, definitions)
         unit = next((unit for ending, unit in UNITS if name.endswith(ending)), "")
         if unit and kind.startswith(("integer", "number")):
             head, comma, rest = kind.partition(",")
             kind = f"{head} ({unit}){comma}{rest}"
-        default = "required" if name in required else _default(field)
+        default = "required" if name in required else default_of(field)
         settings.append(Setting(key, kind, default, field.get("description", "")))
     if settings:
         about = re.sub(r"\s*\(docs/[^)]*\)", "", schema.get("description", ""))
@@ -139,57 +138,11 @@ def _groups(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) ->
         yield from _groups(nested, definitions, name)
 
 
-def _section(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any] | None:
-    found = definitions.get(field.get("$ref", "").rpartition("/")[2])
-    return found if found and "properties" in found else None
-
-
 def _nested(field: dict[str, Any], definitions: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     """Sections that are an entry of a list or a map, or an alternative, and what their keys begin with."""
     ways = [(field, ""), (field.get("items"), "[]"), (field.get("additionalProperties"), ".NAME")]
     ways += [(each, "") for each in field.get("anyOf", ())]
     for each, suffix in ways:
-        section = _section(each, definitions) if isinstance(each, dict) else None
+        section = section_of(each, definitions) if isinstance(each, dict) else None
         if section is not None:
             yield section, suffix
-
-
-def _kind(field: dict[str, Any], definitions: dict[str, Any]) -> str:
-    if "enum" in field:
-        return ", ".join(f"`{value}`" for value in field["enum"])
-    if "const" in field:
-        return f"`{field['const']}`"
-    if "anyOf" in field:
-        return " or ".join(_kind(each, definitions) for each in field["anyOf"] if each.get("type") != "null")
-    if "$ref" in field:
-        found = definitions[field["$ref"].rpartition("/")[2]]
-        return "object" if "properties" in found else _kind(found, definitions)
-    if field.get("type") == "array":
-        most = f", at most {field['maxItems']}" if "maxItems" in field else ""
-        return f"list of {_kind(field.get('items', {}), definitions)}{most}".replace(
-            "list of object", "list of objects"
-        )
-    if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
-        return f"map from name to {_kind(field['additionalProperties'], definitions)}"
-    return TYPES.get(field.get("type", ""), "any") + _range(field)
-
-
-def _range(field: dict[str, Any]) -> str:
-    low, high = field.get("minimum"), field.get("maximum")
-    above = field.get("exclusiveMinimum")
-    if low is not None and high is not None:
-        return f", {low:,} to {high:,}"
-    if low is not None:
-        return f", at least {low:,}"
-    if above is not None:
-        return f", above {above:,}" + (f", at most {high:,}" if high is not None else "")
-    return f", at most {high:,}" if high is not None else ""
-
-
-def _default(field: dict[str, Any]) -> str:
-    if "default" not in field:
-        return "empty" if field.get("type") in ("array", "object") else "see meaning"
-    value = field["default"]
-    if value is None:
-        return "unset"
-    return "empty" if value in ("", [], {}) else f"`{json.dumps(value, ensure_ascii=False)}`"

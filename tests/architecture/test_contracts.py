@@ -50,7 +50,7 @@ def test_no_import_is_ignored():
         ("edgeflow/engine/executor.py", "from edgeflow.lab.trials.cases import Case"),
         ("edgeflow/service/observe/log.py", "from edgeflow.service.sessions.frames import End"),
         ("edgeflow/scheduler/plan.py", "import torch"),
-        ("edgeflow/scheduler/plan.py", "from edgeflow.ipc.leash import follow_parent"),
+        ("edgeflow/scheduler/plan.py", "from edgeflow.ipc.parent_death import follow_parent"),
         ("edgeflow/service/app.py", "def load():\n    from edgeflow.models.llama import LlamaConfig"),
     ],
 )

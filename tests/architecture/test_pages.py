@@ -10,37 +10,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/architecture.md", "docs/develop/*.md", "edgeflow/**/README.md", "client/README.md")
+ABOUT_CODE = ("formats", "gpu-suite", "kernels", "testing", "writing")
+PAGES = (
+    "docs/architecture.md",
+    *(f"docs/develop/{name}.md" for name in ABOUT_CODE),
+    "edgeflow/**/README.md",
+    "client/README.md",
+)
 CODE = ("edgeflow", "client", "benchmarks", "scripts", "tests", "examples", "deploy", "proto")
 SKIPPED = {".venv", "build", "__pycache__", "node_modules"}
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\([^)]*\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
+FILES = re.compile(r"`[^`]+`(?:, `[^`]+`)*")
 MODULE = re.compile(r"[\w./-]+\.(?:py|cpp|h|sh)")
 CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(?:\.(\w+))?")
-OTHERS = {"BatchAttention"}
-"""Classes of other projects."""
-DEFINED = re.compile(r"^(?:class|message|enum) (\w+)|^(\w+)(?:: TypeAlias)? = ", re.MULTILINE)
+OTHERS = {"BatchAttention", "awq/utils/packing_utils.py"}
+"""Classes and files of other projects."""
+DEFINED = re.compile(r"^(?:class|message|enum|def|async def) (\w+)|^(\w+)(?:: [^=\n]+)? = ", re.MULTILINE)
 
 
 def problems(path: Path, text: str) -> list[str]:
     """The files and classes that a page names and that are not there. path: of the page."""
-    return [*_missing_files(path, text), *_missing_classes(text)]
+    plain = LINK.sub("]", FENCED.sub("", text))
+    found = [*_missing_files(path, plain), *_missing_classes(plain), *_misplaced(path, plain)]
+    return list(dict.fromkeys(found))
 
 
 def _missing_files(path: Path, text: str) -> Iterator[str]:
-    inside = path.parent if path.name == "README.md" else ROOT
-    for name in dict.fromkeys(_names(text)):
-        if not MODULE.fullmatch(name):
-            continue
-        near = [inside, ROOT, ROOT / "edgeflow", *(inside.glob("*") if inside != ROOT else ())]  # of the page's folders
-        if any((folder / name).is_file() for folder in near):
-            continue
-        if "/" not in name or not any(f"/{each}".endswith(f"/{name}") for each in _files()):
+    for name in QUOTED.findall(text):
+        if MODULE.fullmatch(name) and name not in OTHERS and not _places(path, name):
             yield name
 
 
 def _missing_classes(text: str) -> Iterator[str]:
-    for name in dict.fromkeys(_names(text)):
+    for name in QUOTED.findall(text):
         found = CLASS.fullmatch(name)
         if found is None or found[1] in OTHERS:
             continue
@@ -49,8 +53,24 @@ def _missing_classes(text: str) -> Iterator[str]:
             yield name
 
 
-def _names(text: str) -> list[str]:
-    return QUOTED.findall(LINK.sub("]", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)))
+def _misplaced(path: Path, text: str) -> Iterator[str]:
+    """Names in the first column of a table that no file in the second one defines."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) < 2 or not FILES.fullmatch(cells[1]):
+            continue
+        names = [name for name in QUOTED.findall(cells[0]) if name.isidentifier()]
+        files = [place for name in QUOTED.findall(cells[1]) for place in _places(path, name)]
+        defined = {name for file in files for pair in DEFINED.findall(file.read_text()) for name in pair}
+        yield from (f"{name}, not in {cells[1]}" for name in names if files and name not in defined)
+
+
+def _places(path: Path, name: str) -> list[Path]:
+    """The files that a page may mean by a name: in its folder or one below, or by the end of their path."""
+    inside = path.parent if path.name == "README.md" else ROOT
+    near = [inside, ROOT, ROOT / "edgeflow", *(inside.glob("*") if inside != ROOT else ())]
+    found = [folder / name for folder in near if MODULE.fullmatch(name) and (folder / name).is_file()]
+    return found or [ROOT / each for each in _files() if "/" in name and f"/{each}".endswith(f"/{name}")]
 
 
 @cache
@@ -104,6 +124,12 @@ def test_what_is_gone_is_found(name: str):
 @pytest.mark.parametrize("name", ["scheduler/session.py", "edgeflow/cli.py", "Scheduler", "Scheduler.plan", "kv"])
 def test_what_exists_is_not(name: str):
     assert problems(ROOT / "docs/architecture.md", f"See `{name}`.\n\n```\n`Gone` `gone/gone.py`\n```\n") == []
+
+
+def test_a_table_names_the_file_of_each_class():
+    page = ROOT / "edgeflow/scheduler/README.md"
+    assert problems(page, "| `Scheduler`, `row_budget_of` | `scheduler.py` | plans |\n") == []
+    assert problems(page, "| `Scheduler` | `plan.py` | plans |\n") == ["Scheduler, not in `plan.py`"]
 
 
 def test_a_page_beside_its_room_names_files_by_their_names_in_it():

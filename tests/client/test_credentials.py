@@ -1,4 +1,4 @@
-"""What a robot shows to a protected service, what it never shows, and what it makes of a refusal."""
+"""What a robot shows to a protected service, what it never shows, and what it makes of a rejection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a session through a real gRPC server: what is agreed, refused, or never answered."""
+"""Opening a session through a real gRPC server: what is agreed, rejected, or never answered."""
 
 import math
 import threading

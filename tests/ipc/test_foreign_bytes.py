@@ -32,7 +32,7 @@ RESULT = FrameResult(
 )
 
 
-def decodes_or_is_refused(header: bytes, payload: bytes) -> None:
+def decodes_or_is_rejected(header: bytes, payload: bytes) -> None:
     try:
         message = decode(header, payload)
     except WorkerError as error:
@@ -58,19 +58,19 @@ def same(one: Message, other: Message) -> bool:
 @example(b"\x91" * 5000, b"")
 @example(b"\xd4\xff\x00", b"")
 def test_any_bytes(header: bytes, payload: bytes):
-    decodes_or_is_refused(header, payload)
+    decodes_or_is_rejected(header, payload)
 
 
 @given(st.integers(-3, len(KINDS) + 1), st.lists(VALUES, max_size=16))
 def test_any_values(code: int, values: list[object]):
-    decodes_or_is_refused(msgpack.packb([code, *values]), b"")
+    decodes_or_is_rejected(msgpack.packb([code, *values]), b"")
 
 
 @given(st.integers(0, len(RESULT.__slots__) - 1), VALUES)
 def test_a_field_of_another_type(position: int, value: object):
     fields = [getattr(RESULT, name) for name in RESULT.__slots__]
     fields[position] = value
-    decodes_or_is_refused(msgpack.packb([KINDS.index(FrameResult), *fields], default=list_of), b"")
+    decodes_or_is_rejected(msgpack.packb([KINDS.index(FrameResult), *fields], default=list_of), b"")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_any_pieces_give_the_same_messages(messages: list[tuple[bytes, bytes]], 
 @pytest.mark.parametrize(
     "lengths", [(0, 0), (0, 1), (MAX_HEADER_BYTES + 1, 0), (1, MAX_PAYLOAD_BYTES + 1), (2**32 - 1, 2**32 - 1)]
 )
-def test_lengths_are_refused_before_memory_is_taken(lengths: tuple[int, int]):
+def test_lengths_are_rejected_before_memory_is_taken(lengths: tuple[int, int]):
     with pytest.raises(WorkerError, match=f"{lengths[0]}\\+{lengths[1]} bytes"):
         assembled(Framer(), PREFIX.pack(*lengths), [PREFIX.size])
 

@@ -106,12 +106,12 @@ def test_the_other_side_going_ends_a_receive(channels):
 @pytest.mark.parametrize(
     "header", [b"\xc1", msgpack.packb([99]), msgpack.packb([0, 1]), msgpack.packb("text"), msgpack.packb([])]
 )
-def test_foreign_headers_are_refused(header: bytes):
+def test_foreign_headers_are_rejected(header: bytes):
     with pytest.raises(WorkerError):
         decode(header, b"")
 
 
-def test_a_length_beyond_the_limit_is_refused_before_it_is_read():
+def test_a_length_beyond_the_limit_is_rejected_before_it_is_read():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(PREFIX.pack(8, MAX_PAYLOAD_BYTES + 1))
@@ -134,14 +134,14 @@ def test_reader_thread_delivers_and_tells_the_end(channels):
     ("place", "value"),
     [(1, None), (1, []), (1, {}), (1, SCHEMA_VALUES[:-1]), (1, [*SCHEMA_VALUES, 1]), (1, ["x", *SCHEMA_VALUES[1:]])],
 )
-def test_a_broken_schema_is_refused(place: int, value: object):
+def test_a_broken_schema_is_rejected(place: int, value: object):
     parts = msgpack.unpackb(encode(SessionOpened(1, SCHEMA))[0])
     parts[1 + place] = value
     with pytest.raises(WorkerError, match=r"SessionOpened.schema has the wrong type"):
         decode(msgpack.packb(parts), b"")
 
 
-def test_a_schema_of_unequal_columns_is_refused():
+def test_a_schema_of_unequal_columns_is_rejected():
     parts = msgpack.unpackb(encode(SessionOpened(1, SCHEMA))[0])
     parts[2][1] = ["m", "m"]
     with pytest.raises(WorkerError, match=r"SessionOpened.schema is inconsistent"):

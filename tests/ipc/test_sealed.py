@@ -90,7 +90,7 @@ def test_memory_whose_writing_fails_is_gone_while_its_error_is_kept():
     assert seen == [8] and ours() == before and kept.tb is not None
 
 
-def test_what_is_not_sealed_or_too_large_is_refused():
+def test_what_is_not_sealed_or_too_large_is_rejected():
     loose = os.memfd_create("loose")
     fd = seal(bytes(10))
     try:

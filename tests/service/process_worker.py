@@ -11,7 +11,6 @@ import threading
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.channel import BlockingChannel
-from edgeflow.ipc.leash import bind_to_parent
 from edgeflow.ipc.messages import (
     FrameResult,
     Message,
@@ -23,6 +22,7 @@ from edgeflow.ipc.messages import (
     SubmitFrame,
     WarmupProgress,
 )
+from edgeflow.ipc.parent_death import bind_to_parent
 from edgeflow.worker.inbox import Inbox
 from edgeflow.worker.start import stand_by
 from tests.service.scripted import SCHEMA, good_values, ready_message

@@ -17,7 +17,7 @@ from edgeflow_client.connection.credentials import Credentials, channel
 from tests.service.harness import WAIT_S, RunningService, WireRobot
 
 HOSTS = ("localhost", "127.0.0.1")
-OVERTAKEN = "Internal error from Core"  # grpc.aio's own word, where a refusal is there before its first write
+OVERTAKEN = "Internal error from Core"  # grpc.aio's own word, where a rejection is there before its first write
 
 
 class Authority:

@@ -21,7 +21,7 @@ from edgeflow.ipc.messages import (
     Pong,
     ResetSession,
     SessionOpened,
-    SessionRefused,
+    SessionRejected,
     Shutdown,
     SubmitFrame,
     WarmupProgress,
@@ -97,7 +97,7 @@ class Script:
     max_sessions: int = 8  # rings that a worker says it has
     ran: tuple[int, int, int] | None = None  # every pass since: ns, prefills, decodes; None = packed, as at start
     fail: WorkerFailed | None = None
-    refuse: SessionRefused | None = None
+    reject: SessionRejected | None = None
     workers: list[ScriptedWorker] = field(default_factory=list)
 
     def launch(self) -> Launched:
@@ -212,9 +212,9 @@ class ScriptedWorker:
         return True
 
     def _open(self, message: OpenSession) -> None:
-        if self._script.refuse is not None:
-            refusal = self._script.refuse
-            self._channel.send(replace(refusal, session=message.session))
+        if self._script.reject is not None:
+            rejection = self._script.reject
+            self._channel.send(replace(rejection, session=message.session))
             return
         self._channel.send(SessionOpened(message.session, self._script.schema))
 

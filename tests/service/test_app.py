@@ -48,7 +48,7 @@ async def test_a_busy_port_is_named(checkpoint, key: str):
         assert not script.workers
 
 
-async def test_an_address_of_another_machine_is_refused(checkpoint):
+async def test_an_address_of_another_machine_is_rejected(checkpoint):
     with pytest.raises(AddressError, match=r"http\.port: cannot listen on 192\.0\.2\.1"):
         await _enter(serving(checkpoint, http__host="192.0.2.1", insecure=True))
 
@@ -105,7 +105,7 @@ def lie(path: Path) -> None:
         ),
     ],
 )
-async def test_a_damaged_checkpoint_is_refused_before_a_worker_is_started(tmp_path: Path, damage, message: str):
+async def test_a_damaged_checkpoint_is_rejected_before_a_worker_is_started(tmp_path: Path, damage, message: str):
     path = write_fake_checkpoint(tmp_path / "model")
     check_model_directory(path)
     damage(path)

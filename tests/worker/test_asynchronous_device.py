@@ -214,7 +214,7 @@ def test_auto_keeps_the_age_and_takes_no_needless_loss_of_rate(policy, times, ag
     assert found[plan.pace.depth].fps >= max(each.fps for each in allowed.values()) * (1 - CLOSE)
 
 
-def test_an_age_that_the_device_cannot_keep_is_refused(policy, times):
+def test_an_age_that_the_device_cannot_keep_is_rejected(policy, times):
     best = min(
         ClosedLoop(policy, [ForecastSession(pace=Pace(depth), period_ns=7 * MS)]).run(60)[0].worst_age_ns
         for depth in depths_of(K)

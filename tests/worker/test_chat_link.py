@@ -17,7 +17,7 @@ from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
-    ChatRefused,
+    ChatRejected,
     ChatStart,
     ChatStop,
     ChatToken,
@@ -221,25 +221,25 @@ def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: Ch
     received = 0
     while isinstance(last, ChatToken):
         last, received = front.receive(), received + 1
-    assert isinstance(last, ChatRefused) and (last.request, last.code) == (9, "RESOURCE_EXHAUSTED")
+    assert isinstance(last, ChatRejected) and (last.request, last.code) == (9, "RESOURCE_EXHAUSTED")
     assert last.reason == "SLOW_READER" and str(MAX_UNSENT_BYTES) in last.text
     assert received == sent, "the tokens that were sent, but for the one that did not fit, and the refusal"
     front.send(request_of([1], 10))
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
-def test_a_slow_reader_learns_why_even_if_its_request_is_refused_in_the_end(bench: ChatLinkBench):
+def test_a_slow_reader_learns_why_even_if_its_request_is_rejected_in_the_end(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1], 9))
     (start,) = bench.chat(1)
     assert isinstance(start, ChatStart)
     while not bench.inbox.chat_waiting:
         bench.link.send(ChatToken(start.request, 5, [0.5] * 100, [1] * 99))
-    bench.link.send(ChatRefused(start.request, "INTERNAL", "the memory is exhausted", "", ""))
+    bench.link.send(ChatRejected(start.request, "INTERNAL", "the memory is exhausted", "", ""))
     last: Message = ChatToken(0, 0, [], [])
     while isinstance(last, ChatToken):
         last = front.receive()
-    assert isinstance(last, ChatRefused) and (last.request, last.reason) == (9, "SLOW_READER")
+    assert isinstance(last, ChatRejected) and (last.request, last.reason) == (9, "SLOW_READER")
 
 
 def test_an_unexpected_error_ends_the_socket_but_not_the_link(bench: ChatLinkBench, monkeypatch: pytest.MonkeyPatch):

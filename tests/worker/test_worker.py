@@ -21,7 +21,7 @@ from edgeflow.ipc.messages import (
     Pong,
     ResetSession,
     SessionOpened,
-    SessionRefused,
+    SessionRejected,
     Shutdown,
     SubmitFrame,
 )
@@ -107,15 +107,15 @@ def test_a_session_opens_with_the_models_schema(policy):
     assert opened.schema.names == ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 
 
-def test_an_unknown_unnorm_key_and_a_full_house_are_refused(policy):
+def test_an_unknown_unnorm_key_and_a_full_house_are_rejected(policy):
     bench = WorkerBench(policy, sessions=1)
     bench.tell(
         OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="bridge"),
         OpenSession(session=2, epoch=1, pace=Pace(K), unnorm_key=""),
         OpenSession(session=3, epoch=1, pace=Pace(K), unnorm_key=""),
     )
-    refusals = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRefused)]
-    assert refusals == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
+    rejections = [(m.session, m.code) for m in bench.drain() if isinstance(m, SessionRejected)]
+    assert rejections == [(1, "INVALID_ARGUMENT"), (3, "RESOURCE_EXHAUSTED")]
 
 
 @pytest.mark.parametrize("depth", [1, 3, K])
@@ -175,7 +175,7 @@ def test_a_superseded_frame_is_told(policy):
     assert [result.seq for result in results(said)] == [2]
 
 
-def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answered(policy):
+def test_an_instruction_longer_than_the_slots_is_rejected_and_the_next_frame_answered(policy):
     bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
@@ -185,14 +185,18 @@ def test_an_instruction_longer_than_the_slots_is_refused_and_the_next_frame_answ
     assert [result.seq for result in results(bench.drain())] == [2]
 
 
-def test_a_session_whose_instruction_is_longer_than_the_slots_is_refused(policy):
+def test_a_session_whose_instruction_is_longer_than_the_slots_is_rejected(policy):
     bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key="", instruction="x" * CAPACITY))
-    (refused,) = bench.drain()
-    assert isinstance(refused, SessionRefused)
-    assert (refused.code, refused.field, refused.reason) == ("INVALID_ARGUMENT", "instruction", "INSTRUCTION_TOO_LONG")
+    (rejected,) = bench.drain()
+    assert isinstance(rejected, SessionRejected)
+    assert (rejected.code, rejected.field, rejected.reason) == (
+        "INVALID_ARGUMENT",
+        "instruction",
+        "INSTRUCTION_TOO_LONG",
+    )
     limit = CAPACITY - policy.image_tokens - policy.K
-    assert refused.text.startswith("instruction: has ") and refused.text.endswith(
+    assert rejected.text.startswith("instruction: has ") and rejected.text.endswith(
         f"prompt tokens; the limit is {limit}"
     )
 

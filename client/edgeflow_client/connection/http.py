@@ -76,7 +76,7 @@ class HttpService:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
-        """Send a request and return the JSON answer. Raises Refused with the service's message, or Unavailable."""
+        """Send a request and return the JSON answer. Raises Rejected with the service's message, or Unavailable."""
         connection = self.connect(timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self.headers)

@@ -149,7 +149,7 @@ class LinkListener(Protocol):
     def stream_said(self, message: pb.ServerMessage) -> None: ...
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """The stream ended. final: the service refuses for good; no other attempt follows."""
+        """The stream ended. final: the service rejects for good; no other attempt follows."""
 
 
 class Link:
@@ -228,7 +228,7 @@ class Link:
                 self._wanted.wait()
 
     def _attempt(self) -> tuple[EdgeflowError, bool]:
-        """Run one stream; returns why it ended, and True if the service refuses for good."""
+        """Run one stream; returns why it ended, and True if the service rejects for good."""
         try:
             error = self._one_stream()
         except Exception as unexpected:

@@ -23,7 +23,7 @@ from edgeflow_client.connection.http import BROKEN, Connection, HttpService, Res
 
 NICENESS = 10  # chat users sit at other machines: they must not take a robot's share of this one
 ANSWER_S = 120.0
-AGAIN_S = 0.2  # after a refusal
+AGAIN_S = 0.2  # after a rejection
 SUBJECTS = ("the arm", "the gripper", "the red cup", "the table", "the camera", "the blue box", "the last action")
 ASKED = ("Where is {}?", "What is {} doing?", "Tell me about {}.", "Is {} near the edge?", "How far away is {}?")
 

@@ -78,7 +78,7 @@ def loadtest(
 ) -> None:
     """Drive robots against a service and report frames, rate, age and times. Ctrl-C ends the test and reports it.
 
-    Exit code 0: every threshold met; 1: a threshold missed, or a robot refused; 2: the test could not run.
+    Exit code 0: every threshold met; 1: a threshold missed, or a robot rejected; 2: the test could not run.
     """
     from edgeflow_client.loadtest.chat import default_address
     from edgeflow_client.loadtest.chat_clients import ChatLoad

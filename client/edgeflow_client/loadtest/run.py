@@ -206,7 +206,7 @@ class LoadRun:
 
 
 def _advice(error: EdgeflowError | None) -> str:
-    """The options that answer a refusal, after it; or nothing."""
+    """The options that answer a rejection, after it; or nothing."""
     if isinstance(error, RequestError) and error.reason in (Reason.INPUT_MISSING, Reason.INPUT_SIZE):
         return "; say what the robots send: --cameras NAME:WxH,... --state NAME:SIZE,..."
     return ""

@@ -142,7 +142,7 @@ def _sentences(results: Results) -> list[str]:
     if total.contradictions:
         lines.append(f"[red]against the protocol: {_reasons(total.contradictions)}[/]")
     refusals = ((number, text) for number, text in enumerate(results.refusals) if text)
-    lines += [f"[red]robot {number} refused: {escape(text)}[/]" for number, text in refusals]
+    lines += [f"[red]robot {number} rejected: {escape(text)}[/]" for number, text in refusals]
     if results.steps:
         best = results.knee
         lines.append(f"knee: {best.acted_hz:.1f} actions per second" if best else "knee: below the first rate")

@@ -23,7 +23,7 @@ from edgeflow.engine.chat.grammar import Grammar, Grammars
 from edgeflow.engine.executor import Running, Ticket
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import Sampled, TokenLogprobs
-from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.cost import ChunkTimes, PassSample
@@ -161,7 +161,7 @@ class ChatPlane:
     def launch(self, most: int, turn_ns: int) -> Running[int] | None:
         """Start the next pass, of at most `most` rows of a prompt, or go on with one whose mask has come.
 
-        None where there is nothing to commit: the first request was refused, or a pass waits for its mask.
+        None where there is nothing to commit: the first request was rejected, or a pass waits for its mask.
         turn_ns: when this turn of the loop began.
         """
         begun, masked = self.engine.stamp(), self._masked
@@ -307,7 +307,7 @@ class ChatPlane:
             self._refuse(number, error)
 
     def _refuse(self, request: int, error: RequestError) -> None:
-        self._publish(ChatRefused(request, error.code, error.text, error.field, error.reason))
+        self._publish(ChatRejected(request, error.code, error.text, error.field, error.reason))
 
     def _tell(self, request: _PlaneRequest, token: int, found: TokenLogprobs | None) -> None:
         request.first_token_ns = request.first_token_ns or self._clock.now_ns()

@@ -139,7 +139,7 @@ def _open_exported(
 
 
 def converse(conversation: ChatSession, read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Converse until `read` raises EOFError or KeyboardInterrupt. After a refused request, which is printed, or Ctrl-C
+    """Converse until `read` raises EOFError or KeyboardInterrupt. After a rejected request, which is printed, or Ctrl-C
     in an answer, which ends there, the conversation continues.
     """
     while True:

@@ -243,7 +243,7 @@ class FlowEngine(PassEngine):
         horizon = settings.execution_horizon
         if not settings.trained_max_delay and previous.delay > horizon:
             raise InvalidArgument(
-                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one being played",
+                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one in execution",
                 field="previous.delay",
             )
         return replace(prompt, guidance=guidance_of(previous, settings, self.policy.sizes))

@@ -51,7 +51,7 @@ class Answer:
 
     frame: FrameRef
     finite: bool
-    """False when a number behind it was not."""
+    """False when a number after it was not."""
     token_ids: tuple[int, ...] = ()
     """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
     wrong drafts.
@@ -144,7 +144,7 @@ class PassEngine:
         return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
 
     def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - of chunks that can continue alone
-        """The prompt, whose answer continues the chunk being played; as it is where answers cannot.
+        """The prompt, whose answer continues the chunk in execution; as it is where answers cannot.
 
         InvalidArgument for a chunk or a delay that it cannot continue.
         """

@@ -36,7 +36,7 @@ from edgeflow.ipc.messages import (
     Pong,
     ResetSession,
     SessionOpened,
-    SessionRefused,
+    SessionRejected,
     SubmitFrame,
 )
 from edgeflow.scheduler.cost import PassSample
@@ -110,7 +110,7 @@ class ControlLoop:
         return self._scheduler.wake_at_ns()
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
+        """Every pass since the last call: its shape and its time, on the device where launching only enqueues, else
         the time of its turn of the loop.
         """
         passes = list(self._passes)
@@ -149,7 +149,7 @@ class ControlLoop:
             program = self._engine.policy.program(key)
             self._scheduler.open(message.session, message.epoch, message.pace, program)
         except RequestError as error:
-            self._publish(SessionRefused(message.session, error.code, error.text, error.field, error.reason))
+            self._publish(SessionRejected(message.session, error.code, error.text, error.field, error.reason))
             return False
         trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
         self._opened[message.session] = SessionParameters(
@@ -233,7 +233,7 @@ class ControlLoop:
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _begin(self, now_ns: int) -> Begun:
-        """Prepare the frames that the next pass begins with; those that the policy refuses leave.
+        """Prepare the frames that the next pass begins with; those that the policy rejects leave.
 
         Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """

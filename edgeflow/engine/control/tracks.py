@@ -61,7 +61,7 @@ class FrameRecord:
     """After its prompt, and their tolerance."""
     tolerance_bins: int = 0
     plan: PlayedRows | None = None
-    """What is played from its capture on, as known when it was launched."""
+    """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
     """Or why there is none."""
     continues: bool = False

@@ -31,7 +31,7 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 class Drafter(Protocol):
-    """Makes drafts, on the device: nothing waits for the host, and sizes depend on shapes alone.
+    """Makes drafts, on the device: nothing waits for the host, and sizes depend only on shapes.
 
     taps: layers of the base whose input it reads. store: its own keys and values, a place for each of the base's; None
     where it has none. width: the most rows on a path, the newest token included, in this form.
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 
 
 BEFORE, NEVER = -1, -2
-"""What stands before the first token of a slot, and what equals nothing."""
+"""The ids before the first token of a slot, and one that equals no token."""
 
 
 class LookupDrafter:

@@ -112,7 +112,7 @@ class Eagle:
 
     head: Eagle3Head
     tree: TreeSizes | None
-    """The sizes of its trees; None to draft chains alone, of depth + 1 tokens."""
+    """The sizes of its trees; None to draft only chains, of depth + 1 tokens."""
     depth: int
     name: str = "eagle3"
 

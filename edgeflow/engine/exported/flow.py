@@ -67,7 +67,7 @@ class BucketMasks:
     slot.
 
     prefix: position [1, P] int64; seen [1, P, P] bool. step: of one candidate over T places of a slot, position [R]
-    int64; seen [R, T + R] bool; crossing [R], crossed [R, T]: the same in layers that read the prefix alone, where
+    int64; seen [R, T + R] bool; crossing [R], crossed [R, T]: the same in layers that only read the prefix, where
     there are any.
     """
 

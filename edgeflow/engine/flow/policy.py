@@ -53,7 +53,7 @@ class PrefixInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """The inputs of n frames that step, M candidates of each behind each other, on the device.
+    """The inputs of n frames that step, M candidates of each one after the other, on the device.
 
     x [n M, H, A]; time [n M] float32: flow time; clean [n M, H] bool: rows whose time is 0; state [n M, S'].
     """

@@ -95,7 +95,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """ids [N] int64. finite [N] bool: whether the logits behind it are finite; negative infinity forbids a token.
+    """ids [N] int64. finite [N] bool: whether the logits after it are finite; negative infinity forbids a token.
 
     logprob [N]; top_ids, top_logprobs [N, 5], best first, fewer where the vocabulary is smaller.
     """
@@ -253,7 +253,7 @@ class Sampled(Outcome[Ref]):
     guesses: tuple[int, ...] = ()
     """Tokens of rows that are not verified, where an earlier pass made the drafts."""
     guesses_finite: bool = True
-    """Whether the logits of all rows were finite."""
+    """True where the logits of all rows were finite."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Those of each token, empty where they were not asked for."""
     drafts: tuple[int, ...] = ()

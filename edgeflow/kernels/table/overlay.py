@@ -1,6 +1,6 @@
 """Overlays: JSON files of entries that win over the built-in ones, without a change of code.
 
-A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is refused; a file
+A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is rejected; a file
 without a stamp, written by hand, serves everywhere. Names may be spelled as in EdgeFM's table 1
 (kernels/table/dimensions.py).
 """

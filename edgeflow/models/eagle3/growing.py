@@ -182,7 +182,7 @@ def _spans(slots: Tensor, ends: Tensor, sizes: TreeSizes, kv: KVSlots) -> tuple[
     spans = tuple(Span(slot, end, 0) for slot, end in zip(slots.tolist(), ends.tolist(), strict=True))
     longest = max((span.start for span in spans), default=0)
     if longest + sizes.places > kv.capacity:
-        raise ValueError(f"a tree of {sizes.places} places behind {longest} is beyond slots of {kv.capacity} positions")
+        raise ValueError(f"a tree of {sizes.places} places after {longest} is beyond slots of {kv.capacity} positions")
     return spans
 
 

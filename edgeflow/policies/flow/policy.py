@@ -37,7 +37,7 @@ LIVE = 8
 """Rows of a tower's width that are in memory at once for each patch."""
 CPU = torch.device("cpu")
 DEFAULT_HORIZON = 10
-"""Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
+"""Rows that are drawn to the chunk in execution where nothing else is configured, as in LeRobot."""
 Network = TypeVar("Network", bound=PrefixedNetwork)
 
 

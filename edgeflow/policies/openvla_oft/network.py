@@ -159,8 +159,8 @@ class OFTNetwork:
     def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
         """B tensors [L, E] → [B * numbers, E] before the final norm.
 
-        The last layer computes all rows: alone, those that are read would be a span each, which costs more than they
-        save.
+        The last layer computes all rows: by themselves, those that are read would be a span each, which costs more than
+        they save.
         """
         layout, kv = self.layout(rows, numbers), self.reserve(len(rows), max(map(len, rows)))
         hidden = self.decoder.forward(torch.cat(list(rows)), layout, kv)[layout.sampled_rows]

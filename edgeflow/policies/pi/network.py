@@ -100,7 +100,7 @@ def stacks_of(config: PiConfig) -> FlowStacks:
 def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> PrefixEmbedding:
     """The embedding of prefixes. weights: names below `paligemma_with_expert.paligemma.`
 
-    Files saved from a model with tied weights have the embedding as `lm_head` alone; where both are there, `lm_head` is
+    Files saved from a model with tied weights have the embedding only as `lm_head`; where both are there, `lm_head` is
     not used.
     """
     vision, width = config.vision, config.text.width

@@ -10,7 +10,7 @@ from typing import Any
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import Call, CallReader, ParsedText
-from edgeflow.service.chat.desk import ChatDesk, QueueTurn
+from edgeflow.service.chat.queue import ChatQueue, QueueTurn
 from edgeflow.service.chat.text import PreparedPrompt
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
@@ -76,7 +76,7 @@ def start_message(
 
 
 async def answer_pieces(
-    desk: ChatDesk,
+    queue: ChatQueue,
     tokenizer: TextTokenizer,
     message: ChatStart,
     turn: QueueTurn,
@@ -90,27 +90,27 @@ async def answer_pieces(
     """
     text = TextStream(tokenizer, message.ids, stops)
     count, last_ns, stopping, called = 0, turn.asked_ns, False, False
-    async with contextlib.aclosing(desk.answer(message, turn)) as answers:
+    async with contextlib.aclosing(queue.answer(message, turn)) as answers:
         async for answer in answers:
             if isinstance(answer, ChatDone):
                 found = _read(reader, text.finish(), last=True)
                 reason = "stop" if text.stopped else answer.reason
                 done = replace(answer, reason=reason, answer_tokens=count)
-                _count(done, desk.metrics)
+                _count(done, queue.metrics)
                 why = "length" if reason == "length" else "tool_calls" if called or found.calls else "stop"
                 yield Piece(found.text, None, done, why, found.calls)
                 return
             if stopping:
                 continue
-            now_ns = desk.clock.now_ns()
-            seconds = desk.metrics.token_gap if count else desk.metrics.first_token
+            now_ns = queue.clock.now_ns()
+            seconds = queue.metrics.token_gap if count else queue.metrics.first_token
             seconds.observe((now_ns - last_ns) / 1e9)
             count, last_ns = count + 1, now_ns
             found = _read(reader, text.push(answer.token), last=False)
             called = called or bool(found.calls)
             stopping = text.stopped or (reader is not None and reader.complete)
             if stopping:
-                desk.stop(answer)
+                queue.stop(answer)
             yield Piece(found.text, _token_text(answer), calls=found.calls)
 
 

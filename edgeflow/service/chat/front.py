@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from edgeflow.config.chat import ChatSlot
 from edgeflow.config.service import ServiceConfig, load_config
-from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRefused, ChatToken, PrefixSet
+from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRejected, ChatToken, PrefixSet
 from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.chat.body import PrefixBody
-from edgeflow.service.chat.desk import ChatDesk
+from edgeflow.service.chat.queue import ChatQueue
 from edgeflow.service.chat.routes import ChatFront, chat_routes
 from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
@@ -38,7 +38,7 @@ class ChatPort:
     """The connection to the present worker, if any. listener: gets its messages, on the loop."""
 
     def __init__(self) -> None:
-        self.listener: ChatDesk | None = None
+        self.listener: ChatQueue | None = None
         self._link: WorkerLink | None = None
 
     @property
@@ -75,7 +75,7 @@ class ChatPort:
         match message:
             case ChatReady():
                 self.listener.worker_ready(message)
-            case ChatToken() | ChatDone() | ChatRefused() | PrefixSet():
+            case ChatToken() | ChatDone() | ChatRejected() | PrefixSet():
                 self.listener.worker_message(message)
 
     def _lost(self, link: WorkerLink) -> None:
@@ -101,9 +101,9 @@ class ChatProcess(ServingChild):
         self.metrics = ChatMetrics()
         super().__init__(start, self.metrics)
         self._port = ChatPort()
-        self.desk = ChatDesk(config.chat, self._port.send, MonotonicClock(), self.metrics, self._log)
-        self._port.listener = self.desk
-        self.front = ChatFront(config, self.desk, self._keep)
+        self.queue = ChatQueue(config.chat, self._port.send, MonotonicClock(), self.metrics, self._log)
+        self._port.listener = self.queue
+        self.front = ChatFront(config, self.queue, self._keep)
         app = build_chat_app(self.front, self.metrics)
         app.add_middleware(InternalMiddleware, log=self._log, reader_s=config.chat.request_s)
         self._http = HttpServer(app, start.listener)
@@ -129,7 +129,7 @@ class ChatProcess(ServingChild):
                 self._spawn(self._drain(message.deadline_ms))
 
     def _credentials_changed(self) -> None:
-        self.desk.end_callers(self._guard.may_chat)
+        self.queue.end_callers(self._authenticator.may_chat)
 
     def _keep(self, key: str, data: bytes) -> None:
         """Have control keep data for the next chat front; what it cannot take is lost with this process."""
@@ -142,9 +142,9 @@ class ChatProcess(ServingChild):
             self._log.event("prefix_not_kept", slot=key)
 
     async def _drain(self, deadline_ms: int) -> None:
-        """Refuse new and waiting requests, finish the running one and wait until the answers have left."""
-        self.desk.drain()
-        await self.desk.finish(deadline_ms)
+        """Reject new and waiting requests, finish the running one and wait until the answers have left."""
+        self.queue.drain()
+        await self.queue.finish(deadline_ms)
         await self._http.flush()
         self._link.send(Drained())
 
@@ -152,7 +152,7 @@ class ChatProcess(ServingChild):
         """End the requests of expired tokens; ask for a socket where the last one was lost."""
         while True:
             await asyncio.sleep(CHECK_S)
-            self.desk.end_callers(self._guard.may_chat)
+            self.queue.end_callers(self._authenticator.may_chat)
             if not self._port.attached:
                 self._link.send(WantSocket())
 
@@ -195,7 +195,7 @@ def prefix_routes(front: ChatFront) -> list[Route]:
             text = _declared(front, slot)
             changed = ChatSlot(id=slot, messages=list(body.messages), text=body.text)
             ids = await asyncio.to_thread(text.prefix_ids, changed)
-        length = front.desk.check().length
+        length = front.queue.check().length
         if len(ids) >= length:
             field = "messages" if body.messages else "text"
             why = f"has {len(ids)} tokens; the limit is {length - 1}"
@@ -227,7 +227,7 @@ def restore(front: ChatFront, slot_id: str, data: bytes) -> None:
     except (ValueError, InvalidArgument):
         return
     text.replace(slot_id, slot)
-    front.desk.restore(slot_id, ids)
+    front.queue.restore(slot_id, ids)
 
 
 def _declared(front: ChatFront, slot: str) -> ChatText:
@@ -239,7 +239,7 @@ def _declared(front: ChatFront, slot: str) -> ChatText:
 
 
 async def _changed(front: ChatFront, slot_id: str, slot: ChatSlot | None, ids: list[int]) -> JSONResponse:
-    await front.desk.set_prefix(slot_id, ids)
+    await front.queue.set_prefix(slot_id, ids)
     front.loaded().replace(slot_id, slot)
     front.keep(slot_id, slot.model_dump_json().encode() if slot is not None else REMOVED)
     return JSONResponse({"id": slot_id, "object": "prefix", "tokens": len(ids)})

@@ -76,7 +76,7 @@ class Intake:
         try:
             await asyncio.wait_for(self._large.acquire(), self._turn_s)
         except asyncio.TimeoutError:
-            self._metrics.refused.labels(Reason.QUEUE_TIMEOUT).inc()
+            self._metrics.rejected.labels(Reason.QUEUE_TIMEOUT).inc()
             raise ResourceExhausted(
                 f"the body waited longer than {self._turn_s * 1000:g} ms for other large ones",
                 field="body",

@@ -21,8 +21,8 @@ from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.calls import CallReader
-from edgeflow.service.chat.desk import ChatDesk, QueueTurn
 from edgeflow.service.chat.intake import Intake
+from edgeflow.service.chat.queue import ChatQueue, QueueTurn
 from edgeflow.service.chat.schemas import Wanted
 from edgeflow.service.chat.shapes import ChatShape, TextShape
 from edgeflow.service.chat.text import ChatText
@@ -137,10 +137,10 @@ class ChatFront:
     keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
     """
 
-    def __init__(self, config: ServiceConfig, desk: ChatDesk, keep: Keep) -> None:
-        self.desk = desk
+    def __init__(self, config: ServiceConfig, queue: ChatQueue, keep: Keep) -> None:
+        self.queue = queue
         self.text: ChatText | None = None
-        self.intake = Intake(config, desk.metrics)
+        self.intake = Intake(config, queue.metrics)
         self.keep = keep
         self.unread_bytes = MAX_UNREAD_BYTES
         self._config = config
@@ -154,7 +154,7 @@ class ChatFront:
     @property
     def models(self) -> list[dict[str, Any]]:
         """The entries in /v1/models."""
-        ready = self.desk.ready
+        ready = self.queue.ready
         if self.text is None or ready is None:
             return []
         shared = {"object": "model", "owned_by": "edgeflow", "fingerprint": ready.model_fingerprint}
@@ -170,7 +170,7 @@ class ChatFront:
 
     async def ask(self, body: ChatBody | CompletionBody, request_id: str, caller: Caller) -> _ValidatedRequest:
         """Check the names, build the prompt and fill in the defaults."""
-        text, ready = self.loaded(), self.desk.check()
+        text, ready = self.loaded(), self.queue.check()
         slot = text.slot(body.model, body.slot)
         if isinstance(body, ChatBody):
             prompts = [await asyncio.to_thread(text.chat_prompt, body, slot)]
@@ -194,7 +194,7 @@ class ChatFront:
             message = replace(message, seed=message.seed + number)  # another answer for each choice
         tokenizer = self.loaded().tokenizer
         async with contextlib.aclosing(
-            answer_pieces(self.desk, tokenizer, message, turn, stops=body.stops, reader=reader)
+            answer_pieces(self.queue, tokenizer, message, turn, stops=body.stops, reader=reader)
         ) as pieces:
             try:
                 async for piece in pieces:
@@ -234,7 +234,7 @@ def chat_routes(front: ChatFront) -> list[Route]:
                 ids = await asyncio.to_thread(text.count, body.messages)
             else:
                 ids = await asyncio.to_thread(text.encode, body.prompt or "")
-        ready = front.desk.ready
+        ready = front.queue.ready
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": ready.length if ready else None})
 
     found = {"/v1/chat/completions": chat_completions, "/v1/completions": completions, "/tokenize": tokenize}
@@ -249,7 +249,7 @@ async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | Comp
     outgoing = EventQueue(front.unread_bytes)
     outgoing.begin(_stream(front, asked, outgoing))
     try:
-        await unless_gone(request, outgoing.first())  # a refusal becomes a status, not an event
+        await unless_gone(request, outgoing.first())  # a rejection becomes a status, not an event
     except BaseException:
         await outgoing.close()
         raise
@@ -272,7 +272,7 @@ class _Streamed(StreamingResponse):
 
 async def _collect(front: ChatFront, asked: _ValidatedRequest) -> dict[str, Any]:
     choices, dones = [], []
-    async with front.desk.turn(asked.caller, asked.size) as turn:
+    async with front.queue.turn(asked.caller, asked.size) as turn:
         for index in asked.choices:
             pieces = [piece async for piece in front.pieces(asked, index, turn)]
             dones += [piece.done for piece in pieces if piece.done is not None]
@@ -283,12 +283,12 @@ async def _collect(front: ChatFront, asked: _ValidatedRequest) -> dict[str, Any]
 async def _stream(front: ChatFront, asked: _ValidatedRequest, outgoing: EventQueue) -> None:
     """Put the events of all choices. The turn ends with the last token, or soon if the reader stops."""
     dones: list[ChatDone] = []
-    async with front.desk.turn(asked.caller, asked.size) as turn:
+    async with front.queue.turn(asked.caller, asked.size) as turn:
         for index in asked.choices:
             async with contextlib.aclosing(front.pieces(asked, index, turn)) as pieces:
                 async for chunk in _chunks(asked, index, pieces, dones):
                     if outgoing.full:
-                        await front.desk.wait_for_reader(outgoing.room, turn)
+                        await front.queue.wait_for_reader(outgoing.room, turn)
                     outgoing.add(_event(chunk))
     options = asked.body.stream_options
     if options is not None and options.include_usage:

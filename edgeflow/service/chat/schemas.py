@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edgeflow.service.chat.turns import ResponseFormat, Schema, SchemaFormat, Tool
+from edgeflow.service.chat.messages import ResponseFormat, Schema, SchemaFormat, Tool
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 
@@ -17,7 +17,7 @@ MAX_SCHEMA_BYTES = 64 << 10
 MAX_NAME = 64  # characters of a name that an answer repeats
 FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 """Formats that answers keep. Others (binary, password, path, int32, …) are annotations and are dropped."""
-_REFUSED = ("pattern", "patternProperties", "x-guidance")
+_REJECTED = ("pattern", "patternProperties", "x-guidance")
 _DEFINITIONS = ("$defs", "definitions")
 _OF_NAMES = ("properties", *_DEFINITIONS, "dependentSchemas")  # their keys are names, not keywords
 _DATA = ("enum", "const", "default", "examples", "example")
@@ -97,11 +97,11 @@ def _check(schema: Schema, field: str) -> None:
         if not isinstance(schema.get(key, {}), dict):
             raise InvalidArgument(f"{key} must be an object", field=field, reason=Reason.SCHEMA)
     _check_keywords(schema, schema, field)
-    _refuse_circles(schema, field)
+    _reject_circles(schema, field)
 
 
-def _refuse_circles(schema: Schema, field: str) -> None:
-    """Refuse references that lead back to themselves and to nothing else."""
+def _reject_circles(schema: Schema, field: str) -> None:
+    """Reject references that lead back to themselves and to nothing else."""
     ends = {id(None)}
     for start in _starts(schema):
         seen: dict[int, None] = {}
@@ -138,7 +138,7 @@ def _check_keywords(schema: Any, root: Schema, field: str) -> None:
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
-        if key in _REFUSED:
+        if key in _REJECTED:
             raise InvalidArgument(f"{key} is not supported", field=field, reason=Reason.SCHEMA_KEYWORD)
         if key in _REFERENCES:
             _check_reference(value, root, field)

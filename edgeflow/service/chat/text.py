@@ -17,8 +17,8 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import ChatBody, CompletionBody
 from edgeflow.service.chat.calls import BEGIN
+from edgeflow.service.chat.messages import AssistantMessage, ImagePart, Message, TextPart, Tool, ToolCall
 from edgeflow.service.chat.pictures import read_picture
-from edgeflow.service.chat.turns import AnswerTurn, ImagePart, Message, TextPart, Tool, ToolCall
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import Marks, TextTokenizer
@@ -147,13 +147,13 @@ class ChatText:
         return self.tokenizer.encode_rendered(text, marks)
 
     def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
-        """The token ids of a text, refused before tokenising if it cannot fit: tokenising takes time and memory."""
+        """The token ids of a text, rejected before tokenising if it cannot fit: tokenising takes time and memory."""
         self._check_fits(text, field)
         return self.tokenizer.encode(text, special=special, field=field)
 
     def _check_fits(self, text: str, field: str) -> None:
         self._check_length(len(text), field)
-        size = len(text.encode(errors="surrogatepass"))  # the tokenizer refuses what is not valid Unicode
+        size = len(text.encode(errors="surrogatepass"))  # the tokenizer rejects what is not valid Unicode
         if size > COUNTED_BYTES * self._most_tokens and self.tokenizer.far_exceeds(text, self._most_tokens):
             limit = f"the limit is {self._most_tokens}, prompt and answer together"
             raise _too_long(f"has more tokens than fit; {limit}", field)
@@ -206,7 +206,7 @@ def _characters(message: Message) -> int:
     """The characters of a turn, before they are put into a template; pictures have none."""
     parts = [message.content or ""] if not isinstance(message.content, list) else message.content
     texts = [part if isinstance(part, str) else part.text for part in parts if not isinstance(part, ImagePart)]
-    calls = message.tool_calls or [] if isinstance(message, AnswerTurn) else []
+    calls = message.tool_calls or [] if isinstance(message, AssistantMessage) else []
     return sum(map(len, [*texts, *(call.function.arguments for call in calls)]))
 
 
@@ -223,7 +223,7 @@ def _joined(parts: list[dict[str, str]]) -> list[dict[str, str]]:
 def _outside(message: Message) -> dict[str, Any]:
     """A turn without its content, as templates expect it: with the arguments of calls as objects."""
     role = "system" if message.role == "developer" else message.role
-    if not isinstance(message, AnswerTurn) or not message.tool_calls:
+    if not isinstance(message, AssistantMessage) or not message.tool_calls:
         return {"role": role}
     return {"role": role, "tool_calls": [_called(call) for call in message.tool_calls]}
 

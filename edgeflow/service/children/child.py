@@ -27,7 +27,7 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.observe.log import Log, incident_values
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ENTRIES, Guard
+from edgeflow.service.security.auth import ENTRIES, Authenticator
 from edgeflow_client.errors import StartError, WorkerError
 
 BEAT_S = 0.25
@@ -144,7 +144,7 @@ class ServingChild:
     def __init__(self, start: ChildStart, metrics: ProcessMetrics, wanted: set[type] | None = None) -> None:
         self._link = ControlLink(start.control, self._receive, self.close)
         self._log = ChildLog(self._link)
-        self._guard = Guard(None, metrics, self._log)
+        self._authenticator = Authenticator(None, metrics, self._log)
         self._process_metrics = metrics
         self._wanted = {AccessPolicy} | (wanted or set())
         self._known = asyncio.Event()
@@ -203,7 +203,7 @@ class ServingChild:
         try:
             if isinstance(message, AccessPolicy):
                 entries = ENTRIES.validate_json(sealed(descriptors))
-                self._guard.replace(entries if message.asks else None)
+                self._authenticator.replace(entries if message.asks else None)
                 self._credentials_changed()
             else:
                 self._handle(message, descriptors)

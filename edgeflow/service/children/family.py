@@ -95,7 +95,7 @@ class ChildProcesses:
             keep(f"{name}-keeper", keeper.keep())
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have all children refuse new work and finish the rest."""
+        """Have all children reject new work and finish the rest."""
         await _all(keeper.drain(deadline_ms) for keeper in self._keepers.values())
 
     async def stop(self) -> None:

@@ -235,7 +235,7 @@ class Keeper:
             self._starts.exceeded(reserve=False)
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have the child refuse new work and finish the rest, within the deadline."""
+        """Have the child reject new work and finish the rest, within the deadline."""
         self._draining = True
         life = self._life
         if life is None or life.over.is_set() or not life.packets.send(Drain(deadline_ms)):

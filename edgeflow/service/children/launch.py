@@ -94,7 +94,7 @@ def _is_abandoned(path: Path) -> bool:
     return False
 
 
-class Doors:
+class Listeners:
     """Listening sockets, from construction to `close`. A child that restarts finds its callers in the backlog."""
 
     def __init__(self, config: ServiceConfig) -> None:

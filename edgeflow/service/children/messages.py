@@ -61,12 +61,12 @@ class Models:
     """
 
     inputs: PolicyInputs | None
-    """What the policy needs; None while no worker is ready."""
+    """The needs of the policy; None while no worker is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Control → child: refuse new work and finish the rest; answered by Drained."""
+    """Control → child: reject new work and finish the rest; answered by Drained."""
 
     deadline_ms: int
 
@@ -99,8 +99,8 @@ class ActDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActRefused:
-    """Control → gateway: Act is refused."""
+class ActRejected:
+    """Control → gateway: Act is rejected."""
 
     request: int
     code: str
@@ -134,8 +134,8 @@ class RobotActed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RobotRefused:
-    """Control → robots' process: an observation gets no action, or (seq 0) the session is refused or has ended."""
+class RobotRejected:
+    """Control → robots' process: an observation gets no action, or (seq 0) the session is rejected or has ended."""
 
     session: int
     seq: int
@@ -144,9 +144,9 @@ class RobotRefused:
     field: str
     reason: str
     retry_after_ms: int = 0
-    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as of ActRefused."""
+    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as in ActRejected."""
     command: str = ""
-    """"hold" or "stop" where the robot has to; "" for a refusal of what it sent."""
+    """"hold" or "stop" where the robot has to; "" for a rejection of what it sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Act:
     request: int
     opened: OpenRequest
     """With the policy's cameras, which must be those that control finds as well, and with the vectors of state that
-    it takes numbers of; these are `state`, and policy_numbers is empty. Answered by ActDone or ActRefused.
+    it takes numbers of; these are `state`, and policy_numbers is empty. Answered by ActDone or ActRejected.
     """
     state: list[float]
     caller: Caller
@@ -218,12 +218,12 @@ class ActCancel:
 
 @dataclass(frozen=True, slots=True)
 class OpenRobot:
-    """Robots' process → control: open a session; answered by RobotOpened, or by RobotRefused with seq 0."""
+    """Robots' process → control: open a session; answered by RobotOpened, or by RobotRejected with seq 0."""
 
     session: int
     """A number that the process has not used before."""
     opened: OpenRequest
-    """As of Act, and with the name of its front end."""
+    """As in Act, and with the name of its front end."""
     caller: Caller
 
 
@@ -231,12 +231,12 @@ class OpenRobot:
 class ObserveRobot:
     """Robots' process → control: an observation of an open session, the next one after its answer.
 
-    Sealed: pixels as of Act.
+    Sealed: pixels as in Act.
     """
 
     session: int
     seq: int
-    """The session's number of it, from 1 on. Answered by RobotActed, or by RobotRefused with its seq."""
+    """The session's number of it, from 1 on. Answered by RobotActed, or by RobotRejected with its seq."""
     state: list[float]
     instruction: str
     received_ns: int
@@ -268,10 +268,10 @@ ToChild: TypeAlias = (
     | ChatSocket
     | KeptChat
     | ActDone
-    | ActRefused
+    | ActRejected
     | RobotOpened
     | RobotActed
-    | RobotRefused
+    | RobotRejected
 )
 FromChild: TypeAlias = (
     Beat
@@ -298,15 +298,15 @@ MUST_TAKE = (
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)
 
 
-def refusal(request: int, error: EdgeflowError) -> ActRefused:
-    """The refusal of an observation."""
-    refused = ActRefused(request=request, code=error.code, text=error.text, field="", reason="")
+def rejection(request: int, error: EdgeflowError) -> ActRejected:
+    """The rejection of an observation."""
+    rejected = ActRejected(request=request, code=error.code, text=error.text, field="", reason="")
     if not isinstance(error, RequestError):
-        return refused
-    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
+        return rejected
+    return replace(rejected, field=error.field, reason=error.reason, retry_after_ms=error.retry_after_ms or 0)
 
 
-def no_room(request: int) -> ActRefused:
-    """The refusal of an observation for which, or for whose answer, memory or descriptors are lacking."""
+def no_room(request: int) -> ActRejected:
+    """The rejection of an observation for which, or for whose answer, memory or descriptors are lacking."""
     text = "no memory for another observation or its answer"
-    return refusal(request, ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS))
+    return rejection(request, ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS))

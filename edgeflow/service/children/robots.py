@@ -17,11 +17,11 @@ from edgeflow.service.children.messages import (
     ResetRobot,
     RobotActed,
     RobotOpened,
-    RobotRefused,
+    RobotRejected,
 )
 from edgeflow.service.children.single_actions import send_numbers
 from edgeflow.service.observe.log import Log
-from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.auth import Authenticator
 from edgeflow.service.sessions.forced import Forced
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
@@ -40,7 +40,7 @@ from edgeflow_client.types import Command, Disposition
 
 MOST_SESSIONS = 512  # of the process, those that are being opened included
 RESEND_S = 0.005  # between attempts to send what the process could not take
-Answer = RobotOpened | RobotActed | RobotRefused
+Answer = RobotOpened | RobotActed | RobotRejected
 
 
 class RobotSessions:
@@ -49,9 +49,9 @@ class RobotSessions:
     They are admitted, planned, observed and ended like every robot's.
     """
 
-    def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
+    def __init__(self, plane: ControlPlane, authenticator: Authenticator, log: Log) -> None:
         self._plane = plane
-        self._guard = guard
+        self._authenticator = authenticator
         self._log = log
         self._opened = 0  # since the start
         self._robots: dict[int, _Robot] = {}
@@ -78,7 +78,7 @@ class RobotSessions:
         """An observation came without its pixels: this process has no room for their descriptor."""
         text = "no memory for another observation"
         error = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-        keeper.send(_refused(message.session, message.seq, error))
+        keeper.send(_rejected(message.session, message.seq, error))
 
     def lost(self) -> None:
         """The robots' process is gone, and its connections with it: their sessions end."""
@@ -92,14 +92,14 @@ class RobotSessions:
         if len(self._robots) >= MOST_SESSIONS:
             text = "too many sessions are open or being opened"
             busy = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-            keeper.send(_refused(message.session, 0, busy))
+            keeper.send(_rejected(message.session, 0, busy))
             return
         self._opened += 1
         forced = Forced(self._plane.config.frontends.faults, self._opened)
         self._robots[message.session] = _Robot(
             message,
             plane=self._plane,
-            guard=self._guard,
+            authenticator=self._authenticator,
             log=self._log,
             keeper=keeper,
             forced=forced,
@@ -119,7 +119,7 @@ class _Robot:
         message: OpenRobot,
         *,
         plane: ControlPlane,
-        guard: Guard,
+        authenticator: Authenticator,
         log: Log,
         keeper: Keeper,
         forced: Forced,
@@ -127,7 +127,7 @@ class _Robot:
     ) -> None:
         self.number = message.session
         self._plane = plane
-        self._guard = guard
+        self._authenticator = authenticator
         self._log = log
         self._keeper = keeper
         self._process = keeper.restarts  # a later one knows nothing of this session
@@ -161,7 +161,7 @@ class _Robot:
             )
         except OSError:
             text = "no memory for another observation"
-            self._send(_refused(self.number, message.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL)))
+            self._send(_rejected(self.number, message.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL)))
             return
         self._forced.receive(runner, frame, message.received_ns)
 
@@ -183,17 +183,17 @@ class _Robot:
             finally:
                 self._plane.close(runner)
         except EdgeflowError as error:
-            self._send(_refused(self.number, 0, error))
+            self._send(_rejected(self.number, 0, error))
         except Exception as error:
             text = f"internal error, incident {self._log.incident('robot', error)}"
-            self._send(_refused(self.number, 0, EdgeflowError(text)))
+            self._send(_rejected(self.number, 0, EdgeflowError(text)))
         finally:
             if self._closed and self._resend is not None:
                 self._resend.cancel()
             self._over(self)
 
     async def _open(self, message: OpenRobot) -> SessionRunner:
-        if not self._guard.may_control(message.caller):
+        if not self._authenticator.may_control(message.caller):
             raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
         return await self._plane.open(checked_open(self._plane, message.opened), message.caller)
 
@@ -204,7 +204,7 @@ class _Robot:
                 self._send(answer)
         end = runner.session.ended or End("CANCELLED", Reason.CLIENT_GONE)
         self._send(
-            RobotRefused(
+            RobotRejected(
                 session=self.number,
                 seq=0,
                 code=end.code,
@@ -244,7 +244,7 @@ def answers_of(number: int, events: list[Event]) -> list[Answer]:
             answers.append(RobotActed(number, event))
         elif isinstance(event, StatusEvent) and event.disposition is not Disposition.ACTED:
             answers.append(
-                RobotRefused(
+                RobotRejected(
                     session=number,
                     seq=event.last_seq or event.seq,
                     code=event.code or "ABORTED",
@@ -266,10 +266,10 @@ def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
     return "" if event.disposition is Disposition.REJECTED else Command.HOLD.value
 
 
-def _refused(session: int, seq: int, error: EdgeflowError) -> RobotRefused:
-    refused = RobotRefused(session=session, seq=seq, code=error.code, text=error.text, field="", reason="")
+def _rejected(session: int, seq: int, error: EdgeflowError) -> RobotRejected:
+    rejected = RobotRejected(session=session, seq=seq, code=error.code, text=error.text, field="", reason="")
     if not isinstance(error, RequestError):
-        return refused
+        return rejected
     command = Command.HOLD.value if isinstance(error, Unavailable) else ""
     retry_ms = error.retry_after_ms or 0
-    return replace(refused, field=error.field, reason=error.reason, retry_after_ms=retry_ms, command=command)
+    return replace(rejected, field=error.field, reason=error.reason, retry_after_ms=retry_ms, command=command)

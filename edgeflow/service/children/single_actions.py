@@ -1,4 +1,4 @@
-"""Control's side of observations that come alone, over HTTP: each becomes a session of one frame."""
+"""Control's side of single observations, over HTTP: each becomes a session of one frame."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgeflow.service.children.messages import (
     Act,
     ActCancel,
     ActDone,
-    ActRefused,
+    ActRejected,
     RobotActed,
     no_room,
-    refusal,
+    rejection,
 )
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
-from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.auth import Authenticator
 from edgeflow.service.sessions.forced import NO_FAULTS, Forced
 from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import (
@@ -42,27 +42,27 @@ MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not end
 class SingleActions:
     """Answers the gateway's observations, at most ACTS_AT_ONCE at a time; runs on the loop."""
 
-    def __init__(self, plane: ControlPlane, guard: Guard, log: Log) -> None:
+    def __init__(self, plane: ControlPlane, authenticator: Authenticator, log: Log) -> None:
         self._plane = plane
-        self._guard = guard
+        self._authenticator = authenticator
         self._log = log
         self._running: dict[int, asyncio.Task[None]] = {}  # neither answered nor cancelled
         self._tasks: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
     def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
-        """Begin to answer, or refuse; WorkerError if the message is not what a gateway sends."""
+        """Begin to answer, or reject; WorkerError if the message is not what a gateway sends."""
         number = message.request
         try:
             if number in self._running:
                 raise WorkerError("the gateway repeats the number of an observation")
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
-                keeper.send(refusal(number, _busy()))
+                keeper.send(rejection(number, _busy()))
                 return
             opened = checked_open(self._plane, message.opened)
             frame = checked_frame(self._plane, opened, descriptors, message.state, seq=1, decode_ns=message.decode_ns)
         except Unavailable as error:
-            keeper.send(refusal(number, error))
+            keeper.send(rejection(number, error))
             return
         except OSError:
             keeper.send(no_room(number))
@@ -100,10 +100,10 @@ class SingleActions:
         self._forwarded += 1
         return Forced(self._plane.config.frontends.faults, self._forwarded)
 
-    async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRefused:
+    async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRejected:
         number = message.request
         try:
-            if not self._guard.may_control(message.caller):
+            if not self._authenticator.may_control(message.caller):
                 raise PermissionDenied("the token no longer permits this", field="authorization", reason=Reason.REVOKED)
             found = await act_once(
                 self._plane,
@@ -114,16 +114,16 @@ class SingleActions:
                 forced=self._forced() if message.opened.front else NO_FAULTS,
             )
         except EdgeflowError as error:
-            return refusal(number, error)
+            return rejection(number, error)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('act', error)}"
-            return refusal(number, EdgeflowError(text))
+            return rejection(number, EdgeflowError(text))
         return ActDone(number, *found)
 
 
-def send_answer(keeper: Keeper, answer: ActDone | ActRefused) -> None:
-    """Send an answer; a refusal in place of one that cannot be sent, so that its client does not wait for it."""
-    if isinstance(answer, ActRefused):
+def send_answer(keeper: Keeper, answer: ActDone | ActRejected) -> None:
+    """Send an answer; a rejection in place of one that cannot be sent, so that its client does not wait for it."""
+    if isinstance(answer, ActRejected):
         keeper.send(answer)
     elif not send_numbers(keeper, answer):
         keeper.send(no_room(answer.request))

@@ -20,7 +20,7 @@ from edgeflow.service.children.messages import (
     Act,
     ActCancel,
     ActDone,
-    ActRefused,
+    ActRejected,
     RobotActed,
     ServiceState,
     no_room,
@@ -107,7 +107,7 @@ class Control:
         return self.inputs
 
     async def act(self, seen: CheckedObservation, caller: Caller) -> ActDone:
-        """The answer to an observation; raises control's refusal, ResourceExhausted when too many already wait."""
+        """The answer to an observation; raises control's rejection, ResourceExhausted when too many already wait."""
         with contextlib.ExitStack() as credit:
             await self._take_credit()
             credit.callback(self._credit.release)
@@ -126,7 +126,7 @@ class Control:
         except asyncio.TimeoutError:
             raise _busy() from None
 
-    def answered(self, message: ActDone | ActRefused) -> None:
+    def answered(self, message: ActDone | ActRejected) -> None:
         """Control answers; ignored if the client is gone."""
         answer = self._answers.get(message.request)
         if answer is None or answer.done():
@@ -139,8 +139,8 @@ class Control:
             error.retry_after_ms = message.retry_after_ms
         answer.set_exception(error)
 
-    def take(self, message: ActDone | ActRefused, descriptors: list[int]) -> None:
-        """Control answers; a refusal if the numbers of its answer are lost."""
+    def take(self, message: ActDone | ActRejected, descriptors: list[int]) -> None:
+        """Control answers; a rejection if the numbers of its answer are lost."""
         if isinstance(message, ActDone):
             self.answered(whole(message, descriptors) or no_room(message.request))
         else:

@@ -27,7 +27,7 @@ def parse(body: bytes, most: int) -> tuple[dict[str, Any], bool]:
 
     Arrays are read-only; one without dimensions becomes a number. Lists stay as they are: arrays.as_array reads those
     of numbers. InvalidArgument names the keys that lead to the value at fault. A body of more than `most` values, or of
-    more than MAX_MEMBERS objects and keys, is refused before anything is built; an image of 224x224 pixels as a list
+    more than MAX_MEMBERS objects and keys, is rejected before anything is built; an image of 224x224 pixels as a list
     has 200,929 values, its lists included.
     """
     value = _object(_parsed(body, most), BODY)

@@ -39,7 +39,7 @@ def unpack(data: bytes, most: int) -> tuple[Any, ArrayCoding]:
     """The value of a message, and the coding of its first array (OPENPI where it has none).
 
     Arrays are read-only; numpy's scalars become plain numbers, and all keys become text. InvalidArgument names the keys
-    that lead to the value at fault. A message of more than `most` values is refused before anything is built.
+    that lead to the value at fault. A message of more than `most` values is rejected before anything is built.
     """
     reader = _ArrayReader()
     value = reader.read(parse_msgpack(data, most, _members, MESSAGE), "", 0)

@@ -173,7 +173,7 @@ def _pixels(name: str, image: NDArray[Any]) -> memoryview:
     if image.shape[2] != CHANNELS:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
-        if not ((image >= 0) & (image <= 1)).all():  # also refuses NaN
+        if not ((image >= 0) & (image <= 1)).all():  # also rejects NaN
             text = "has values outside 0 to 1; an image of floats has its brightness there"
             raise InvalidArgument(text, field=name, reason=Reason.IMAGE_WRONG_FORMAT)
         image = (image * 255).astype(np.uint8)
@@ -204,7 +204,7 @@ def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[fl
 
 
 def _renamed(error: RequestError, seen: ClientObservation) -> RequestError:
-    """The error with the client's own field in place of ours."""
+    """The error with the client's own field in place of edgeflow's."""
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
     field = (seen.fields.get(name, name) + bracket + rest) or "observation"
     text = error.text.removeprefix(f"{error.field}: ")

@@ -32,7 +32,7 @@ NAME = "openpi"
 PATHS = ("/", "/openpi/policy", "/v1/realtime/robot/openpi")
 MSGPACK_PATH = PATHS[2]  # vLLM-Omni's: everything that is sent there is msgpack
 MAX_VALUES = 4096  # of a message: keys, numbers and containers; an array is one
-MOST_TEXT = 1000  # characters of a refusal
+MOST_TEXT = 1000  # characters of a rejection
 TEXTS = ("prompt", "task", "instruction")
 IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", "session_id", "endpoint"})
 ENVELOPE = ("type", "payload")
@@ -78,11 +78,11 @@ class OpenpiConversation:
         self._all_msgpack = path == MSGPACK_PATH
         self._session_id: str | None = None
         self._total_ms: float | None = None  # of the reply before
-        self._refusals = RollingCount(config.limits.rejected_frames)
+        self._rejections = RollingCount(config.limits.rejected_frames)
         self._over = False
 
     async def reply(self, data: bytes | str | None, received_ns: int) -> bytes | str:
-        """The reply to a message: bytes or, for a refusal and after a reset, text. received_ns: when it arrived."""
+        """The reply to a message: bytes or, for a rejection and after a reset, text. received_ns: when it arrived."""
         request: OpenpiRequest | None = None
         try:
             if not isinstance(data, bytes):
@@ -95,13 +95,13 @@ class OpenpiConversation:
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
         except EdgeflowError as error:
             if not isinstance(error, NoAction | Unavailable):
-                self._over = self._refusals.exceeded(received_ns)
-            return self.refusal(error, request)
+                self._over = self._rejections.exceeded(received_ns)
+            return self.rejection(error, request)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('openpi', error)}"
-            return self.refusal(EdgeflowError(text), request)
+            return self.rejection(EdgeflowError(text), request)
 
-    def refusal(self, error: EdgeflowError, request: OpenpiRequest | None = None) -> bytes | str:
+    def rejection(self, error: EdgeflowError, request: OpenpiRequest | None = None) -> bytes | str:
         """The reply to what gets no action: one line with the field and the limit, or the reason of a HOLD."""
         reason = reason_of(error)
         self._metrics.client_refusals.labels(NAME, reason).inc()
@@ -118,7 +118,7 @@ class OpenpiConversation:
 
     def over(self) -> str:
         """Why the connection is to be closed; "" = it goes on."""
-        return "too many refused messages in 10 s" if self._over else ""
+        return "too many rejected messages in 10 s" if self._over else ""
 
     async def _answer(self, request: OpenpiRequest, received_ns: int) -> dict[str, Any] | str:
         if request.kind in ALONE:

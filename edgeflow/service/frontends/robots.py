@@ -1,6 +1,6 @@
 """The robots' process: robots' own clients, apart from strangers' requests, each connection a session at control.
 
-A robot is a websocket. POST /act is an observation that comes alone, since its clients open a connection for each.
+A robot is a websocket. POST /act is a single observation, since its clients open a connection for each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.messages import (
     ActDone,
-    ActRefused,
+    ActRejected,
     Certificates,
     ChildMessage,
     Drain,
@@ -33,7 +33,7 @@ from edgeflow.service.children.messages import (
     Models,
     RobotActed,
     RobotOpened,
-    RobotRefused,
+    RobotRejected,
     ServiceState,
 )
 from edgeflow.service.children.start import ROBOTS, ChildStart
@@ -52,7 +52,7 @@ from edgeflow.service.http.protocol import SharedLimits
 from edgeflow.service.http.server import HttpServer, Websockets, load_pair, server_context
 from edgeflow.service.http.websocket import GOING_AWAY, POLICY_VIOLATION, BoundedWebsocket, converse, until_gone
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import CONTROL, Caller, Guard, networks_of
+from edgeflow.service.security.auth import CONTROL, Authenticator, Caller, networks_of
 from edgeflow_client.errors import EdgeflowError, NotFound, ResourceExhausted, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -83,7 +83,7 @@ class RobotsFront(ServingChild):
         self._config = config
         self._control = Control(self._link, config)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
-        self._guard = Guard(None, self.metrics, self._log, peers=peers)
+        self._authenticator = Authenticator(None, self.metrics, self._log, peers=peers)
         self._sessions = SessionsAtControl(self._link, config)
         self._bodies = BodyReader(body_bytes(config), "an observation")
         self._parsing = asyncio.Lock()
@@ -115,7 +115,7 @@ class RobotsFront(ServingChild):
         peers = {name: networks_of(front.peers) for name, front in config.frontends.dialects.items()}
         app.add_middleware(
             PublicMiddleware,
-            guard=self._guard,
+            authenticator=self._authenticator,
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
@@ -206,7 +206,7 @@ class RobotsFront(ServingChild):
     async def _act(self, request: Request) -> Response:
         """Return the action for one observation, in the form of its dialect."""
         self._check_open()
-        with self._busy(), self._refusals(openvla.NAME):
+        with self._busy(), self._rejections(openvla.NAME):
             async with self._bodies.read(request) as body:
                 received_ns = time.monotonic_ns()
                 seen, style = await self._parsed(body)
@@ -224,7 +224,7 @@ class RobotsFront(ServingChild):
             return found
 
     @contextlib.contextmanager
-    def _refusals(self, front: str) -> Iterator[None]:
+    def _rejections(self, front: str) -> Iterator[None]:
         """Count a request that gets no action."""
         try:
             yield
@@ -252,9 +252,9 @@ class RobotsFront(ServingChild):
         match message:
             case ServiceState():
                 self._control.said(message)
-            case RobotOpened() | RobotActed() | RobotRefused():
+            case RobotOpened() | RobotActed() | RobotRejected():
                 self._sessions.take(message, descriptors)
-            case ActDone() | ActRefused():
+            case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
@@ -275,7 +275,7 @@ class RobotsFront(ServingChild):
     def _credentials_changed(self) -> None:
         """End the connections whose token is no longer in force."""
         for websocket, caller in list(self._websockets.items()):
-            if not self._guard.may_control(caller):
+            if not self._authenticator.may_control(caller):
                 self._spawn(_close(websocket, POLICY_VIOLATION, "the token no longer permits this"))
 
     async def _drain(self) -> None:

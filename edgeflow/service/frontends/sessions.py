@@ -21,7 +21,7 @@ from edgeflow.service.children.messages import (
     ResetRobot,
     RobotActed,
     RobotOpened,
-    RobotRefused,
+    RobotRejected,
 )
 from edgeflow.service.faults import error_of_code
 from edgeflow.service.frontends.control import SLACK_S, whole
@@ -43,7 +43,7 @@ from edgeflow_client.types import Command
 
 Forget: TypeAlias = Callable[[int], None]
 Made = TypeVar("Made")
-FromControl: TypeAlias = RobotOpened | RobotActed | RobotRefused
+FromControl: TypeAlias = RobotOpened | RobotActed | RobotRejected
 
 
 class NoAction(EdgeflowError):
@@ -75,7 +75,7 @@ class RobotAnswer:
 
 
 def reason_of(error: EdgeflowError) -> str:
-    """The reason of a refusal or a HOLD, for programs and metrics."""
+    """The reason of a rejection or a HOLD, for programs and metrics."""
     return str(error.reason) if isinstance(error, NoAction | RequestError) else error.code
 
 
@@ -111,10 +111,10 @@ class SessionsAtControl:
             session.acted(found)
         else:
             text = "no memory for the answer"
-            session.refused(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
+            session.rejected(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
 
     async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
-        """A new session at control; raises its refusal."""
+        """A new session at control; raises its rejection."""
         self._last += 1
         session = _OpenSession(self._last, self._link, self._limit_s, self._forget)
         self._open[session.number] = session
@@ -198,7 +198,7 @@ class RobotConnection:
         return session
 
     async def _opened(self, key: object, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
-        """A new session; where one like it was refused a moment ago, the same refusal."""
+        """A new session; where one like it was rejected a moment ago, the same rejection."""
         if not self._changes.take(time.monotonic_ns()):
             if self._unopened is not None and self._unopened[0] == key:
                 raise self._unopened[1]
@@ -297,8 +297,8 @@ class _OpenSession:
         if message.action.seq == self._seq and self._answer is not None and not self._answer.done():
             self._answer.set_result(message.action)
 
-    def heard(self, message: RobotOpened | RobotRefused) -> None:
-        """Control opens the session, refuses it or an observation, or ends it."""
+    def heard(self, message: RobotOpened | RobotRejected) -> None:
+        """Control opens the session, rejects it or an observation, or ends it."""
         if isinstance(message, RobotOpened):
             if not self._opening.done():
                 self._opening.set_result(None)
@@ -309,9 +309,9 @@ class _OpenSession:
             self._forget(self.number)
             if not self._opening.done():
                 self._opening.set_exception(found)
-        self.refused(message.seq or self._seq, found)
+        self.rejected(message.seq or self._seq, found)
 
-    def refused(self, seq: int, error: EdgeflowError) -> None:
+    def rejected(self, seq: int, error: EdgeflowError) -> None:
         """An observation gets no action."""
         if seq == self._seq and self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
@@ -334,7 +334,7 @@ async def _within(future: asyncio.Future[Made], limit_s: float) -> Made:
             future.exception()  # it counts as seen
 
 
-def _error(message: RobotRefused) -> EdgeflowError:
+def _error(message: RobotRejected) -> EdgeflowError:
     if message.code == "OK":
         return _SilentTooLongError(message.text)
     error = error_of_code(message.code, message.text, message.reason, message.field)

@@ -1,4 +1,4 @@
-"""The gateway process: HTTP for strangers, apart from the robots' sessions (docs/architecture.md)."""
+"""The gateway process: HTTP for strangers, apart from the robots' sessions (service/README.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.service.children.child import ServingChild, sealed
 from edgeflow.service.children.messages import (
     ActDone,
-    ActRefused,
+    ActRejected,
     Certificates,
     ChildMessage,
     Drain,
@@ -114,7 +114,7 @@ class Gateway(ServingChild):
         app = build_app(config, self._control, self._chat, self)
         app.add_middleware(
             PublicMiddleware,
-            guard=self._guard,
+            authenticator=self._authenticator,
             body_bytes=config.limits.http_body_bytes,
             metrics=self.metrics,
             log=self._log,
@@ -128,7 +128,7 @@ class Gateway(ServingChild):
         match message:
             case ServiceState():
                 self._control.said(message)
-            case ActDone() | ActRefused():
+            case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)

@@ -1,6 +1,6 @@
 """Chat's routes in the gateway: head, body and answer pass on to the chat front as bytes, bounded and never parsed.
 
-Callers whose requests are refused have a pace: to read them costs processor time that others want.
+Callers whose requests are rejected have a pace: to read them costs processor time that others want.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import DeadlineExceeded, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 
-REFUSED_BYTES_PER_S = 4_000_000
-REMEMBERED_S = 10.0  # after a refusal
+REJECTED_BYTES_PER_S = 4_000_000
+REMEMBERED_S = 10.0  # after a rejection
 LONGEST_WAIT_S = 2.0  # well below what a client has to send its body
 MOST_CALLERS = 1024
 CONNECT_S = 2.0
@@ -39,7 +39,7 @@ _DROPPED = {*_HOP, b"host", b"expect", b"authorization", b"x-request-id"}
 
 @dataclass(slots=True)
 class _Account:
-    """When the caller's next body may be read, and how long its last refusal counts."""
+    """When the caller's next body may be read, and how long its last rejection counts."""
 
     free_s: float
     until_s: float
@@ -48,7 +48,7 @@ class _Account:
 class FairTurns:
     """Gives callers turns; times are seconds of any steady clock.
 
-    A caller without a recent refusal never waits. The bodies of others follow each other at REFUSED_BYTES_PER_S.
+    A caller without a recent rejection never waits. The bodies of others follow each other at REJECTED_BYTES_PER_S.
     """
 
     def __init__(self) -> None:
@@ -68,17 +68,17 @@ class FairTurns:
             return 0.0, 0
         if wait_s > LONGEST_WAIT_S:
             return None
-        account.free_s = now_s + wait_s + size / REFUSED_BYTES_PER_S
+        account.free_s = now_s + wait_s + size / REJECTED_BYTES_PER_S
         return wait_s, size
 
-    def refused(self, caller: str, size: int, now_s: float) -> None:
-        """A request was refused. size: bytes that were read of its body beyond those paid."""
+    def rejected(self, caller: str, size: int, now_s: float) -> None:
+        """A request was rejected. size: bytes that were read of its body beyond those paid."""
         account = self._accounts.pop(caller, None) or _Account(now_s, now_s)
-        account.free_s = max(account.free_s, now_s) + size / REFUSED_BYTES_PER_S
+        account.free_s = max(account.free_s, now_s) + size / REJECTED_BYTES_PER_S
         account.until_s = now_s + REMEMBERED_S
         self._accounts[caller] = account
         if len(self._accounts) > MOST_CALLERS:
-            del self._accounts[next(iter(self._accounts))]  # the one whose last refusal is the oldest
+            del self._accounts[next(iter(self._accounts))]  # the one whose last rejection is the oldest
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class PassThrough(Response):
             raise
         finally:
             if HTTPStatus.BAD_REQUEST <= self.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-                self._pace.refused(name, max(body.bytes - paid, 0), time.monotonic())
+                self._pace.rejected(name, max(body.bytes - paid, 0), time.monotonic())
 
     async def _turn(self, caller: str, size: int) -> int:
         """Wait until the body may be read; returns how many of its bytes are paid."""
@@ -134,7 +134,7 @@ class PassThrough(Response):
         if turn is None:
             await asyncio.sleep(LONGEST_WAIT_S)  # or its connections would soon ask again
             raise ResourceExhausted(
-                "too many requests were refused, and the next ones are read slowly",
+                "too many requests were rejected, and the next ones are read slowly",
                 field="body",
                 reason=Reason.QUEUE_FULL,
                 retry_after_ms=int(1000 * LONGEST_WAIT_S),

@@ -14,7 +14,7 @@ Stamp: TypeAlias = tuple[int, int, int]
 
 
 def read_file(key: str, name: str, *, private: bool = False) -> bytes:
-    """Read a file; ConfigError names the configuration key. private: refuse files readable by everybody."""
+    """Read a file; ConfigError names the configuration key. private: reject files readable by everybody."""
     path = Path(name).expanduser()
     try:
         data = read_regular(path, MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Checks of a model directory that need no loading, so that a wrong one is refused at once."""
+"""Checks of a model directory that need no loading, so that a wrong one is rejected at once."""
 
 from __future__ import annotations
 

@@ -91,9 +91,11 @@ def error_of_status(status: int, message: str) -> dict[str, Any]:
 
 
 async def _framework_error(_: Request, error: Exception) -> Response:
-    """The answer to what the framework itself refuses: an unknown path or method."""
-    refused = cast("HTTPException", error)
-    return JSONResponse(error_of_status(refused.status_code, str(refused.detail)), refused.status_code, refused.headers)
+    """The answer to what the framework itself rejects: an unknown path or method."""
+    rejected = cast("HTTPException", error)
+    return JSONResponse(
+        error_of_status(rejected.status_code, str(rejected.detail)), rejected.status_code, rejected.headers
+    )
 
 
 def application(routes: Sequence[BaseRoute]) -> Starlette:
@@ -143,7 +145,7 @@ class Middleware:
         self._reader_s = reader_s
 
     def admit(self, scope: Scope, receive: Receive) -> Receive:
-        """Set the request's CALLER, refuse what cannot be served, and limit its body."""
+        """Set the request's CALLER, reject what cannot be served, and limit its body."""
         raise NotImplementedError
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,9 +159,9 @@ class Middleware:
         except ClientDisconnect:
             return
         except EdgeflowError as error:
-            await answer.refuse(error)
+            await answer.reject(error)
         except Exception as error:
-            await answer.refuse(EdgeflowError(f"internal error, incident {self._log.incident('http', error)}"))
+            await answer.reject(EdgeflowError(f"internal error, incident {self._log.incident('http', error)}"))
 
 
 class _ResponseStream:
@@ -184,7 +186,7 @@ class _ResponseStream:
         finally:
             timer.cancel()
 
-    async def refuse(self, error: EdgeflowError) -> None:
+    async def reject(self, error: EdgeflowError) -> None:
         """Answer with an error; where an answer has begun, the connection ends."""
         if self._started:
             self._abort()

@@ -67,7 +67,7 @@ class BodyReader:
 
 
 class _BodyCapacity:
-    """Places to read large bodies, some of them per address."""
+    """SessionCapacity to read large bodies, some of them per address."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_BODIES)

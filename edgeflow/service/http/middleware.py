@@ -12,7 +12,18 @@ from edgeflow.config.sections import is_loopback
 from edgeflow.service.http.answers import CALLER, BodyTooLarge, HeadersTooLarge, Middleware
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
-from edgeflow.service.security.auth import ADMIN, ANY, CHAT, CONTROL, OBSERVE, Caller, Guard, Networks, Role, is_within
+from edgeflow.service.security.auth import (
+    ADMIN,
+    ANY,
+    CHAT,
+    CONTROL,
+    OBSERVE,
+    Authenticator,
+    Caller,
+    Networks,
+    Role,
+    is_within,
+)
 from edgeflow_client.errors import PermissionDenied, Unauthenticated
 from edgeflow_client.reasons import Reason
 
@@ -88,13 +99,13 @@ class PublicMiddleware(Middleware):
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
-    reader_s: as of Middleware. roles: by path. peers: networks without tokens, by path.
+    reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        guard: Guard,
+        authenticator: Authenticator,
         body_bytes: int,
         metrics: ProcessMetrics,
         log: Log,
@@ -108,7 +119,7 @@ class PublicMiddleware(Middleware):
         self._roles = roles
         self._peers = peers or {}
         self._hosts = hosts
-        self._guard = guard
+        self._authenticator = authenticator
         self._body_bytes = body_bytes
         self._metrics = metrics
 
@@ -132,7 +143,7 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
-            if path.startswith(ADMIN_PATH) and not self._guard.asks and not is_loopback(peer):
+            if path.startswith(ADMIN_PATH) and not self._authenticator.asks and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",
                     field="peer",
@@ -140,9 +151,9 @@ class PublicMiddleware(Middleware):
                 )
             if not shown and is_within(peer, self._peers.get(path, ())):
                 return Caller(peer)
-            return self._guard.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
+            return self._authenticator.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._guard.refused(listed(path, self._roles), peer, error)
+            self._authenticator.rejected(listed(path, self._roles), peer, error)
             raise
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:

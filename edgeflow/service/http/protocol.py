@@ -25,7 +25,7 @@ from edgeflow.service.http.answers import ABORT, error_of_status
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 GOODBYE_S = 1.0  # for a client to read its last answer
-MAX_REFUSED = 256  # connections that are being refused at once; further ones are reset
+MAX_REJECTED = 256  # connections that are being rejected at once; further ones are reset
 LINGER_S = 30.0  # for a client to read an answer that is complete, once the connection is closed
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
@@ -52,32 +52,32 @@ TOO_MANY = last_answer(429, "too many connections: close some, or try again late
 
 
 @dataclass(slots=True)
-class Refusals:
+class Rejections:
     """Connections beyond a limit."""
 
     most_bytes: int
-    """What is read of one of them."""
+    """The most bytes read of one of them."""
     open: set[asyncio.Transport] = field(default_factory=set)
 
-    def refuse(self, transport: asyncio.Transport) -> None:
-        """Answer 429, or reset the connection where too many are being refused already."""
-        if len(self.open) >= MAX_REFUSED:
+    def reject(self, transport: asyncio.Transport) -> None:
+        """Answer 429, or reset the connection where too many are being rejected already."""
+        if len(self.open) >= MAX_REJECTED:
             transport.abort()
             return
         self.open.add(transport)
-        transport.set_protocol(_Refused(self, transport))
+        transport.set_protocol(_Rejected(self, transport))
 
 
-class _Refused(asyncio.Protocol):
+class _Rejected(asyncio.Protocol):
     """A connection that gets 429 with its first bytes, and is read until the client has closed it.
 
     Closing with unread bytes would reset the connection, and the client might lose the answer.
     """
 
-    def __init__(self, refusals: Refusals, transport: asyncio.Transport) -> None:
-        self._refusals = refusals
+    def __init__(self, rejections: Rejections, transport: asyncio.Transport) -> None:
+        self._rejections = rejections
         self._transport = transport
-        self._left = refusals.most_bytes
+        self._left = rejections.most_bytes
         self._answered = False
         self._timer = asyncio.get_running_loop().call_later(GOODBYE_S, self._end)
 
@@ -89,7 +89,7 @@ class _Refused(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         self._timer.cancel()
-        self._refusals.open.discard(self._transport)
+        self._rejections.open.discard(self._transport)
 
     def _answer(self) -> None:
         if not self._answered:
@@ -149,7 +149,7 @@ class SharedLimits:
         self.headers_s, self.body_s = timing.http_headers_ms / 1000, timing.http_body_ms / 1000
         self.connections, self.per_address = limits.http_connections, limits.http_connections_per_address
         self.metrics = metrics
-        self.refusals = Refusals(limits.http_body_bytes + HEADER_BYTES)
+        self.rejections = Rejections(limits.http_body_bytes + HEADER_BYTES)
         self.open: Counter[str] = Counter()
         self.partial_bytes = 0  # of messages of all websockets that have not arrived whole
         self.partial_of: Counter[str] = Counter()  # the same by address
@@ -164,7 +164,7 @@ class SharedLimits:
         self.open += Counter()  # forgets addresses without connections
         self.partial_of += Counter()
 
-    def refuse(self, address: str) -> str:
+    def reject(self, address: str) -> str:
         """The limit that one more connection from `address` would exceed, or ""."""
         if self.open.total() >= self.connections:
             return "http_connections"
@@ -195,9 +195,9 @@ class BoundedProtocol(Connection):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         peer = get_remote_addr(transport)
         address = peer[0] if peer else ""
-        if limit := self._bounds.refuse(address):
+        if limit := self._bounds.reject(address):
             self._bounds.metrics.limit_rejections.labels(limit).inc()
-            self._bounds.refusals.refuse(transport)
+            self._bounds.rejections.reject(transport)
             return
         super().connection_made(transport)
         self._address = address
@@ -236,7 +236,7 @@ class BoundedProtocol(Connection):
             self._stop()
 
     def send_400_response(self, _: str) -> None:
-        """Refuse what is not HTTP in the form of every error; the library's words would repeat the client's."""
+        """Reject what is not HTTP in the form of every error; the library's words would repeat the client's."""
         status = self._strict.status
         self._close_with(status, _WORDS.get(status, "this is not a valid HTTP request"))
 
@@ -281,10 +281,10 @@ class BoundedProtocol(Connection):
 
 
 class _StrictConnection(h11.Connection):
-    """An h11 connection that refuses bodies of more than MAX_CHUNKS chunks, and requests that a proxy might read as
+    """An h11 connection that rejects bodies of more than MAX_CHUNKS chunks, and requests that a proxy might read as
     others: with two lengths, or lines that end in a bare LF.
 
-    status: the answer to what was refused.
+    status: the answer to what was rejected.
     """
 
     def __init__(self, role: type[h11.SERVER], max_incomplete_event_size: int) -> None:

@@ -89,9 +89,9 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         if not self._partial_bytes and not self.frames:
             self._whole()
         elif len(self.frames) > MOST_PARTS:
-            self._refuse("websocket_parts", TOO_BIG, f"a message of more than {MOST_PARTS} parts")
+            self._reject("websocket_parts", TOO_BIG, f"a message of more than {MOST_PARTS} parts")
         elif max(self._bounds.partial_bytes, 4 * self._bounds.partial_of[self._address or ""]) > MOST_PARTIAL_BYTES:
-            self._refuse("websocket_partial_bytes", TRY_LATER, "other large messages are being read")
+            self._reject("websocket_partial_bytes", TRY_LATER, "other large messages are being read")
         elif self._late is None:
             self._late = self.loop.call_later(self._bounds.body_s, self._cut)
 
@@ -131,11 +131,11 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
     def send_receive_event_to_app(self) -> None:
         super().send_receive_event_to_app()
         if self.queue.qsize() > MOST_QUEUED:
-            self._refuse("websocket_messages", POLICY_VIOLATION, f"more than {MOST_QUEUED} messages wait for replies")
+            self._reject("websocket_messages", POLICY_VIOLATION, f"more than {MOST_QUEUED} messages wait for replies")
 
     def _count_ping(self) -> None:
         if self._pings.exceeded(time.monotonic_ns()):
-            self._refuse("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings and pongs in 10 s")
+            self._reject("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings and pongs in 10 s")
 
     def keepalive_timeout(self) -> None:
         """Close a connection whose client answers no ping, whether or not it takes what was sent."""
@@ -159,9 +159,9 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
     def _cut(self) -> None:
         self._late = None
-        self._refuse("websocket_message_ms", TRY_LATER, "the rest of a message did not arrive in time")
+        self._reject("websocket_message_ms", TRY_LATER, "the rest of a message did not arrive in time")
 
-    def _refuse(self, limit: str, code: int, text: str) -> None:
+    def _reject(self, limit: str, code: int, text: str) -> None:
         if self.close_sent or self.transport.is_closing():
             return
         self._bounds.metrics.limit_rejections.labels(limit).inc()

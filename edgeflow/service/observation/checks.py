@@ -16,7 +16,7 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode, StateSpec
 
 MAX_NAME = 64
-_REFUSED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
+_REJECTED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 MAX_NUMBER = 1e6  # a larger value means a broken sensor, whatever its unit
 FIELD = "open.state"
 MAX_PERIOD_MS = 10_000
@@ -30,7 +30,7 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
         raise text_too_long(field, limits)
     if not text.strip():
         raise InvalidArgument("is empty", field=field, reason=Reason.TEXT_EMPTY)
-    if any(unicodedata.category(character) in _REFUSED_CATEGORIES for character in text):
+    if any(unicodedata.category(character) in _REJECTED_CATEGORIES for character in text):
         raise InvalidArgument(
             "contains control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER
         )
@@ -45,7 +45,7 @@ def check_name(name: str, field: str) -> str:
 
 
 def text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
-    """The refusal of a text that exceeds the limit."""
+    """The rejection of a text that exceeds the limit."""
     return InvalidArgument(
         f"exceeds the limit of {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
     )
@@ -74,7 +74,7 @@ def check_numbers(values: Sequence[float], expected: int) -> tuple[float, ...]:
             reason=Reason.PROPRIO_COUNT,
         )
     for index, value in enumerate(values):
-        if not abs(value) <= MAX_NUMBER:  # also refuses NaN
+        if not abs(value) <= MAX_NUMBER:  # also rejects NaN
             raise InvalidArgument(
                 f"must be finite and at most {MAX_NUMBER:g} in magnitude",
                 field=f"frame.proprio[{index}]",
@@ -175,10 +175,10 @@ def check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -
 
 
 def check_rtc(rtc: bool, chunks: bool) -> bool:
-    """Validate that only clients who play chunks ask to continue them; returns it."""
+    """Validate that only clients who execute chunks ask to continue them; returns it."""
     if rtc and not chunks:
         raise InvalidArgument(
-            "may only be set by clients that play chunks: set open.chunks",
+            "may only be set by clients that execute chunks: set open.chunks",
             field="open.rtc",
             reason=Reason.RTC_WITHOUT_CHUNKS,
         )

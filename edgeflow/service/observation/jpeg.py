@@ -1,7 +1,7 @@
 """The structure of a JPEG file (ITU-T T.81, annex B), read from its markers without decoding.
 
 Only a small part of the format is supported: Huffman-coded sequential or progressive, 8 bits per sample, one or three
-components, one frame. The rest is refused here, before it reaches a decoder. The orientation that a camera writes
+components, one frame. The rest is rejected here, before it reaches a decoder. The orientation that a camera writes
 beside the pixels is read too (EXIF 3.0, a TIFF header and its first directory).
 """
 
@@ -25,7 +25,7 @@ MAX_SCANS = 16  # a progressive JPEG has about ten; each costs a pass over all c
 MAX_SEGMENTS = 256
 _END, _SCAN, _EXIF = 0xD9, 0xDA, 0xE1
 _FRAMES = {0xC0, 0xC1, 0xC2}  # baseline, extended sequential, progressive
-_REFUSED = {
+_REJECTED = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE, 0xDE, 0xDF), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCC), "arithmetic-coded"),
@@ -69,9 +69,9 @@ class JpegHeader:
 
 
 def read_jpeg(data: Payload, field: str, *, more: bool = False) -> JpegHeader:
-    """Walk all markers to the end of the image; RequestErrors name what is refused. more: data may follow the image."""
+    """Walk all markers to the end of the image; RequestErrors name the fault. more: data may follow the image."""
     if data[:3] != b"\xff\xd8\xff":
-        raise _refuse("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
+        raise _reject("is not a JPEG image", field, Reason.IMAGE_WRONG_FORMAT)
     return _Walk(data, field, more).run()
 
 
@@ -93,7 +93,7 @@ class _Walk:
             if marker == _END:
                 return self._finish()
             self._segment(marker)
-        raise _refuse(f"has more than {MAX_SEGMENTS} segments", self._field, Reason.IMAGE_UNREADABLE)
+        raise _reject(f"has more than {MAX_SEGMENTS} segments", self._field, Reason.IMAGE_UNREADABLE)
 
     def _marker(self) -> int:
         """The marker at the present position, after any fill bytes."""
@@ -107,9 +107,9 @@ class _Walk:
         return self._data[position]
 
     def _segment(self, marker: int) -> None:
-        if marker in _REFUSED:
-            raise _refuse(
-                f"is an unsupported kind of JPEG image: {_REFUSED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
+        if marker in _REJECTED:
+            raise _reject(
+                f"is an unsupported kind of JPEG image: {_REJECTED[marker]}", self._field, Reason.IMAGE_WRONG_FORMAT
             )
         if marker in _ALONE or marker < 0xC0:
             raise self._broken(f"unexpected marker 0x{marker:02X}")
@@ -135,13 +135,13 @@ class _Walk:
             raise self._broken("a frame header of the wrong length")
         if body[0] != 8:
             text = f"has {body[0]} bits per sample; only 8 are supported"
-            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
+            raise _reject(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         if body[5] not in (1, 3):
             text = f"has {body[5]} colour components; only 1 (grey) and 3 are supported"
-            raise _refuse(text, self._field, Reason.IMAGE_WRONG_FORMAT)
+            raise _reject(text, self._field, Reason.IMAGE_WRONG_FORMAT)
         height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
         if not width or not height:
-            raise _refuse(f"is {width}x{height}", self._field, Reason.IMAGE_WRONG_SIZE)
+            raise _reject(f"is {width}x{height}", self._field, Reason.IMAGE_WRONG_SIZE)
         self._size = (width, height, body[5])
 
     def _scan(self) -> None:
@@ -149,7 +149,7 @@ class _Walk:
             raise self._broken("pixels before the frame header")
         self._scans += 1
         if self._scans > MAX_SCANS:
-            raise _refuse(f"has more than {MAX_SCANS} scans", self._field, Reason.IMAGE_WRONG_FORMAT)
+            raise _reject(f"has more than {MAX_SCANS} scans", self._field, Reason.IMAGE_WRONG_FORMAT)
         found = _AFTER_SCAN.search(self._data, self._position)
         if found is None:
             raise _truncated(self._field)
@@ -159,7 +159,7 @@ class _Walk:
         if self._size is None or not self._scans:
             raise self._broken("no pixels")
         if not self._more and not _PADDING.fullmatch(self._data, self._position):
-            raise _refuse("has data after the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
+            raise _reject("has data after the end of the image", self._field, Reason.IMAGE_TRAILING_DATA)
         return JpegHeader(*self._size, self._scans, self._orientation or UPRIGHT)
 
     def _byte(self, position: int) -> int:
@@ -168,10 +168,10 @@ class _Walk:
         return self._data[position]
 
     def _broken(self, what: str) -> RequestError:
-        return _refuse(f"is not a readable JPEG image: {what}", self._field, Reason.IMAGE_UNREADABLE)
+        return _reject(f"is not a readable JPEG image: {what}", self._field, Reason.IMAGE_UNREADABLE)
 
 
-def _refuse(text: str, field: str, reason: str) -> InvalidArgument:
+def _reject(text: str, field: str, reason: str) -> InvalidArgument:
     return InvalidArgument(text, field=field, reason=reason)
 
 

@@ -37,9 +37,9 @@ class OpenRequest:
     state: tuple[StateSpec, ...] = ()
     """The vectors whose numbers each frame carries, in order."""
     chunks: bool = False
-    """The client plays chunks of several actions."""
+    """The client executes chunks of several actions."""
     rtc: bool = False
-    """Answers continue the chunk that the robot plays, where the policy can."""
+    """Answers continue the chunk that the robot executes, where the policy can."""
     depth: int = 0
     """With Mode.DEPTH only."""
     tolerance_bins: int = 0
@@ -77,7 +77,7 @@ class CheckedFrame:
     """
     decode_ns: int = 0
     playing: Playing | None = None
-    """The chunk that the robot plays at the capture."""
+    """The chunk that the robot executes at the capture."""
     arrived: Arrived | None = None
     """The newest answer."""
 
@@ -122,11 +122,11 @@ class Names:
     state: Mapping[str, str | list[str]]
     """One name, or several to join."""
     section: str = ""
-    """The section of the configuration that a refusal suggests to change."""
+    """The section of the configuration that a rejection suggests to change."""
 
     @classmethod
     def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:
-        """The names that apply at a front end, with the policy's own names as keys; ConfigError as of `of_policy`."""
+        """The names that apply at a front end, with the policy's own names as keys; ConfigError as in `of_policy`."""
         names = cls(cameras=config.cameras, state=config.state).of_policy(inputs)
         if front:
             dialect = config.frontends.dialects[front]
@@ -209,7 +209,7 @@ class _Cameras:
 
     def matched(self) -> tuple[CameraSpec, ...]:
         found = tuple(self._camera(need) for need in self._needs)
-        self._refuse_twice(found)
+        self._reject_twice(found)
         size = sum(camera.width * camera.height for camera in found) * CHANNELS
         if size > MAX_PAYLOAD_BYTES:
             raise InvalidArgument(
@@ -226,10 +226,10 @@ class _Cameras:
             configured = self._configured.get(need.name)
             text = f"no camera is {configured!r}, configured as" if configured else "no camera is"
             text = f"{text} the policy's {need.name!r}" if self._sent else "no image came"
-            raise self._refusal(text, Reason.INPUT_MISSING, self._hint(need))
+            raise self._rejection(text, Reason.INPUT_MISSING, self._hint(need))
         if (need.width or camera.width, need.height or camera.height) != (camera.width, camera.height):
             text = f"camera {camera.name!r} is {camera.width}x{camera.height}; the policy takes {need_text(need)}"
-            raise self._refusal(text, Reason.INPUT_SIZE)
+            raise self._rejection(text, Reason.INPUT_SIZE)
         return camera
 
     def _find(self, need: CameraNeed) -> CameraSpec | None:
@@ -239,12 +239,12 @@ class _Cameras:
         place = place_of(configured or need.name, self._names)
         return None if place is None else self._sent[place]
 
-    def _refuse_twice(self, found: Sequence[CameraSpec]) -> None:
-        """Refuse one camera in place of two, as a configured name and an equal one can have it."""
+    def _reject_twice(self, found: Sequence[CameraSpec]) -> None:
+        """Reject one camera in place of two, as a configured name and an equal one can have it."""
         for need, camera in zip(self._needs, found, strict=True):
             if (first := self._needs[found.index(camera)]) is not need:
                 text = f"camera {camera.name!r} would be the policy's {first.name!r} and its {need.name!r}"
-                raise self._refusal(text, Reason.INPUT_MAPPING)
+                raise self._rejection(text, Reason.INPUT_MAPPING)
 
     def _hint(self, need: CameraNeed) -> str:
         """The configuration that would map one of the robot's spare cameras."""
@@ -252,7 +252,7 @@ class _Cameras:
         spare = next((name for name in self._names if name not in taken), None)
         return "" if spare is None else _hint_text(self._key, {**self._configured, need.name: spare}, spare)
 
-    def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
+    def _rejection(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         needed, sent = map(need_text, self._needs), (f"{each.name!r} {each.width}x{each.height}" for each in self._sent)
         return InvalidArgument(_sides_text(text, joined(needed), joined(sent), hint), field=CAMERAS, reason=reason)
 
@@ -293,7 +293,7 @@ class _State:
         missing = [name for name, place in zip(names, places, strict=True) if place is None]
         if missing:
             text = f"no state is {list_text(missing)}, configured as the policy's {need.name!r}"
-            raise self._refusal(text, Reason.INPUT_MISSING)
+            raise self._rejection(text, Reason.INPUT_MISSING)
         return [place for place in places if place is not None]
 
     def _scalars(self, need: StateSpec) -> list[int]:
@@ -302,9 +302,9 @@ class _State:
         names = tuple(self._names[place] for place in single)
         if names and names != need.elements and sorted(names) == sorted(need.elements):
             text = f"the policy's {need.name!r} has its elements in another order: {list_text(need.elements)}"
-            raise self._refusal(text, Reason.INPUT_ORDER)
+            raise self._rejection(text, Reason.INPUT_ORDER)
         if not names or names != need.elements:
-            raise self._refusal(f"no state is the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
+            raise self._rejection(f"no state is the policy's {need.name!r}", Reason.INPUT_MISSING, self._hint(need))
         return single
 
     def _check(self, need: StateSpec, vectors: list[StateSpec]) -> None:
@@ -312,13 +312,13 @@ class _State:
         size = sum(each.size for each in vectors)
         if size != need.size:
             text = f"{list_text(each.name for each in vectors)} has {size} numbers; the policy takes {need.size}"
-            raise self._refusal(text, Reason.INPUT_SIZE)
+            raise self._rejection(text, Reason.INPUT_SIZE)
         for kind, reason in (("elements", Reason.INPUT_ORDER), ("units", Reason.INPUT_UNIT)):
             sent = chain.from_iterable(getattr(each, kind) or [""] * each.size for each in vectors)
             for index, (wanted, given) in enumerate(zip(getattr(need, kind), sent, strict=False)):
                 if wanted and given and wanted != given:
                     text = f"number {index} of the policy's {need.name!r} is {wanted!r}, and {given!r} came"
-                    raise self._refusal(text, reason)
+                    raise self._rejection(text, reason)
 
     def _hint(self, need: StateSpec) -> str:
         """The configuration that would map a vector of the same size, or all single numbers if they are as many."""
@@ -327,13 +327,13 @@ class _State:
         found = whole or (single if len(single) == need.size else None)
         return "" if found is None else _hint_text(self._key, {**self._configured, need.name: found}, found)
 
-    def _refusal(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
+    def _rejection(self, text: str, reason: Reason, hint: str = "") -> InvalidArgument:
         sides = joined(map(state_text, self._needs)), joined(map(state_text, self._sent))
         return InvalidArgument(_sides_text(text, *sides, hint), field=STATE, reason=reason)
 
 
 def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) -> str:
-    """The line to configure; none where it is too long to be read in a refusal."""
+    """The line to configure; none where it is too long to be read in a rejection."""
     value: Mapping[str, object] = mapping
     *sections, last = key.split(".")
     for section in reversed((*sections[1:], last)):
@@ -348,11 +348,11 @@ def _sides_text(text: str, needed: str, sent: str, hint: str) -> str:
 
 
 def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
-    """Refuse single actions of chunks that hold displacements: each row goes on from the one before it."""
+    """Reject single actions of chunks that hold displacements: each row goes on from the one before it."""
     if schema.horizon > 1 and any(schema.relative) and not request.chunks:
         raise FailedPrecondition(
             f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
-            "client must play chunks (edgeflow's SDK does)",
+            "client must execute chunks (edgeflow's SDK does)",
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )

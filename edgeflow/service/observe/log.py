@@ -94,7 +94,7 @@ class LineWriter:
         self._wall = wall
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._unwritten = 0  # counted by the thread
-        self._refused = 0  # counted by the callers
+        self._rejected = 0  # counted by the callers
         self._lock = threading.RLock()
         self._reported = 0
         self._torn = False
@@ -104,7 +104,7 @@ class LineWriter:
     @property
     def lost(self) -> int:
         """The number of writes that were lost."""
-        return self._refused + self._unwritten
+        return self._rejected + self._unwritten
 
     def write(self, text: str, /) -> int:
         """Queue text; it is lost if too much waits already."""
@@ -117,7 +117,7 @@ class LineWriter:
             self._queue.put(data)
         else:
             with self._lock:
-                self._refused += 1
+                self._rejected += 1
 
     def flush(self) -> None:
         """Do nothing: the thread writes as soon as it can."""

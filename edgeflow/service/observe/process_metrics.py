@@ -1,4 +1,4 @@
-"""Metrics that control and its children keep: their resources, their loops, what they refused, and the chat front's."""
+"""Metrics that control and its children keep: resources, event loops, rejected calls, and those of the chat front."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProcessMetrics:
         self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the process's timer")
         self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
         self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
-        self.auth_failures = self._counter("auth_failures", "Calls refused for their token", "reason")
+        self.auth_failures = self._counter("auth_failures", "Calls rejected for their token", "reason")
         self.client_refusals = self._counter(
             "client_refusals", "Requests of robots' own clients that got no action", "front", "reason"
         )
@@ -100,8 +100,8 @@ class ChatMetrics(ProcessMetrics):
         super().__init__()
         self.running = self._gauge("chat_requests_running", "Requests being answered")
         self.waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
-        self.refused = self._counter(
-            "chat_refused", "Requests refused by a full or slow queue, or failed in the worker", "reason"
+        self.rejected = self._counter(
+            "chat_refused", "Requests rejected by a full or slow queue, or failed in the worker", "reason"
         )
         self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
         self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")

@@ -87,7 +87,7 @@ class TokenEntry(BaseModel):
 ENTRIES = TypeAdapter(list[TokenEntry])
 
 
-class Guard:
+class Authenticator:
     """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted.
 
     peers: networks whose robots may connect without a token, to front ends for clients that cannot send one.
@@ -131,8 +131,8 @@ class Guard:
             )
         return Caller(peer, entry.principal, entry.sha256)
 
-    def refused(self, where: str, peer: str, error: RequestError) -> None:
-        """Count and log a refused call."""
+    def rejected(self, where: str, peer: str, error: RequestError) -> None:
+        """Count and log a rejected call."""
         self._metrics.auth_failures.labels(error.reason).inc()
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 

@@ -1,7 +1,7 @@
 """The worker's answers: whether the robot gets them, what every action must pass, and how old it may be.
 
-- Three invalid outputs in a row put the session in fault: STOP, and every frame is refused until the robot sends
-  `Reset`. These refusals do not count towards ending the stream.
+- Three invalid outputs in a row put the session in fault: STOP, and every frame is rejected until the robot sends
+  `Reset`. These rejections do not count towards ending the stream.
 - An answer that continues a chunk from before a HOLD is withdrawn as one that waited then: it would start a resting
   robot in mid-motion. An answer that continues none acts.
 """
@@ -20,11 +20,11 @@ from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.sessions.frames import OutputGuard, Ready, SentChunks, SessionFrame
+from edgeflow.service.sessions.frames import InvalidOutputs, Ready, SentChunks, SessionFrame
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
-MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
+MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
@@ -74,7 +74,7 @@ class FrameTimes:
 class AgeLimit:
     """How old a frame may be when its action is executed.
 
-    explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
+    explicit_ns: from the session or the configuration; None = the validity of an action and the age forecast for the
     session, or the time that its frames take where that is longer, within bounds. reach_ns: how long after the capture
     of a frame the last row of its chunk is due, from which that row's age counts. waits: the robot waits for each
     answer, and its chunk is valid until it asks again.
@@ -142,14 +142,14 @@ class Withheld:
 class SessionAnswers:
     """The answers of a session. sent: the chunks that the robot got last; ages: of their frames when they arrived.
 
-    schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it plays them by the clock, from the row
-    that is due on; else from the first one on, whenever the answer comes.
+    schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it executes them by the clock, from the
+    row that is due on; else from the first one on, whenever the answer comes.
     """
 
     def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool, by_clock: bool = True) -> None:
         self.sent = SentChunks()
         self.ages = AnswerAges()
-        self.guard = OutputGuard()
+        self.invalid = InvalidOutputs()
         self._schema = schema
         self._age_limit = age_limit
         self._whole = whole
@@ -158,7 +158,7 @@ class SessionAnswers:
 
     @property
     def expected_delay_ns(self) -> int:
-        """The age of the next frame when its answer arrives: as measured, for the first ones at least as foretold."""
+        """The age of the next frame when its answer arrives: as measured, for the first ones at least as forecast."""
         return self.ages.expected_ns(self._age_limit.foretold_ns)
 
     def arrived(self, seq: int, age_ns: int) -> bool:
@@ -173,9 +173,9 @@ class SessionAnswers:
         self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
         if not message.valid or not within_limits(message.chunk, self._schema):
             text = "the policy's output was not finite or outside the action limits"
-            fault = self.guard.refused()
+            fault = self.invalid.rejected()
             return Withheld("INTERNAL", Reason.POLICY_OUTPUT_INVALID, text, invalid=True, fault=fault)
-        self.guard.passed()
+        self.invalid.passed()
         self.sent.answered(track.frame.seq)
         if not self.sent.carries_on(message.report.continues):
             text = "withdrawn: it continues a chunk that the robot does not play any more"

@@ -19,8 +19,8 @@ OUTLIER = 2  # times what was known: one measurement counts no more
 LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: a session with none would never be heard
 
 
-class Places:
-    """Places in use. A session has one from `take` to `leave`, except between `give_up` and `take_again`.
+class SessionCapacity:
+    """SessionCapacity in use. A session has one from `take` to `leave`, except between `give_up` and `take_again`.
 
     most: number of places; as many sessions again may exist without one. most_of_principal: sessions per principal,
     with or without a place.
@@ -33,7 +33,7 @@ class Places:
         self._given_up: dict[int, None] = {}  # in this order
 
     def allow(self, most: int) -> None:
-        """Places for so many sessions from now on; sessions that have one keep it."""
+        """SessionCapacity for so many sessions from now on; sessions that have one keep it."""
         self._most = most
 
     def __iter__(self) -> Iterator[tuple[int, Caller]]:

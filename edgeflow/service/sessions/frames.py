@@ -28,11 +28,11 @@ class StatusEvent:
     text: str = ""
     last_seq: int = 0
     field: str = ""
-    """The refused field, which the text also names."""
+    """The rejected field, which the text also names."""
 
     @classmethod
-    def refused(cls, seq: int, error: RequestError) -> StatusEvent:
-        """The refusal of a frame."""
+    def rejected(cls, seq: int, error: RequestError) -> StatusEvent:
+        """The rejection of a frame."""
         return cls(
             seq=seq,
             disposition=Disposition.REJECTED,
@@ -78,7 +78,7 @@ class ActionEvent:
     max_age_ms: int = 0
     """The action must not be executed once its frame is older."""
     settled: int = 0
-    """Leading tokens that are settled."""
+    """Leading tokens that are verified."""
     tolerance_bins: int = 0
     max_passes: int = 0
     """Both: how its drafts were verified; max_passes is 0 where the frame had none."""
@@ -92,7 +92,7 @@ class ActionEvent:
 
     @property
     def unsettled(self) -> int:
-        """Tokens of the action that are not settled."""
+        """Tokens of the action that are not verified."""
         return len(self.token_ids) - self.settled
 
 
@@ -137,7 +137,7 @@ class SessionFrame:
     ) -> SubmitFrame:
         """The frame as the policy gets it; the pixels are the message's from now on.
 
-        sent: the chunks that the robot got. delay_ns: as of SubmitFrame.
+        sent: the chunks that the robot got. delay_ns: as in SubmitFrame.
         """
         continues = request.chunks and sent.may_continue(self.frame.playing)
         by_clock = request.chunks and not request.front  # else nothing is on its way: the robot waits for each answer
@@ -242,7 +242,7 @@ class RingState(Enum):
     LOST = "lost"  # lost with its worker; the plane requests one from the next worker
 
 
-class OutputGuard:
+class InvalidOutputs:
     """Counts invalid outputs; INVALID_IN_A_ROW of them in a row are a fault, which only `rearm` ends."""
 
     def __init__(self) -> None:
@@ -253,7 +253,7 @@ class OutputGuard:
         """Count a valid output."""
         self._in_a_row = 0
 
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         """Count an invalid output; True if it causes a fault."""
         self._in_a_row += 1
         self.fault = self._in_a_row >= INVALID_IN_A_ROW

@@ -1,9 +1,9 @@
 """The frames of a session in flight, their turns at the decoder, and the robot's pending events.
 
 - Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
-  alone does not wait. A frame whose turn would come too late for its age limit is refused then, and the turn is the
+  alone does not wait. A frame whose turn would come too late for its age limit is rejected then, and the turn is the
   next frame's: waiting alone never makes a robot hold.
-- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is refused with
+- A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is rejected with
   RESOURCE_EXHAUSTED instead of superseded. Only very many such frames end the stream (rates.py).
 """
 
@@ -99,7 +99,7 @@ class FramesInFlight:
         return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
 
     def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
-        """The next frame to decode, if its turn has come or the session is alone; one that waited long is refused."""
+        """The next frame to decode, if its turn has come or the session is alone; one that waited long is rejected."""
         turn_ns, track = self.turn_ns(now_ns), self._arrived
         if turn_ns is None or track is None:
             return None

@@ -20,7 +20,7 @@ from edgeflow.ipc.messages import (
     Message,
     Pong,
     SessionOpened,
-    SessionRefused,
+    SessionRejected,
     WorkerReady,
 )
 from edgeflow.service.faults import error_of_code, no_worker
@@ -31,7 +31,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
-from edgeflow.service.sessions.capacity import Decoders, Places
+from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
 from edgeflow.service.sessions.forced import NO_FAULTS, Forced
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
@@ -84,7 +84,7 @@ class ControlPlane:
         self._rules = SessionRules.of(config)
         self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}
-        self._places = Places(config.max_sessions or 0, config.limits.sessions_per_principal)
+        self._places = SessionCapacity(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
@@ -98,7 +98,7 @@ class ControlPlane:
         self._all_closed = asyncio.Event()
 
     async def open(self, request: OpenRequest, caller: Caller, *, single: bool = False) -> SessionRunner:
-        """Open a session; a typed RequestError if it is refused. single: for one frame."""
+        """Open a session; a typed RequestError if it is rejected. single: for one frame."""
         number = self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
@@ -122,7 +122,7 @@ class ControlPlane:
         """The request with what the policy gets of it."""
         if self.worker is None:
             raise no_worker()
-        with self._metrics.refusals():
+        with self._metrics.rejections():
             return matched(request, self.worker.inputs, self._names[request.front])
 
     async def _open(self, number: int, request: OpenRequest, plan: SessionPlan, single: bool) -> SessionRunner:
@@ -202,8 +202,8 @@ class ControlPlane:
                 self._answer(message)
             case SessionOpened():
                 self._opened(message)
-            case SessionRefused():
-                self._refused(message)
+            case SessionRejected():
+                self._rejected(message)
             case Pong():
                 self._metrics.pong(message)
                 self._planner.observe(message)
@@ -241,7 +241,7 @@ class ControlPlane:
                 self._give_up(number)
 
     async def drain(self, timeout_ms: int) -> None:
-        """Refuse new sessions; open ones finish their frames in flight, or are ended at the timeout."""
+        """Reject new sessions; open ones finish their frames in flight, or are ended at the timeout."""
         self._draining = True
         for runner in list(self._runners.values()):
             runner.session.drain(timeout_ms)
@@ -309,7 +309,7 @@ class ControlPlane:
 
     def _admit(self, caller: Caller) -> int:
         """Admit a new session and return its number."""
-        with self._metrics.refusals():
+        with self._metrics.rejections():
             self._check_open()
             self._places.take(self._last_number + 1, caller)
         self._last_number += 1
@@ -349,7 +349,7 @@ class ControlPlane:
             runner.session.worker_ready()
             runner.pump()
 
-    def _refused(self, message: SessionRefused) -> None:
+    def _rejected(self, message: SessionRejected) -> None:
         future = self._opening.get(message.session)
         runner = self._runners.get(message.session)
         if future is not None and not future.done():

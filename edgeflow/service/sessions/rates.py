@@ -13,7 +13,7 @@ from edgeflow_client.reasons import Reason
 
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
-REFUSAL_WINDOW_NS = 10_000_000_000
+REJECTION_WINDOW_NS = 10_000_000_000
 BURST = 3  # frames at once, at the declared rate
 ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
 FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
@@ -61,13 +61,13 @@ class SessionRules:
         That is 10 s of the highest rate: a robot that sends every picture of its camera, or at once what a stalled
         network held back, goes on. Thousands per second would take the other robots' processor time.
         """
-        return int(max(self.rate_hz, SECOND_NS / period_ns) * REFUSAL_WINDOW_NS / SECOND_NS)
+        return int(max(self.rate_hz, SECOND_NS / period_ns) * REJECTION_WINDOW_NS / SECOND_NS)
 
 
 class RollingCount:
     """A count of events within a sliding window."""
 
-    def __init__(self, limit: int, window_ns: int = REFUSAL_WINDOW_NS) -> None:
+    def __init__(self, limit: int, window_ns: int = REJECTION_WINDOW_NS) -> None:
         self._limit = limit
         self._window_ns = window_ns
         self._times_ns: deque[int] = deque()
@@ -122,8 +122,8 @@ class SessionRates:
         self._excess = RollingCount(self._most_excess)
         self.changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
         self.decoding = DecodeBudget()
-        self._refusals = RollingCount(rules.rejected_frames)
-        self._most_refusals = rules.rejected_frames
+        self._rejections = RollingCount(rules.rejected_frames)
+        self._most_rejections = rules.rejected_frames
 
     def flood(self, rejected: int, now_ns: int) -> ResourceExhausted | None:
         """Count frames that were rejected for their rate; why the session ends if there are too many."""
@@ -136,11 +136,11 @@ class SessionRates:
         """When the next frame may be decoded, beside other sessions; `now_ns` or earlier if it may be now."""
         return max(self.turns.ready_at_ns(now_ns), self.decoding.ready_at_ns(now_ns))
 
-    def refused(self, now_ns: int) -> End | None:
-        """Count a refusal; the end of the session if there are too many."""
-        if not self._refusals.exceeded(now_ns):
+    def rejected(self, now_ns: int) -> End | None:
+        """Count a rejection; the end of the session if there are too many."""
+        if not self._rejections.exceeded(now_ns):
             return None
-        return End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {self._most_refusals} refused frames in 10 s")
+        return End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {self._most_rejections} rejected frames in 10 s")
 
 
 class Silence:
@@ -199,7 +199,7 @@ class Silence:
 
 
 def changes_too_often(field: str, over_rate: bool) -> ResourceExhausted:
-    """The refusal of a change. over_rate: because the frame that brings it exceeds the permitted rate."""
+    """The rejection of a change. over_rate: because the frame that brings it exceeds the permitted rate."""
     if over_rate:
         text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
     else:

@@ -13,8 +13,8 @@ from edgeflow_client.errors import OutOfRange
 from edgeflow_client.reasons import Reason
 
 TOLERANCE_NS = 1_000_000_000  # by which a stamp may be ahead of the quickest frame's
-AGREEING = 3  # frames that must agree before a stamp is refused
-MOST_REFUSED = 2  # in a row; the next one is believed
+AGREEING = 3  # frames that must agree before a stamp is rejected
+MOST_REJECTED = 2  # in a row; the next one is believed
 HALF_WINDOW_NS = 5_000_000_000
 STEP_NS = 1_000_000_000  # by which one frame ages the window at most
 SLOW_NS = 5_000_000_000  # behind half of real time, after which stamps that kept up before are not a clock
@@ -139,7 +139,7 @@ class RobotClock:
         self._newest_ns = 0  # of all stamps but the one on trial
         self.stamps: deque[int] = deque(maxlen=MOST_STAMPS)
         self._contradiction = Contradiction()
-        self._agreed = self._refused = 0
+        self._agreed = self._rejected = 0
         self._pace = StampPace()
 
     @property
@@ -164,18 +164,18 @@ class RobotClock:
         return True
 
     def admits(self, stamp_ns: int, received_ns: int) -> bool:
-        """Take a frame's stamp into the estimate; False if it is to be refused as in the future.
+        """Take a frame's stamp into the estimate; False if it is to be rejected as in the future.
 
-        A slow first frame makes prompt ones look ahead, and so does a clock that jumped: two of them are refused where
+        A slow first frame makes prompt ones look ahead, and so does a clock that jumped: two of them are rejected where
         others agreed before, then the new clock counts.
         """
         seen_ns = received_ns - stamp_ns
         known_ns = self._offset_ns
         ahead = known_ns is not None and seen_ns < known_ns - TOLERANCE_NS
-        if ahead and self._agreed >= AGREEING and self._refused < MOST_REFUSED:
-            self._refused += 1
+        if ahead and self._agreed >= AGREEING and self._rejected < MOST_REJECTED:
+            self._rejected += 1
             return False
-        self._refused = 0
+        self._rejected = 0
         self._pace.observe(stamp_ns, received_ns)
         if known_ns is None or ahead:
             self._agreed = 1
@@ -217,7 +217,7 @@ class RobotClock:
             self._quickest.take(seen_ns, received_ns)
         self._trial = None
         self._contradiction.clear()
-        self._agreed, self._refused = AGREEING, 0
+        self._agreed, self._rejected = AGREEING, 0
 
 
 class FrameOrder:
@@ -233,7 +233,7 @@ class FrameOrder:
         self.clock = RobotClock()
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int) -> None:
-        """Accept the frame into the order (even if its contents are refused later), or raise OutOfRange."""
+        """Accept the frame into the order (even if its contents are rejected later), or raise OutOfRange."""
         if seq <= self._last_seq:
             reason = Reason.SEQ_DUPLICATE if seq == self._last_seq else Reason.SEQ_OLD
             raise OutOfRange(

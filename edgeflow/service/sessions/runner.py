@@ -94,7 +94,7 @@ class SessionRunner:
 
     def reject(self, seq: int, error: RequestError) -> None:
         """Answer a frame, or with seq 0 a message that is not one, with an error; too many of them end the session."""
-        self.session.refuse(seq, error, self._clock.now_ns())
+        self.session.reject(seq, error, self._clock.now_ns())
         self.pump()
 
     def reject_message(self, error: RequestError) -> None:
@@ -262,7 +262,7 @@ def _patience_ns(request: OpenRequest, mode: Mode) -> int:
 
 
 def _timed_decode(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payloads | RequestError, int, int]:
-    """Decode a frame, in a decoder thread, and measure time and processor time. A refusal is returned, so that only
+    """Decode a frame, in a decoder thread, and measure time and processor time. A rejection is returned, so that only
     bugs are raised.
     """
     started_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()

@@ -50,7 +50,7 @@ from edgeflow_client.types import ActionSchema, Command, Disposition
 class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
-    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
+    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it executes chunks.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -88,7 +88,7 @@ class Session:
     # Calls for the robot.
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int, received_ns: int | None = None) -> None:
-        """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
+        """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as in `offer`."""
         self._silence.heard(now_ns)
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
         if self._order.clock.slow and not self._stamps_slow:
@@ -96,10 +96,10 @@ class Session:
             text = "the stamps do not advance in real time: delays on the way here are unknown"
             self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
 
-    def refuse(self, seq: int, error: RequestError, now_ns: int) -> None:
-        """Report a refused frame; too many refusals end the session."""
-        self._outbox.note(StatusEvent.refused(seq, error))
-        self._count_refusal(now_ns)
+    def reject(self, seq: int, error: RequestError, now_ns: int) -> None:
+        """Report a rejected frame; too many rejections end the session."""
+        self._outbox.note(StatusEvent.rejected(seq, error))
+        self._count_rejection(now_ns)
 
     def offer(self, frame: CheckedFrame, now_ns: int, received_ns: int | None = None) -> None:
         """Take an admitted frame with a valid header; only the newest waits for the decoder.
@@ -109,18 +109,18 @@ class Session:
         self._silence.broken()
         over_rate = not self.rates.permitted.take(now_ns)
         if (flood := self.rates.flood(self._frames.take_excess(), now_ns)) is not None:
-            self.refuse(frame.seq, flood, now_ns)
+            self.reject(frame.seq, flood, now_ns)
             self.end(End(flood.code, Reason.RATE_EXCEEDED, flood.text))
             return
-        if self.answers.guard.fault:
+        if self.answers.invalid.fault:
             self._silence.used(now_ns)
             self._frames.excess += over_rate
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
-            self._outbox.note(StatusEvent.refused(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
+            self._outbox.note(StatusEvent.rejected(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
         if frame.instruction is not None and frame.instruction != self.instruction:
             if over_rate or not self.rates.changes.take(now_ns):
-                self.refuse(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
+                self.reject(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
             self.reset(frame.instruction)
         track = SessionFrame(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
@@ -135,7 +135,7 @@ class Session:
                 self._ring = RingState.WANTED
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
-        """The robot asks for a new epoch: `reset`, or a refusal where it asks too often."""
+        """The robot asks for a new epoch: `reset`, or a rejection where it asks too often."""
         if self.rates.changes.take(now_ns):
             self._order.begin_stamps()
             self.reset(instruction)
@@ -144,7 +144,7 @@ class Session:
 
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
-        if self.answers.guard.rearm():
+        if self.answers.invalid.rearm():
             self._outbox.safe = None
         self.instruction = instruction or self.instruction
         self.epoch += 1
@@ -156,9 +156,9 @@ class Session:
         self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
-        """Report a refused message other than a frame; it counts like a refused frame."""
+        """Report a rejected message other than a frame; it counts like a rejected frame."""
         self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
-        self._count_refusal(now_ns)
+        self._count_rejection(now_ns)
 
     def end_input(self) -> None:
         """The robot sends nothing more; frames in flight still get their actions."""
@@ -188,12 +188,12 @@ class Session:
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
-        """The frame in the decoder cannot be decoded. UNAVAILABLE is the service's failure and no refusal."""
+        """The frame in the decoder cannot be decoded. UNAVAILABLE is the service's failure and no rejection."""
         track = self._frames.finish_decoding()
         if track is not None and error.code == "UNAVAILABLE":
             self._frames.leave(track, Disposition.DROPPED, error.code, error.reason, error.text)
         elif track is not None:
-            self.refuse(track.frame.seq, error, now_ns)
+            self.reject(track.frame.seq, error, now_ns)
         self._finish_if_idle()
 
     # Calls for the worker.
@@ -315,7 +315,7 @@ class Session:
         self.answers.sent.halt(reason)
         if (ready := self._frames.take_ready()) is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
-        if command is Command.STOP or not self.answers.guard.fault:
+        if command is Command.STOP or not self.answers.invalid.fault:
             self._outbox.safe = ActionEvent(
                 epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
             )
@@ -386,8 +386,8 @@ class Session:
         if self.answers.count_late():
             self.hold(Reason.ACTION_TOO_OLD)
 
-    def _count_refusal(self, now_ns: int) -> None:
-        if (end := self.rates.refused(now_ns)) is not None:
+    def _count_rejection(self, now_ns: int) -> None:
+        if (end := self.rates.rejected(now_ns)) is not None:
             self.end(end)
 
     def _finish_if_idle(self) -> None:

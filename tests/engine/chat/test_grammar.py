@@ -29,7 +29,7 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.grammar import PATIENCE_S, Grammars
 from edgeflow.engine.chat.grammar_child import COMPILE, HANDLE, KEPT, KEPT_ANSWERS, MASK, Compiler, following
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatToken
+from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatToken
 from edgeflow.ipc.messages import Message
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.worker.inbox import Inbox
@@ -371,7 +371,7 @@ def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars:
             inbox.wait(30)
     cancelled, refused, *tokens, done = said
     assert isinstance(cancelled, ChatDone) and cancelled.reason == "cancelled"
-    assert isinstance(refused, ChatRefused) and (refused.request, refused.code) == (2, "INVALID_ARGUMENT")
+    assert isinstance(refused, ChatRejected) and (refused.request, refused.code) == (2, "INVALID_ARGUMENT")
     assert isinstance(done, ChatDone) and (done.request, done.reason) == (3, "stop")
     text = model.tokenizer.decode([token.token for token in tokens if isinstance(token, ChatToken)])
     assert json.loads(text)["kind"] in ("cup", "arm")

@@ -14,7 +14,7 @@ from edgeflow.contract import Pace
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken
+from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatStop, ChatToken
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl import ImagePreprocessor
@@ -107,12 +107,12 @@ def test_a_refusal_and_a_stop_while_it_is_resized(policy, model, gate):
     gate.set()
     wrong = replace(asking(picture(60)), request=2, ids=[97])
     bench.tell(wrong)
-    run_until(bench, ChatRefused)
-    assert (bench.of(ChatRefused)[0].code, bench.of(ChatRefused)[0].field) == ("INVALID_ARGUMENT", "messages")
+    run_until(bench, ChatRejected)
+    assert (bench.of(ChatRejected)[0].code, bench.of(ChatRejected)[0].field) == ("INVALID_ARGUMENT", "messages")
     bench.said.clear()
     bench.tell(replace(asking(picture(60)), request=3, payload=b"short"))
-    run_until(bench, ChatRefused)
-    assert bench.of(ChatRefused)[0].field == "payload"
+    run_until(bench, ChatRejected)
+    assert bench.of(ChatRejected)[0].field == "payload"
 
 
 def test_images_of_a_stopped_request_do_not_delay_the_next_one(policy, model, gate, monkeypatch):
@@ -158,12 +158,12 @@ def test_no_turn_resizes_the_images_of_a_request(policy, model, monkeypatch):
         asking(*[picture(SIDE)] * 4),
     )
     seq, until_s = 0, time.monotonic() + PATIENCE_S
-    while not bench.of(ChatRefused):
+    while not bench.of(ChatRejected):
         seq += 1
         bench.tell(frame(seq))
         bench.worker.step()
         bench.clock.advance_ns(10_000_000)
         bench.worker.inbox.wait(0.001)
         assert time.monotonic() < until_s
-    assert bench.of(ChatRefused)[0].reason == "CONTEXT_LENGTH_EXCEEDED", "no tower runs: it is one step"
+    assert bench.of(ChatRejected)[0].reason == "CONTEXT_LENGTH_EXCEEDED", "no tower runs: it is one step"
     assert len(threads) == 4 and threading.current_thread().name not in threads

@@ -18,7 +18,7 @@ from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile, Pacer
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import GateRules
@@ -226,7 +226,7 @@ def test_a_request_that_cannot_be_is_refused_and_the_next_is_answered(model, pol
     bench = ChatBench(policy, built(model))
     bench.tell(start(model, **changes), start(model, request=2))
     bench.run(ChatDone)
-    (refused,) = bench.of(ChatRefused)
+    (refused,) = bench.of(ChatRejected)
     assert (refused.request, refused.code, refused.field) == (1, code, field)
     assert tokens(bench) == alone(model)
 
@@ -283,8 +283,8 @@ def test_a_prefix_whose_memory_is_not_finite_is_refused_and_gone(model, policy):
     bench.tell(SetPrefix(2, "rest", ids))
     assert bench.worker.step()
     chat.engine.kv.layer(0).norms[1] = float("nan")
-    bench.run(ChatRefused)
-    (refused,) = bench.of(ChatRefused)
+    bench.run(ChatRejected)
+    (refused,) = bench.of(ChatRejected)
     assert (refused.request, refused.code, refused.reason) == (2, "INTERNAL", "MEMORY_NOT_FINITE")
     bench.tell(start(model, request=3))
     bench.run(ChatDone)
@@ -351,7 +351,7 @@ def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, 
     bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(SetPrefix(1, slot, ids), start(model, request=2))
     bench.run(ChatDone)
-    (refused,) = bench.of(ChatRefused)
+    (refused,) = bench.of(ChatRejected)
     assert (refused.request, refused.code, refused.field) == (1, code, field)
     assert bench.of(ChatDone)[0].slot == "rest" and tokens(bench) == alone(model)
 

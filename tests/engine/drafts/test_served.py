@@ -13,7 +13,7 @@ from edgeflow.contract import Pace
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.ipc.chat_messages import ChatDone, ChatRefused, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
+from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import ChatModel, load_chat_model
@@ -70,7 +70,7 @@ def tokens(bench: ChatBench, request: int = 1) -> list[int]:
 def finished(bench: ChatBench, count: int) -> list[ChatDone]:
     for _ in range(2000):
         done = bench.of(ChatDone)
-        if len(done) + len(bench.of(ChatRefused)) >= count:
+        if len(done) + len(bench.of(ChatRejected)) >= count:
             return done
         if not bench.worker.step():
             bench.clock.advance_ns(1_000_000)

@@ -1,4 +1,4 @@
-"""Fields with values that no schema would think of: answered or refused, never a bug."""
+"""Fields with values that no schema would think of: answered or rejected, never a bug."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def api(text_model: Loaded) -> Iterator[schemathesis.BaseSchema]:
         },
     )
 )
-def test_anything_is_answered_or_refused(api: schemathesis.BaseSchema, body: dict[str, object]):
+def test_anything_is_answered_or_rejected(api: schemathesis.BaseSchema, body: dict[str, object]):
     case = api[CHAT]["POST"].Case(body=None, media_type="application/json")
     response = case.call(data=json.dumps({**body, "max_tokens": 2}), headers={"content-type": "application/json"})
     assert response.status_code in (200, 400, 404), response.text

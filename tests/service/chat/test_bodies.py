@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from edgeflow.service.chat.body import MAX_VALUES, ChatBody, CompletionBody, TokenizeBody, parse
 from edgeflow.service.chat.front import PrefixBody
-from edgeflow.service.chat.turns import MAX_PARTS
+from edgeflow.service.chat.messages import MAX_PARTS
 from edgeflow_client.errors import InvalidArgument, RequestError
 
 JSON = "application/json"
@@ -35,7 +35,7 @@ def called(arguments: str) -> dict[str, Any]:
     return answered({**CALL, "function": {"name": "f", "arguments": arguments}})
 
 
-def refused(kind: type[BaseModel], data: bytes) -> tuple[RequestError, int]:
+def rejected(kind: type[BaseModel], data: bytes) -> tuple[RequestError, int]:
     """The error, and the memory that it took to find it."""
     tracemalloc.start()
     try:
@@ -58,7 +58,7 @@ def refused(kind: type[BaseModel], data: bytes) -> tuple[RequestError, int]:
     ids=["parts", "messages", "keys", "stops"],
 )
 def test_values_are_counted_before_anything_is_built(kind: type[BaseModel], data: bytes):
-    error, peak = refused(kind, data)
+    error, peak = rejected(kind, data)
     assert (error.reason, peak < MIB) == ("BODY_VALUES", True), (error, peak)
 
 
@@ -91,7 +91,7 @@ def test_the_first_errors_are_enough(kind: type[BaseModel], body: dict[str, Any]
     built = tracemalloc.start() or json.loads(data)
     values_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    error, peak = refused(kind, data)
+    error, peak = rejected(kind, data)
     assert error.field.startswith(field) and error.http_status == 400, error
     assert built and peak < 3 * values_bytes + 4 * len(data), "no more than parsing the same takes"
 
@@ -102,7 +102,7 @@ def test_the_first_errors_are_enough(kind: type[BaseModel], body: dict[str, Any]
     ids=lambda text: repr(text[:20]),
 )
 def test_the_arguments_of_a_call_are_bounded_too(arguments: str):
-    error, peak = refused(ChatBody, json.dumps(called(arguments)).encode())
+    error, peak = rejected(ChatBody, json.dumps(called(arguments)).encode())
     assert error.field == "messages.0.tool_calls.0.function.arguments", error
     assert peak < MIB // 2
 

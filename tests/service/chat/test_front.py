@@ -72,7 +72,7 @@ class Alone:
         link = self.worker = WorkerLink(lambda message: self._answer(link, message), lambda: None, lambda _: None)
         link.connect(workers)
         link.send(self.ready)
-        await eventually(lambda: self.process.desk.ready is not None)
+        await eventually(lambda: self.process.queue.ready is not None)
 
     def tell(self, message: ChildMessage, *descriptors: int) -> None:
         assert self._control.send(message, descriptors)
@@ -134,10 +134,10 @@ async def test_it_answers_those_whom_the_gateway_names(text_model: Loaded, tmp_p
         assert b"edgeflow_chat_requests_running 0.0" in (await http.get("/internal/metrics")).content
         assert [entry["id"] for entry in (await http.get("/internal/models")).json()] == ["small", "small:arm"]
         for path, status in (("/nothing", 404), (CHAT, 405)):
-            refused = await http.get(path)
-            assert refused.status_code == status and refused.json()["error"]["message"]
-        refused = await http.post(CHAT, content=b"x", headers={"content-encoding": "gzip"})
-        assert refused.status_code == 415
+            rejected = await http.get(path)
+            assert rejected.status_code == status and rejected.json()["error"]["message"]
+        rejected = await http.post(CHAT, content=b"x", headers={"content-encoding": "gzip"})
+        assert rejected.status_code == 415
         assert len(made.of(Beat)) > 0
 
 
@@ -163,13 +163,13 @@ async def test_a_revoked_token_ends_the_answers_that_it_asked_for(text_model: Lo
         assert (await asking).status_code == 401
 
 
-async def test_it_refuses_new_work_first_and_says_when_it_is_done(text_model: Loaded, tmp_path: Path):
+async def test_it_rejects_new_work_first_and_says_when_it_is_done(text_model: Loaded, tmp_path: Path):
     async with alone(text_model, tmp_path) as (http, made):
         made.silent = True
         asking = asyncio.create_task(http.post(CHAT, json=ASKED))
         await eventually(lambda: bool(made.asked))
         made.tell(Drain(60_000))
-        await eventually(lambda: made.process.desk.draining)
+        await eventually(lambda: made.process.queue.draining)
         assert (await http.post(CHAT, json=ASKED)).status_code == 503
         assert not made.of(Drained) and not asking.done()
         (start,) = made.asked
@@ -277,7 +277,7 @@ async def test_a_slow_large_body_gives_its_turn_to_others(
 async def test_a_bug_is_an_incident(text_model: Loaded, tmp_path: Path):
     async with alone(text_model, tmp_path) as (http, made):
         made.process.front.text = None
-        made.process.desk.ready = None
+        made.process.queue.ready = None
         made.process.front.ask = None
         answer = await http.post(CHAT, json=ASKED)
         assert answer.status_code == 500

@@ -1,4 +1,4 @@
-"""What breaks a limit is refused by name before anything is made of it; the next request is answered."""
+"""What breaks a limit is rejected by name before anything is made of it; the next request is answered."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": [TURN] * 65}, "messages"),
     ({"messages": [{**TURN, "role": "wizard"}]}, "messages.0.role"),
@@ -80,9 +80,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_beyond_a_limit_is_refused_by_name(text_model: Loaded):
+async def test_what_is_beyond_a_limit_is_rejected_by_name(text_model: Loaded):
     async with chatting(text_model) as (http, served):
-        for changes, field in REFUSED:
+        for changes, field in REJECTED:
             content = json.dumps({**ASKED, **changes})
             answer = await http.post(CHAT, content=content, headers={"content-type": JSON})
             assert answer.status_code == 400, (changes, answer.text)
@@ -206,7 +206,7 @@ def test_depth_is_counted_behind_long_texts(depth: int, good: bool):
 
 async def test_a_hostile_body_does_not_hold_up_the_service(text_model: Loaded, monkeypatch: pytest.MonkeyPatch):
     """8 MiB of structure, read in a thread: the loop goes on turning."""
-    monkeypatch.setattr(proxy, "REFUSED_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(proxy, "REJECTED_BYTES_PER_S", 1 << 30)
     used_s: list[float] = []
 
     async def pulse() -> None:

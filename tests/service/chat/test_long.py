@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edgeflow.ipc.chat_messages import ChatReady, ChatRefused, ChatStart, ChatToken, LongSlots, SetPrefix
+from edgeflow.ipc.chat_messages import ChatReady, ChatRejected, ChatStart, ChatToken, LongSlots, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.service.children.messages import LogEvent
 from edgeflow.service.status import chat_summary
@@ -42,7 +42,7 @@ class LongWorker(Alone):
         link.send(ChatToken(message.request, 104, [], []))
         if self.failing:
             error = FAILURE
-            link.send(ChatRefused(message.request, error.code, error.text, error.field, error.reason))
+            link.send(ChatRejected(message.request, error.code, error.text, error.field, error.reason))
             return
         link.send(ChatToken(message.request, 105, [], []))
         folds = max((len(message.ids) - 10) // 10, 0)
@@ -62,7 +62,7 @@ class LongWorker(Alone):
         return [message.ids for message in self.asked if isinstance(message, ChatStart)]
 
 
-async def test_the_longest_prompt_passes_whole_and_a_longer_one_is_refused_with_the_limit(
+async def test_the_longest_prompt_passes_whole_and_a_longer_one_is_rejected_with_the_limit(
     text_model: Loaded, tmp_path: Path
 ):
     async with alone(text_model, tmp_path, LongWorker, **GATE) as (http, made):
@@ -76,9 +76,9 @@ async def test_the_longest_prompt_passes_whole_and_a_longer_one_is_refused_with_
                 (TEXT, "prompt", {"prompt": "a" * length}),
                 (CHAT, "messages", _turn("a" * length)),
             ):
-                refused = await http.post(path, json=body)
-                assert refused.status_code == 400
-                error = refused.json()["error"]
+                rejected = await http.post(path, json=body)
+                assert rejected.status_code == 400
+                error = rejected.json()["error"]
                 assert error["param"] == field and str(LENGTH) in error["message"], error
         assert len(made.prompts()) == 2, "nothing of the refused ones reached the worker"
 
@@ -141,8 +141,8 @@ async def test_a_fixed_prefix_may_be_longer_than_a_slot(text_model: Loaded, tmp_
         path = "/admin/v1/prefixes/arm"
         set_to = await http.put(path, json={"text": "a" * (LENGTH - 1)})
         assert set_to.status_code == 200 and set_to.json()["tokens"] == LENGTH - 1
-        refused = await http.put(path, json={"text": "a" * LENGTH})
-        assert refused.status_code == 400 and f"the limit is {LENGTH - 1}" in refused.json()["error"]["message"]
+        rejected = await http.put(path, json={"text": "a" * LENGTH})
+        assert rejected.status_code == 400 and f"the limit is {LENGTH - 1}" in rejected.json()["error"]["message"]
         assert [len(message.ids) for message in made.asked if isinstance(message, SetPrefix)] == [LENGTH - 1]
 
 

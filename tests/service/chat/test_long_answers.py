@@ -171,15 +171,15 @@ async def test_a_prefix_that_was_changed_is_folded_anew(long: Long):
         assert answer["usage"]["edgeflow"]["slot"] == "log"
 
 
-async def test_the_longest_prompt_is_answered_and_a_longer_one_refused_with_the_limit(long: Long):
+async def test_the_longest_prompt_is_answered_and_a_longer_one_rejected_with_the_limit(long: Long):
     async with long.service() as (http, served):
         answer = (await http.post(TEXT, json=body(prompt(LENGTH)))).json()
         assert answer["usage"]["completion_tokens"] == 1 and answer["choices"][0]["finish_reason"] == "length"
         assert answer["choices"][0]["text"] == long.answer(long.ids(prompt(LENGTH)), 1).text
         steps = served.script.gate.steps
         for path, request in ((TEXT, body(prompt(LENGTH + 1))), (CHAT, _turn(prompt(LENGTH + 1)))):
-            refused = await http.post(path, json=request)
-            assert refused.status_code == 400 and str(LENGTH) in refused.json()["error"]["message"]
+            rejected = await http.post(path, json=request)
+            assert rejected.status_code == 400 and str(LENGTH) in rejected.json()["error"]["message"]
         assert served.script.gate.steps == steps
         (model,) = [each for each in (await http.get("/v1/models")).json()["data"] if each["id"] == "small"]
         assert model["max_model_len"] == LENGTH and model["long"]["from_tokens"] == 20

@@ -23,7 +23,7 @@ def parsed(kind: Any, **body: Any) -> Any:
     return parse(kind[0], "application/json", json.dumps({**kind[1], **body}).encode())
 
 
-def refused(kind: Any, **body: Any) -> InvalidArgument:
+def rejected(kind: Any, **body: Any) -> InvalidArgument:
     with pytest.raises(InvalidArgument) as caught:
         parsed(kind, **body)
     return caught.value
@@ -80,16 +80,16 @@ def test_a_value_that_asks_for_nothing_is_accepted(name: str):
 
 
 @pytest.mark.parametrize("name", SOMETHING)
-def test_a_value_that_would_change_an_answer_is_refused_by_name(name: str):
-    assert refused(CHAT, **{name: SOMETHING[name]}).field == name
+def test_a_value_that_would_change_an_answer_is_rejected_by_name(name: str):
+    assert rejected(CHAT, **{name: SOMETHING[name]}).field == name
 
 
 def test_an_unserved_value_is_answered_with_those_that_are_permitted():
-    assert refused(CHAT, service_tier="flex").text == (
+    assert rejected(CHAT, service_tier="flex").text == (
         'service_tier: is not supported; permitted: null, "auto", "default"'
     )
-    assert refused(CHAT, store=0).field == "store", "0 is not false"
-    assert refused(TEXT, best_of=2).text == "best_of: is not supported; permitted: null, 1"
+    assert rejected(CHAT, store=0).field == "store", "0 is not false"
+    assert rejected(TEXT, best_of=2).text == "best_of: is not supported; permitted: null, 1"
     parsed(TEXT, best_of=1, echo=False, suffix="")
 
 
@@ -135,18 +135,18 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_field_that_is_wrong_is_named(name: str):
     changes, field, why = WRONG[name]
-    error = refused(CHAT, messages=[TURN, {**TURN, **changes}])
+    error = rejected(CHAT, messages=[TURN, {**TURN, **changes}])
     assert error.field == f"messages.1.{field}"
     with pytest.raises(InvalidArgument, match=why):
         raise error
 
 
 def test_other_unions_name_what_is_wrong_too():
-    assert "at most 4 items" in refused(CHAT, stop=["a", "b", "c", "d", "e"]).text
-    assert refused(CHAT, stop=5).text == "stop: must be a text or a list of texts"
-    assert refused(CHAT, stop=["a", 5]).field == "stop.1"
-    assert refused(CHAT, response_format={**SCHEMA, "a": 1}).field == "response_format.a"
+    assert "at most 4 items" in rejected(CHAT, stop=["a", "b", "c", "d", "e"]).text
+    assert rejected(CHAT, stop=5).text == "stop: must be a text or a list of texts"
+    assert rejected(CHAT, stop=["a", 5]).field == "stop.1"
+    assert rejected(CHAT, response_format={**SCHEMA, "a": 1}).field == "response_format.a"
     inner = {**SCHEMA["json_schema"], "a": 1}
-    assert refused(CHAT, response_format={**SCHEMA, "json_schema": inner}).field == "response_format.json_schema.a"
-    assert refused(TEXT, prompt=[]).text.startswith("prompt: must be a text, a list of texts, a list of token ids")
-    assert refused(CHAT, messages=[{"role": "wizard"}]).text.startswith("messages.0.role: must be one of: system, ")
+    assert rejected(CHAT, response_format={**SCHEMA, "json_schema": inner}).field == "response_format.json_schema.a"
+    assert rejected(TEXT, prompt=[]).text.startswith("prompt: must be a text, a list of texts, a list of token ids")
+    assert rejected(CHAT, messages=[{"role": "wizard"}]).text.startswith("messages.0.role: must be one of: system, ")

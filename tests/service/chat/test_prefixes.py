@@ -16,7 +16,7 @@ from edgeflow.cli import app
 from edgeflow.service.chat.front import PREFIXES
 from edgeflow.service.http.middleware import Hosts, PublicMiddleware
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.security.auth import Guard
+from edgeflow.service.security.auth import Authenticator
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import PermissionDenied
@@ -92,7 +92,7 @@ async def test_a_changed_prefix_outlives_its_worker(text_model: Loaded):
         ("arm", {"prefix": "x"}, 400, "prefix"),
     ],
 )
-async def test_what_cannot_be_a_prefix_is_refused_and_nothing_changes(
+async def test_what_cannot_be_a_prefix_is_rejected_and_nothing_changes(
     text_model: Loaded, slot: str, body: dict[str, Any], status: int, param: str | None
 ):
     async with chatting(text_model, chat__slots=SLOTS) as (http, _):
@@ -116,14 +116,16 @@ async def test_only_an_administrator_s_token_changes_prefixes(text_model: Loaded
 @pytest.mark.parametrize(("peer", "fine"), [("127.0.0.1", True), ("::1", True), ("192.0.2.7", False), ("", False)])
 def test_without_tokens_only_this_machine_may(peer: str, fine: bool):
     log, metrics = EventLog(MonotonicClock(), io.StringIO()), Metrics()
-    edge = PublicMiddleware(None, Guard(None, metrics, log), 1 << 20, metrics, log, hosts=Hosts(), reader_s=30.0)
+    middleware = PublicMiddleware(
+        None, Authenticator(None, metrics, log), 1 << 20, metrics, log, hosts=Hosts(), reader_s=30.0
+    )
     scope = {"client": (peer, 1), "path": f"{PREFIXES}/arm", "headers": []}
     if fine:
-        assert edge._caller(scope).peer == peer
+        assert middleware._caller(scope).peer == peer
     else:
         with pytest.raises(PermissionDenied, match="limited to this machine"):
-            edge._caller(scope)
-        assert edge._caller({**scope, "path": CHAT}).peer == peer, "other routes are as they were"
+            middleware._caller(scope)
+        assert middleware._caller({**scope, "path": CHAT}).peer == peer, "other routes are as they were"
 
 
 async def test_the_command_lists_sets_and_clears(text_model: Loaded, tmp_path: Path):

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import LimitsConfig
+from edgeflow.service.chat.messages import InputMessage
 from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
-from edgeflow.service.chat.turns import AskingTurn
 from edgeflow.text import tokenizer
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
@@ -59,11 +59,11 @@ def test_a_token_that_the_model_does_not_embed_is_a_request_at_fault(text: ChatT
     with pytest.raises(InvalidArgument) as caught:
         padded.encode(f"a{last}b")
     assert caught.value.text == f"prompt: contains the token {last}, which the model does not embed"
-    said = [AskingTurn(role="user", content=f"a{last}b")]
+    said = [InputMessage(role="user", content=f"a{last}b")]
     assert padded.tokenizer.decode(padded.count(said)).count(last) == 1, "in a chat it is text"
 
 
-def test_what_is_not_unicode_is_refused(text: ChatText):
+def test_what_is_not_unicode_is_rejected(text: ChatText):
     for count in (1, 8 * CAPACITY):
         with pytest.raises(InvalidArgument, match="unpaired surrogate"):
             text.encode("\ud800" * count)

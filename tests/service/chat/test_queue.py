@@ -54,9 +54,9 @@ async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_mod
             await eventually(lambda: waiting(served) == 1)
             third = asyncio.create_task(http.post(CHAT, json={**ASKED, "max_tokens": 4}))
             await eventually(lambda: waiting(served) == 2)
-            refused = await http.post(CHAT, json=ASKED)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-            assert refused.json()["error"]["type"] == "rate_limit_error"
+            rejected = await http.post(CHAT, json=ASKED)
+            assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
+            assert rejected.json()["error"]["type"] == "rate_limit_error"
             served.script.gate.release()
             answers = [await each for each in (first, second, third)]
         assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [2, 3, 4]
@@ -67,9 +67,9 @@ async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_mod
 
 async def test_whoever_waits_too_long_is_told_to_come_again(text_model: Loaded):
     async with held(text_model, chat__queue_ms=50) as (http, served), under_way(http, served):
-        refused = await http.post(CHAT, json={**ASKED, "stream": True})
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "50 ms" in refused.json()["error"]["message"] and waiting(served) == 0
+        rejected = await http.post(CHAT, json={**ASKED, "stream": True})
+        assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
+        assert "50 ms" in rejected.json()["error"]["message"] and waiting(served) == 0
 
 
 async def test_an_answer_that_takes_too_long_ends(text_model: Loaded):

@@ -1,4 +1,4 @@
-"""JSON schemas of requests: circles of references are refused as such."""
+"""JSON schemas of requests: circles of references are rejected as such."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edgeflow.service.chat.messages import SchemaFormat, Tool
 from edgeflow.service.chat.schemas import FORMATS, Wanted, call_schema, format_schema
-from edgeflow.service.chat.turns import SchemaFormat, Tool
 from edgeflow_client.errors import InvalidArgument
 
 SELF = {"$ref": "#"}
@@ -37,7 +37,7 @@ def tool_of(schema: dict[str, Any]) -> Tool:
         {"$defs": {str(index): {"$ref": f"#/$defs/{(index + 1) % 1000}"} for index in range(1000)}},
     ],
 )
-def test_references_in_a_circle_are_refused(schema: dict[str, Any]):
+def test_references_in_a_circle_are_rejected(schema: dict[str, Any]):
     with pytest.raises(InvalidArgument, match="leads back to itself") as caught:
         schema_of(schema)
     assert (caught.value.reason, caught.value.field) == ("SCHEMA_REFERENCE", "response_format.json_schema.schema")
@@ -62,7 +62,7 @@ def test_references_that_lead_somewhere_pass(schema: dict[str, Any]):
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/nowhere", "#/definitions/a", "#/$defs/a~1c"])
-def test_references_to_nothing_are_refused_by_name(reference: str):
+def test_references_to_nothing_are_rejected_by_name(reference: str):
     schema = {"$defs": {"a": {}, "a/b": {}}, "items": {"$ref": reference}}
     with pytest.raises(InvalidArgument, match="which does not exist") as caught:
         call_schema({1: tool_of(schema)})

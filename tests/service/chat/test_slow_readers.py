@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from edgeflow.config.chat import ChatConfig
-from edgeflow.service.chat import desk
-from edgeflow.service.chat.desk import ChatDesk, QueueTurn
+from edgeflow.service.chat import queue
 from edgeflow.service.chat.front import ChatPort, ChatProcess
+from edgeflow.service.chat.queue import ChatQueue, QueueTurn
 from edgeflow.service.chat.routes import EventQueue
 from edgeflow.service.gateway import proxy
 from edgeflow.service.http.protocol import Connection
@@ -63,7 +63,7 @@ async def test_a_reader_that_stops_does_not_delay_another_request(
     text_model: Loaded, narrow: None, monkeypatch: pytest.MonkeyPatch
 ):
     """At the default time limits, of which the other request would meet that of the queue."""
-    monkeypatch.setattr(desk, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(queue, "PATIENCE_S", 0.05)
     async with chatting(text_model) as (http, served):
         chat = chat_of(served)
         chat.front.unread_bytes = 4096
@@ -93,11 +93,11 @@ async def test_a_reader_that_stops_ends_its_own_answer_at_the_time_limit(text_mo
 async def test_a_reader_may_take_its_time_while_nobody_waits():
     """And once others wait, what it took before counts."""
     clock = ManualClock(1)
-    chat = ChatDesk(ChatConfig(), ChatPort().send, clock, ChatMetrics(), EventLog(clock, io.StringIO()))
+    chat = ChatQueue(ChatConfig(), ChatPort().send, clock, ChatMetrics(), EventLog(clock, io.StringIO()))
     turn, read = QueueTurn(1, 1, Caller("peer")), asyncio.Event()
 
     async def room() -> None:
-        clock.advance_ns(round(10 * desk.PATIENCE_S * 1e9))
+        clock.advance_ns(round(10 * queue.PATIENCE_S * 1e9))
         await read.wait()
 
     waits = asyncio.create_task(chat.wait_for_reader(room, turn))

@@ -63,7 +63,7 @@ async def test_an_answer_follows_its_schema(text_model: Loaded):
         assert plain.status_code == 200
 
 
-async def test_schemas_that_cannot_be_are_refused_and_the_next_is_answered(text_model: Loaded):
+async def test_schemas_that_cannot_be_are_rejected_and_the_next_is_answered(text_model: Loaded):
     large = {"enum": ["x" * 1000 + str(index) for index in range(70)]}
     async with chatting(text_model) as (http, _):
         for schema in ({"type": "nothing"}, {"pattern": "(a+)+$"}, {"$ref": "http://127.0.0.1/"}, large):
@@ -185,7 +185,7 @@ async def test_a_model_whose_template_takes_no_tools_says_so(text_model: Loaded)
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_tools_that_make_no_sense_are_refused_by_name(changes: dict[str, Any], field: str):
+def test_tools_that_make_no_sense_are_rejected_by_name(changes: dict[str, Any], field: str):
     with pytest.raises(InvalidArgument) as caught:
         parse(ChatBody, "application/json", json.dumps({**ASKED, **changes}).encode())
     assert caught.value.field == field

@@ -184,7 +184,7 @@ async def chatting(
         httpx.AsyncClient(base_url=served.http, timeout=WAIT_S) as http,
     ):
         try:
-            await eventually(lambda: chat_of(served).desk.ready is not None)
+            await eventually(lambda: chat_of(served).queue.ready is not None)
             yield http, served
         finally:
             launcher.gate.release()

@@ -1,4 +1,4 @@
-"""Answers to the gateway: chunks of any length cross, and what cannot cross is refused."""
+"""Answers to the gateway: chunks of any length cross, and what cannot cross is rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edgeflow.contract import Chunk
 from edgeflow.ipc.packets import MAX_PACKET_BYTES, Packets, close_all, packet_pair
 from edgeflow.service.children import single_actions
-from edgeflow.service.children.messages import CODING, ActDone, ActRefused, no_room
+from edgeflow.service.children.messages import CODING, ActDone, ActRejected, no_room
 from edgeflow.service.children.single_actions import PACKET_NUMBERS, send_answer
 from edgeflow.service.frontends.control import whole
 from edgeflow.service.sessions.frames import ActionEvent
@@ -58,7 +58,7 @@ def ends() -> Iterator[tuple[Packets, Packets]]:
     theirs.close()
 
 
-def received(end: Packets) -> ActDone | ActRefused:
+def received(end: Packets) -> ActDone | ActRejected:
     found = end.receive()
     assert found is not None
     message, descriptors = found
@@ -85,13 +85,13 @@ def test_every_permitted_chunk_crosses_exactly_and_leaves_no_descriptor(ends, ho
     assert open_descriptors() == before
 
 
-def test_an_answer_that_does_not_fit_is_refused(ends):
+def test_an_answer_that_does_not_fit_is_rejected(ends):
     send_answer(ends[0], answer(2, reason="x" * MAX_PACKET_BYTES))
-    refused = received(ends[1])
-    assert isinstance(refused, ActRefused) and (refused.request, refused.code) == (7, "RESOURCE_EXHAUSTED")
+    rejected = received(ends[1])
+    assert isinstance(rejected, ActRejected) and (rejected.request, rejected.code) == (7, "RESOURCE_EXHAUSTED")
 
 
-def test_a_long_chunk_without_memory_or_descriptors_is_refused(ends, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_chunk_without_memory_or_descriptors_is_rejected(ends, monkeypatch: pytest.MonkeyPatch):
     def full(_: bytes) -> int:
         raise OSError
 
@@ -100,10 +100,10 @@ def test_a_long_chunk_without_memory_or_descriptors_is_refused(ends, monkeypatch
     message, descriptors = ends[1].receive()
     close_all(descriptors)
     assert whole(message, []) is None
-    refused = no_room(7)
+    rejected = no_room(7)
     monkeypatch.setattr(single_actions, "seal", full)
     send_answer(ends[0], long)
-    assert received(ends[1]) == refused
+    assert received(ends[1]) == rejected
 
 
 async def test_the_longest_chunk_reaches_a_client(checkpoint):

@@ -74,13 +74,13 @@ class Children:
     messages: list[Any] = field(default_factory=list)
     started: int = 0
     lost: int = 0
-    refuse: bool = False
+    reject: bool = False
     broken: bool = False
 
     async def launch(self) -> LaunchedChild:
         if self.broken:
             raise RuntimeError("a mistake")
-        if self.refuse:
+        if self.reject:
             raise OSError("no descriptors")
         ours, theirs = packet_pair()
         self.children.append(Child(Packets(theirs, CODING)))
@@ -185,10 +185,10 @@ async def test_a_child_that_breaks_the_protocol_is_replaced(foreign: bytes):
 
 async def test_children_that_cannot_be_launched_are_tried_again():
     async with keeping() as kept:
-        kept.family.refuse = True
+        kept.family.reject = True
         kept.family.newest.exit()
         await eventually(lambda: len(kept.events("child_failed")) >= 2)
-        kept.family.refuse = False
+        kept.family.reject = False
         await eventually(lambda: len(kept.family.children) == 2)
 
 

@@ -14,7 +14,7 @@ from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.children import family as family_module
 from edgeflow.service.children.family import RETRY_TICKS, ChildProcesses
 from edgeflow.service.children.launch import ChildRole, LaunchedChild
-from edgeflow.service.children.messages import AccessPolicy, Act, ActRefused, ChatSocket, Keep, KeptChat, WantSocket
+from edgeflow.service.children.messages import AccessPolicy, Act, ActRejected, ChatSocket, Keep, KeptChat, WantSocket
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -134,13 +134,13 @@ def test_empty_data_is_no_longer_kept(made: tuple[ChildProcesses, ListeningChild
     assert not chat.of(KeptChat)
 
 
-def test_an_observation_whose_pixels_have_no_room_is_refused(made: tuple[ChildProcesses, ListeningChild]):
+def test_an_observation_whose_pixels_have_no_room_is_rejected(made: tuple[ChildProcesses, ListeningChild]):
     family, _ = made
     gateway = ListeningChild("gateway")
     family.child_message_lost(gateway, ACT)  # type: ignore[arg-type]
-    (refused,) = gateway.messages
-    assert isinstance(ACT, Act) and isinstance(refused, ActRefused)
-    assert (refused.request, refused.code) == (ACT.request, "RESOURCE_EXHAUSTED")
+    (rejected,) = gateway.messages
+    assert isinstance(ACT, Act) and isinstance(rejected, ActRejected)
+    assert (rejected.request, rejected.code) == (ACT.request, "RESOURCE_EXHAUSTED")
 
 
 async def test_a_child_that_cannot_start_does_not_wait_for_the_other():

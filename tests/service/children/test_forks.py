@@ -145,12 +145,12 @@ async def test_a_launch_that_is_given_up_leaves_no_child():
 
 
 async def test_without_descriptors_no_child_is_launched_and_later_one_is():
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise OSError(errno.EMFILE, "no descriptors")
 
     async with forking() as made:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(made.forks._next, "_make", refuse)
+            patched.setattr(made.forks._next, "_make", reject)
             with pytest.raises(OSError, match="no descriptors"):
                 await made.child()
         (await made.child()).sock.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.children.launch import SOCKET, Doors, make_private_folder
+from edgeflow.service.children.launch import SOCKET, Listeners, make_private_folder
 from edgeflow_client.errors import AddressError
 
 OLD = (0, 0)
@@ -78,4 +78,4 @@ def test_no_folder_for_temporary_files_is_one_sentence(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     values = {"http": {"port": 0}, "health": {"port": 0}, "frontends": {"port": 0}}
     with pytest.raises(AddressError, match=r"^chat: no folder for its socket: No such file or directory: set TMPDIR"):
-        Doors(ServiceConfig.model_validate(values))
+        Listeners(ServiceConfig.model_validate(values))

@@ -18,11 +18,11 @@ from edgeflow.service.children.messages import (
     ResetRobot,
     RobotActed,
     RobotOpened,
-    RobotRefused,
+    RobotRejected,
 )
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.frontends.observation import ClientObservation, Reader
-from edgeflow.service.security.auth import Caller, Guard
+from edgeflow.service.security.auth import Authenticator, Caller
 from edgeflow_client.errors import WorkerError
 from tests.service.harness import RunningService, config, eventually, serving
 from tests.service.scripted import ANY_CAMERA, Script
@@ -51,7 +51,7 @@ class RobotsProcess:
 
     def __init__(self, served: RunningService) -> None:
         service = served.service
-        self.sessions = RobotSessions(service.plane, service._guard, service._log)
+        self.sessions = RobotSessions(service.plane, service._authenticator, service._log)
         self.keeper = FakeKeeper()
         seen = ClientObservation(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
         opened, _ = Reader(config(), "openpi").read(seen, ANY_CAMERA)
@@ -117,8 +117,8 @@ async def test_what_the_process_did_not_check_ends_it(checkpoint):
             played.observe(91)
         await played.until(2)
         played.take(OpenRobot(2, replace(played.opened, unnorm_key="k" * 65), Caller("127.0.0.1")))
-        refused = await played.until(3)
-        assert (refused.session, refused.seq) == (2, 0) and "unnorm_key" in refused.text
+        rejected = await played.until(3)
+        assert (rejected.session, rejected.seq) == (2, 0) and "unnorm_key" in rejected.text
         played.sessions.lost()
         await eventually(lambda: not served.service.plane._runners)
 
@@ -154,14 +154,14 @@ async def test_an_answer_that_waits_is_for_no_later_process(checkpoint):
         played.sessions.lost()
 
 
-async def test_too_many_sessions_and_lost_pixels_are_refused(checkpoint, monkeypatch: pytest.MonkeyPatch):
+async def test_too_many_sessions_and_lost_pixels_are_rejected(checkpoint, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("edgeflow.service.children.robots.MOST_SESSIONS", 1)
     async with serving(checkpoint) as served:
         played = RobotsProcess(served)
         await played.open()
         played.take(OpenRobot(2, played.opened, Caller("127.0.0.1")))
-        refused = await played.until(2)
-        assert isinstance(refused, RobotRefused) and (refused.session, refused.seq, refused.reason) == (
+        rejected = await played.until(2)
+        assert isinstance(rejected, RobotRejected) and (rejected.session, rejected.seq, rejected.reason) == (
             2,
             0,
             "QUEUE_FULL",
@@ -172,20 +172,20 @@ async def test_too_many_sessions_and_lost_pixels_are_refused(checkpoint, monkeyp
         played.sessions.lost()
 
 
-async def test_a_caller_without_a_token_in_force_is_refused(checkpoint):
+async def test_a_caller_without_a_token_in_force_is_rejected(checkpoint):
     async with serving(checkpoint) as served:
         played = RobotsProcess(served)
-        played.sessions._guard = Guard([], served.service.metrics, served.service._log)
+        played.sessions._authenticator = Authenticator([], served.service.metrics, served.service._log)
         played.take(OpenRobot(1, played.opened, Caller("127.0.0.1", "arm", "0" * 64)))
         assert (await played.until(1)).reason == "REVOKED"
         assert not served.service.plane._runners
 
 
-async def test_another_policy_than_the_process_knows_is_a_refusal(checkpoint):
+async def test_another_policy_than_the_process_knows_is_a_rejection(checkpoint):
     script = Script()
     async with serving(checkpoint, script) as served:
         played = RobotsProcess(served)
         played.opened = replace(played.opened, policy_cameras=())
         played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
-        refused = await played.until(1)
-        assert (refused.code, refused.reason) == ("UNAVAILABLE", "WORKER_RESTARTING")
+        rejected = await played.until(1)
+        assert (rejected.code, rejected.reason) == ("UNAVAILABLE", "WORKER_RESTARTING")

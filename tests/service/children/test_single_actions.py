@@ -12,10 +12,10 @@ import pytest
 
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.ipc.packets import seal
-from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRefused
+from edgeflow.service.children.messages import ACTS_AT_ONCE, Act, ActCancel, ActDone, ActRejected
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.security.auth import Caller, Guard, Role, TokenEntry, digest
+from edgeflow.service.security.auth import Authenticator, Caller, Role, TokenEntry, digest
 from edgeflow.service.sessions import plane as plane_module
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import CameraSpec, Command, ImageFormat, Mode, StateSpec
@@ -42,7 +42,7 @@ class Told:
     name = "gateway"
 
     def __init__(self) -> None:
-        self.messages: list[ActDone | ActRefused] = []
+        self.messages: list[ActDone | ActRejected] = []
 
     def send(self, message, descriptors=()) -> bool:
         self.messages.append(message)
@@ -50,10 +50,12 @@ class Told:
 
 
 @contextlib.asynccontextmanager
-async def desk(checkpoint, guard: Guard | None = None, script: Script | None = None) -> AsyncIterator[tuple]:
+async def single_actions(
+    checkpoint, authenticator: Authenticator | None = None, script: Script | None = None
+) -> AsyncIterator[tuple]:
     async with serving(checkpoint, script) as served:
         service = served.service
-        made = SingleActions(service.plane, guard or service._guard, service._log)
+        made = SingleActions(service.plane, authenticator or service._authenticator, service._log)
         yield made, Told(), served
         made.cancel_all()
 
@@ -67,7 +69,7 @@ def ask(made: SingleActions, told: Told, message: Act, *parts: bytes) -> None:
 
 
 async def test_an_observation_becomes_an_action(checkpoint):
-    async with desk(checkpoint) as (made, told, served):
+    async with single_actions(checkpoint) as (made, told, served):
         ask(made, told, ACT, PIXELS)
         await eventually(lambda: bool(told.messages))
         (done,) = told.messages
@@ -111,7 +113,7 @@ async def test_an_observation_becomes_an_action(checkpoint):
     ],
 )
 async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
-    async with desk(checkpoint) as (made, told, _):
+    async with single_actions(checkpoint) as (made, told, _):
         with pytest.raises(WorkerError):
             ask(made, told, message, *parts)
         assert told.messages == []
@@ -125,17 +127,17 @@ async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tu
         PolicyInputs(cameras=(), state=()),
     ],
 )
-async def test_a_gateway_that_knows_the_policy_before_is_refused_and_goes_on(checkpoint, inputs: PolicyInputs):
-    async with desk(checkpoint) as (made, told, served):
+async def test_a_gateway_that_knows_the_policy_before_is_rejected_and_goes_on(checkpoint, inputs: PolicyInputs):
+    async with single_actions(checkpoint) as (made, told, served):
         plane = served.service.plane
         plane.worker = replace(plane.worker, inputs=inputs)
         ask(made, told, ACT, PIXELS)
-        (refused,) = told.messages
-        assert (refused.code, refused.reason) == ("UNAVAILABLE", "WORKER_RESTARTING") and refused.retry_after_ms
+        (rejected,) = told.messages
+        assert (rejected.code, rejected.reason) == ("UNAVAILABLE", "WORKER_RESTARTING") and rejected.retry_after_ms
 
 
 async def test_an_observation_is_matched_once_in_control(checkpoint, monkeypatch):
-    async with desk(checkpoint) as (made, told, _):
+    async with single_actions(checkpoint) as (made, told, _):
         calls = []
         matched = plane_module.matched
         monkeypatch.setattr(plane_module, "matched", lambda *parts: calls.append(parts) or matched(*parts))
@@ -144,16 +146,16 @@ async def test_an_observation_is_matched_once_in_control(checkpoint, monkeypatch
         assert isinstance(told.messages[0], ActDone) and len(calls) == 1
 
 
-async def test_a_gateway_has_so_much_credit_and_more_is_refused(checkpoint):
+async def test_a_gateway_has_so_much_credit_and_more_is_rejected(checkpoint):
     script = Script(hold=True)
-    async with desk(checkpoint, script=script) as (made, told, _):
+    async with single_actions(checkpoint, script=script) as (made, told, _):
         for number in range(ACTS_AT_ONCE):
             ask(made, told, replace(ACT, request=number), PIXELS)
         ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
-        (refused,) = told.messages
-        assert isinstance(refused, ActRefused)
-        assert (refused.request, refused.code, refused.reason) == (ACTS_AT_ONCE, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
-        assert refused.retry_after_ms > 0
+        (rejected,) = told.messages
+        assert isinstance(rejected, ActRejected)
+        assert (rejected.request, rejected.code, rejected.reason) == (ACTS_AT_ONCE, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert rejected.retry_after_ms > 0
         with pytest.raises(WorkerError):
             ask(made, told, replace(ACT, request=0), PIXELS)
         for _ in range(10 * ACTS_AT_ONCE):
@@ -163,7 +165,7 @@ async def test_a_gateway_has_so_much_credit_and_more_is_refused(checkpoint):
 
 
 async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
-    async with desk(checkpoint) as (made, _told, _):
+    async with single_actions(checkpoint) as (made, _told, _):
         more = iter(range(ACTS_AT_ONCE, 2 * ACTS_AT_ONCE))
 
         class Eager(Told):
@@ -182,7 +184,7 @@ async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
 
 
 async def test_the_credit_of_a_client_that_left_is_free_at_once(checkpoint):
-    async with desk(checkpoint, script=Script(hold=True)) as (made, told, _):
+    async with single_actions(checkpoint, script=Script(hold=True)) as (made, told, _):
         for number in range(ACTS_AT_ONCE):
             ask(made, told, replace(ACT, request=number), PIXELS)
         made.cancel(ActCancel(0))
@@ -192,17 +194,17 @@ async def test_the_credit_of_a_client_that_left_is_free_at_once(checkpoint):
         assert told.messages == [], "another gateway counts from the start"
 
 
-async def test_a_token_that_is_revoked_meanwhile_is_refused(checkpoint):
+async def test_a_token_that_is_revoked_meanwhile_is_rejected(checkpoint):
     entry = TokenEntry(principal="arm-1", sha256=digest("t"), roles=[Role.CONTROL])
     async with serving(checkpoint) as served:
-        guard = Guard([entry], served.service.metrics, served.service._log)
-        made, told = SingleActions(served.service.plane, guard, served.service._log), Told()
+        authenticator = Authenticator([entry], served.service.metrics, served.service._log)
+        made, told = SingleActions(served.service.plane, authenticator, served.service._log), Told()
         known = replace(ACT, caller=Caller("192.0.2.1", "arm-1", digest("t")))
         ask(made, told, known, PIXELS)
         await eventually(lambda: len(told.messages) == 1)
-        guard.replace([])
+        authenticator.replace([])
         ask(made, told, known, PIXELS)
         await eventually(lambda: len(told.messages) == 2)
-        refused = told.messages[1]
-        assert isinstance(refused, ActRefused)
-        assert (refused.code, refused.reason) == (grpc.StatusCode.PERMISSION_DENIED.name, "REVOKED")
+        rejected = told.messages[1]
+        assert isinstance(rejected, ActRejected)
+        assert (rejected.code, rejected.reason) == (grpc.StatusCode.PERMISSION_DENIED.name, "REVOKED")

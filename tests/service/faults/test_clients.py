@@ -132,7 +132,7 @@ async def test_a_slow_reader_disturbs_nobody(checkpoint):
             assert (await slow.rest())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def refused(served: RunningService) -> grpc.StatusCode:
+async def rejected(served: RunningService) -> grpc.StatusCode:
     robot = served.robot()
     await robot.send(pb.ClientMessage(open=open_message()))
     code, _ = await robot.rest()
@@ -146,10 +146,10 @@ async def test_a_storm_of_opens_leaves_admitted_robots_alone(checkpoint):
         for robot in admitted:
             await robot.open()
             await act(robot, 1, 1)
-        assert await refused(served) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await rejected(served) is grpc.StatusCode.RESOURCE_EXHAUSTED
         before = held()
         acting = asyncio.gather(*(act(robot, 2, 40) for robot in admitted))
-        storm = [asyncio.create_task(refused(served)) for _ in range(300)]
+        storm = [asyncio.create_task(rejected(served)) for _ in range(300)]
         assert set(await asyncio.gather(*storm)) == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         await acting
         assert served.metric("edgeflow_sessions") == 2

@@ -1,4 +1,4 @@
-"""Frames leave no memory behind; what the operating system may refuse is told."""
+"""Frames leave no memory behind; what the operating system may reject is told."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
 
 
 def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: object) -> None:
+    def reject(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     for name in ("sched_setaffinity", "sched_setscheduler", "setpriority"):
-        monkeypatch.setattr(os, name, refuse)
-    monkeypatch.setattr(resources, "_lock_all", refuse)
+        monkeypatch.setattr(os, name, reject)
+    monkeypatch.setattr(resources, "_lock_all", reject)
     assert settle("worker", 0, [0], 50) == [
         "realtime.worker_cpus [0]: not permitted",
         "realtime.worker_priority 50 (SCHED_FIFO): not permitted",
@@ -140,7 +140,7 @@ async def test_the_worker_gets_its_cpus(checkpoint):
         assert served.service.status.warnings == ()
 
 
-async def test_a_refusal_is_in_the_log_and_in_the_status(checkpoint):
+async def test_a_rejection_is_in_the_log_and_in_the_status(checkpoint):
     launcher = ProcessLauncher(config(realtime__worker_cpus=[100_000]))
     async with serving(checkpoint, launcher) as served:
         (warning,) = served.service.status.warnings

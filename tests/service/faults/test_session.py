@@ -190,7 +190,7 @@ async def parked_robot(served, closed: int = 1, **changes) -> WireRobot:
     return robot
 
 
-async def refused(robot: WireRobot, seq: int, reason: str) -> None:
+async def rejected(robot: WireRobot, seq: int, reason: str) -> None:
     await robot.frame(seq)
     status = await robot.status(seq)
     assert (status.disposition, status.code, status.reason) == (pb.DISPOSITION_DROPPED, "RESOURCE_EXHAUSTED", reason)
@@ -202,8 +202,8 @@ async def test_the_place_of_a_silent_robot_is_anothers_to_take(checkpoint):
         robot, other = await parked_robot(served), served.robot()
         await other.open(control_period_ms=5000)
         await other.frame(1)
-        await refused(robot, 2, "SESSIONS_TAKEN")
-        await refused(robot, 3, "SESSIONS_TAKEN")
+        await rejected(robot, 2, "SESSIONS_TAKEN")
+        await rejected(robot, 3, "SESSIONS_TAKEN")
         await other.send(pb.ClientMessage(close=pb.Close()))
         await other.rest()
         await robot.frame(4)
@@ -223,7 +223,7 @@ async def test_a_robot_that_comes_back_to_a_full_device_holds_until_it_fits(chec
         await other.frame(1)
         await eventually(lambda: bool(script.worker.held))
         script.hold = False
-        await refused(robot, 1, "DEVICE_FULL")
+        await rejected(robot, 1, "DEVICE_FULL")
         await other.send(pb.ClientMessage(close=pb.Close()))
         await other.rest()
         await robot.frame(2)
@@ -253,7 +253,7 @@ async def test_sessions_without_a_place_are_bounded(checkpoint):
             await robot.rest()
 
 
-def test_refused_messages_and_broken_pictures_keep_no_place():
+def test_rejected_messages_and_broken_pictures_keep_no_place():
     session = Session(1, REQUEST, SCHEMA, replace(RULES, rejected_frames=1000), 0)
     for seq in range(1, 30):
         now_ns = seq * 50 * MS

@@ -63,7 +63,7 @@ class OpenpiRobot:
         assert isinstance(reply, dict), reply
         return reply["actions"]
 
-    async def refused(self, value: Any) -> str:
+    async def rejected(self, value: Any) -> str:
         """The line that an observation gets instead of actions."""
         reply = await self.ask(value)
         assert isinstance(reply, str) and "\n" not in reply and "Traceback" not in reply, reply

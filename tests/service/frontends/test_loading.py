@@ -160,11 +160,11 @@ async def test_a_request_in_flight_is_answered_while_the_service_stops(checkpoin
             front = served.children.newest["robots"]
             stopping = asyncio.create_task(served.service.stop())
             await eventually(lambda: front._draining)
-            with pytest.raises(InvalidStatus) as refused:
+            with pytest.raises(InvalidStatus) as rejected:
                 async with connect(f"ws://{address}/", compression=None, proxy=None):
                     pass
-            assert refused.value.response.status_code == 503
-            assert (await idle.refused(observation())).startswith("HOLD DRAINING: ")
+            assert rejected.value.response.status_code == 503
+            assert (await idle.rejected(observation())).startswith("HOLD DRAINING: ")
             assert not stopping.done()
             script.worker.release()
             reply = await busy.read()

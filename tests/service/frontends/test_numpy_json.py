@@ -1,4 +1,4 @@
-"""Arrays in JSON: recorded bodies are read and written byte for byte, and bad ones are refused by name."""
+"""Arrays in JSON: recorded bodies are read and written byte for byte, and bad ones are rejected by name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def record(**changes: Any) -> dict[str, Any]:
     return {"__numpy__": base64.b64encode(bytes(24)).decode(), "dtype": "<f4", "shape": [2, 3], **changes}
 
 
-REFUSED = {
+REJECTED = {
     "an object's type": (record(dtype="|O"), "ARRAY_TYPE"),
     "a record's type": (record(dtype=[["a", "<f4"]]), "ARRAY_TYPE"),
     "text as type": (record(dtype="<U6"), "ARRAY_TYPE"),
@@ -83,9 +83,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("value", "reason"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("value", "reason"), REJECTED.values(), ids=REJECTED.keys())
 @pytest.mark.parametrize("double", [False, True])
-def test_a_bad_array_is_refused_by_its_path(value: Any, reason: str, double: bool):
+def test_a_bad_array_is_rejected_by_its_path(value: Any, reason: str, double: bool):
     body: Any = {"ok": record(), "observation": {"video.top": value}}
     with pytest.raises(InvalidArgument) as caught:
         parse(json.dumps({"encoded": json.dumps(body)} if double else body).encode(), 10 * MOST)
@@ -111,7 +111,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("body", "field", "reason"), BODIES.values(), ids=BODIES.keys())
-def test_a_bad_body_is_refused(body: str, field: str, reason: str):
+def test_a_bad_body_is_rejected(body: str, field: str, reason: str):
     with pytest.raises(InvalidArgument) as caught:
         parse(body.encode(), MOST)
     assert (caught.value.field, caught.value.reason) == (field, reason)
@@ -134,7 +134,7 @@ def test_objects_and_keys_are_few_whatever_the_number_of_values(body: str, field
     parse(json.dumps({"image": [0] * 10 * MAX_MEMBERS}).encode(), 1 << 18)
 
 
-def test_recorded_bodies_encoded_beside_another_key_are_refused():
+def test_recorded_bodies_encoded_beside_another_key_are_rejected():
     for each in wire_messages("wire/openvla"):
         if each.what.startswith("encoded beside"):
             with pytest.raises(InvalidArgument, match="encoded: must be a text, and the only key"):

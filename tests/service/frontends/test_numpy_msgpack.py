@@ -1,4 +1,4 @@
-"""Arrays in msgpack: recorded messages are read and written byte for byte, and bad ones are refused by name."""
+"""Arrays in msgpack: recorded messages are read and written byte for byte, and bad ones are rejected by name."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ BAD_TYPES = [
     "(2,)<f4",
     "i" * 9999,
 ]
-REFUSED = {
+REJECTED = {
     **{f"type {text[:9]}": (openpi(dtype=text), "ARRAY_TYPE") for text in BAD_TYPES},
     **{f"nd of type {text[:9]}": (nd(type=text, kind=""), "ARRAY_TYPE") for text in BAD_TYPES},
     "a record": (nd(type=[["a", "<f4"]], kind=b"V"), "ARRAY_TYPE"),
@@ -168,8 +168,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("value", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_array_is_refused_by_its_path(value: Any, reason: str):
+@pytest.mark.parametrize(("value", "reason"), REJECTED.values(), ids=REJECTED.keys())
+def test_a_bad_array_is_rejected_by_its_path(value: Any, reason: str):
     with pytest.raises(InvalidArgument) as caught:
         unpack(msgpack.packb({"ok": WRITTEN[ArrayCoding.OPENPI], "images": {"cam_high": value}}), MOST)
     assert (caught.value.field, caught.value.reason) == ("images.cam_high", reason)
@@ -194,7 +194,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize(("data", "reason"), MESSAGES.values(), ids=MESSAGES.keys())
-def test_a_bad_message_is_refused_as_a_whole(data: bytes, reason: str):
+def test_a_bad_message_is_rejected_as_a_whole(data: bytes, reason: str):
     with pytest.raises(InvalidArgument) as caught:
         unpack(data, MOST)
     assert (caught.value.field, caught.value.reason) == ("message", reason)

@@ -1,4 +1,4 @@
-"""Observations of robots' own clients: what the policy gets of them, and refusals in the client's own words."""
+"""Observations of robots' own clients: what the policy gets of them, and rejections in the client's own words."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(value: ClientObservation, inputs: PolicyInputs = INPUTS, **settings: An
     return Reader(config(**settings), "openpi").read(value, inputs)
 
 
-def refusal(value: ClientObservation, inputs: PolicyInputs = INPUTS, **settings: Any) -> RequestError:
+def rejection(value: ClientObservation, inputs: PolicyInputs = INPUTS, **settings: Any) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read(value, inputs, **settings)
     return caught.value
@@ -107,9 +107,9 @@ def test_floats_become_bytes_as_openpi_makes_them(dtype: type):
         ({"unnorm_key": "\n"}, Reason.BAD_NAME, "unnorm_key", "64"),
     ],
 )
-def test_refusals_name_the_client_s_field(changes: dict[str, Any], reason: Reason, field: str, words: str):
+def test_rejections_name_the_client_s_field(changes: dict[str, Any], reason: Reason, field: str, words: str):
     fields = {"top": "observation/top", "hand": "arm.hand"}
-    error = refusal(seen(**changes, fields=fields))
+    error = rejection(seen(**changes, fields=fields))
     assert (error.reason, error.field) == (reason, field.replace("top", "observation/top").replace("hand", "arm.hand"))
     assert words in error.text and error.text.startswith(error.field)
 
@@ -136,7 +136,7 @@ ARRAYS = st.builds(
 
 
 @given(st.dictionaries(NAMES, ARRAYS, max_size=6), st.dictionaries(NAMES, ARRAYS, max_size=6), st.text(max_size=5))
-def test_whatever_comes_is_refused_or_passes_control_s_checks(
+def test_whatever_comes_is_rejected_or_passes_control_s_checks(
     images: dict[str, Any], state: dict[str, Any], instruction: str
 ):
     """Control ends a process that sends it anything unchecked."""

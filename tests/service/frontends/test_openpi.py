@@ -1,4 +1,4 @@
-"""openpi's websocket: array codings, dialects, and refusals that leave the connection open."""
+"""openpi's websocket: array codings, dialects, and rejections that leave the connection open."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def expected(seen: dict[str, Any]) -> np.ndarray:
     return found
 
 
-async def refused_with(robot: OpenpiRobot, value: Any, reason: Reason, field: str = "") -> str:
-    """The refusal of a message, whose robot then gets an action for a right one."""
-    text = await robot.refused(value)
+async def rejected_with(robot: OpenpiRobot, value: Any, reason: Reason, field: str = "") -> str:
+    """The rejection of a message, whose robot then gets an action for a right one."""
+    text = await robot.rejected(value)
     assert text.startswith(f"REJECTED {reason.value}: ") and field in text, text
     assert np.array_equal(await robot.act(grey=1), expected(observation(grey=1)))
     return text
@@ -104,9 +104,9 @@ async def test_roboarena_has_endpoints_and_sessions(checkpoint, stub: Path):
         assert await robot.ask({"endpoint": "reset"}) == "reset successful"
         epochs.append((await robot.ask(observation(endpoint="infer")))["server_timing"]["epoch"])
         assert epochs == [1, 1, 2, 3]
-        text = await refused_with(robot, observation(endpoint="kill"), Reason.BODY_FIELD, "endpoint")
+        text = await rejected_with(robot, observation(endpoint="kill"), Reason.BODY_FIELD, "endpoint")
         assert "infer or reset" in text
-        await refused_with(robot, observation(endpoint=np.zeros(2)), Reason.BODY_FIELD, "endpoint")
+        await rejected_with(robot, observation(endpoint=np.zeros(2)), Reason.BODY_FIELD, "endpoint")
 
 
 async def test_vllm_s_path_speaks_msgpack_alone(checkpoint, stub: Path):
@@ -211,11 +211,11 @@ BAD: list[tuple[Any, Reason, str]] = [
 async def test_bad_messages_get_one_line_and_the_connection_goes_on(checkpoint, stub: Path):
     async with service(checkpoint, stub) as served, openpi_robot(robots_address(served)) as robot:
         for value, reason, field in BAD:
-            await refused_with(robot, value, reason, field)
+            await rejected_with(robot, value, reason, field)
         assert len(served.events("session_opened")) == 1, "refusals open nothing and end nothing"
 
 
-async def test_object_arrays_are_refused_before_they_are_built(checkpoint, stub: Path):
+async def test_object_arrays_are_rejected_before_they_are_built(checkpoint, stub: Path):
     forms = [
         {"__ndarray__": True, "data": b"\0" * 8, "dtype": "|O", "shape": [1]},
         {"nd": True, "type": "|O", "kind": "O", "data": b"\0" * 8, "shape": [1]},
@@ -223,17 +223,17 @@ async def test_object_arrays_are_refused_before_they_are_built(checkpoint, stub:
     ]
     async with service(checkpoint, stub) as served, openpi_robot(robots_address(served)) as robot:
         for form in forms:
-            await refused_with(robot, msgpack.packb({"prompt": "go", "state": form}), Reason.ARRAY_TYPE, "state")
+            await rejected_with(robot, msgpack.packb({"prompt": "go", "state": form}), Reason.ARRAY_TYPE, "state")
 
 
-async def test_too_many_refusals_end_the_connection(checkpoint, stub: Path):
+async def test_too_many_rejections_end_the_connection(checkpoint, stub: Path):
     async with service(checkpoint, stub, limits__rejected_frames=5) as served:
         async with openpi_robot(robots_address(served)) as robot:
             with pytest.raises(ConnectionClosed) as caught:
                 for _ in range(10):
-                    await robot.refused("text")
+                    await robot.rejected("text")
             assert caught.value.rcvd is not None and caught.value.rcvd.code == 1008
-            assert "refused messages" in caught.value.rcvd.reason
+            assert "rejected messages" in caught.value.rcvd.reason
         async with openpi_robot(robots_address(served)) as robot:
             assert np.array_equal(await robot.act(), expected(observation()))
 

@@ -40,7 +40,7 @@ def test_a_recorded_request_is_read_and_answered_as_recorded(request_: WireMessa
 
 @pytest.mark.oracle("wire/openvla")
 @pytest.mark.parametrize(("request_", "reply"), BAD, ids=[str(request) for request, _ in BAD])
-def test_a_recorded_bad_request_is_refused(request_: WireMessage, reply: WireMessage):
+def test_a_recorded_bad_request_is_rejected(request_: WireMessage, reply: WireMessage):
     """The original answers "error" to most of them, with status 200."""
     with pytest.raises(InvalidArgument) as caught:
         read(request_.data)
@@ -118,7 +118,7 @@ def test_openvla_gets_the_first_row_and_oft_all():
 
 
 FRONT, ARM = "observation.video.front", "observation.state.single_arm"
-REFUSED = {
+REJECTED = {
     "two dialects": ({**openvla(), **oft()}, "full_image", "BODY_FIELD"),
     "no dialect": ({"instruction": "go"}, "image", "BODY_FIELD"),
     "an unknown key": (openvla(state=[1]), "state", "BODY_FIELD"),
@@ -142,9 +142,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("value", "field", "reason"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(("value", "field", "reason"), REJECTED.values(), ids=REJECTED.keys())
 @pytest.mark.parametrize("double", [False, True])
-def test_a_bad_request_is_refused_by_its_field(value: Any, field: str, reason: str, double: bool):
+def test_a_bad_request_is_rejected_by_its_field(value: Any, field: str, reason: str, double: bool):
     with pytest.raises(InvalidArgument) as caught:
         read(body(value, double))
     assert (caught.value.field, caught.value.reason) == (field, reason)
@@ -202,7 +202,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize(("value", "field"), MISFITS.values(), ids=MISFITS.keys())
-def test_an_array_that_is_not_what_it_stands_for_is_refused_by_its_field(value: Any, field: str):
+def test_an_array_that_is_not_what_it_stands_for_is_rejected_by_its_field(value: Any, field: str):
     with pytest.raises(InvalidArgument) as caught:
         observed(body(value))
     assert caught.value.field == field

@@ -1,4 +1,4 @@
-"""openpi's clients and a policy in a real worker: recorded answers, refusals, a worker that dies in between."""
+"""openpi's clients and a policy in a real worker: recorded answers, rejections, a worker that dies in between."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ async def test_a_recorded_session_and_a_worker_that_dies(tmp_path: Path, stub_pl
             reply = msgpack.unpackb(await robot.socket.recv())
             assert reply["actions"] == msgpack.unpackb(each.answer)["actions"]
             assert reply["policy_timing"]["infer_ms"] > 0
-        text = await robot.refused(msgpack.packb({**seen, "unnorm_key": "other"}))
+        text = await robot.rejected(msgpack.packb({**seen, "unnorm_key": "other"}))
         assert text.startswith("REJECTED ") and "unnorm_key" in text and "bridge_orig" in text, text
-        assert "the stub refuses" in await robot.refused(msgpack.packb({**seen, "prompt": REFUSE}))
-        assert (await robot.refused(msgpack.packb({**seen, "prompt": DIE}))).startswith("HOLD WORKER_LOST: ")
+        assert "the stub refuses" in await robot.rejected(msgpack.packb({**seen, "prompt": REFUSE}))
+        assert (await robot.rejected(msgpack.packb({**seen, "prompt": DIE}))).startswith("HOLD WORKER_LOST: ")
         while isinstance(reply := await robot.ask(msgpack.packb(seen)), str):
             assert reply.startswith(("HOLD WORKER", "REJECTED NO_WORKER", "REJECTED WORKER")), reply
         assert np.array_equal(reply["actions"], np.frombuffer(recorded[b"data"], "<f4").reshape(10, 7))

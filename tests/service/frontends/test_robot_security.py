@@ -41,7 +41,7 @@ def hurried_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def rejected(address: str, path: str = "/", scheme: str = "ws", **options: Any) -> tuple[int, dict[str, Any]]:
-    """The status and the error with which an upgrade is refused."""
+    """The status and the error with which an upgrade is rejected."""
     with pytest.raises(InvalidStatus) as caught:
         async with connect(f"{scheme}://{address}{path}", compression=None, proxy=None, **options):
             pass

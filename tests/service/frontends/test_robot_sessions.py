@@ -90,7 +90,7 @@ async def test_each_connection_is_a_session_with_its_own_place(checkpoint, stub:
             async with openpi_robot(address) as two, openpi_robot(address) as three:
                 assert np.array_equal(await one.act(grey=1), expected(1))
                 assert np.array_equal(await two.act(grey=2), expected(2))
-                text = await three.refused(observation())
+                text = await three.rejected(observation())
                 assert text.startswith("REJECTED SESSIONS_TAKEN: "), text
                 opened = served.events("session_opened")
                 assert len(opened) == 2 and len({each["session"] for each in opened}) == 2
@@ -110,7 +110,7 @@ async def test_a_silent_robot_s_place_is_free_for_others(checkpoint, stub: Path)
             (runner,) = served.service.plane._runners.values()
             await eventually(lambda: runner.session.parked)
             assert np.array_equal(await other.act(grey=4), expected(4))
-            text = await silent.refused(observation())
+            text = await silent.rejected(observation())
             assert text.startswith("HOLD SESSIONS_TAKEN: "), text
             await other.socket.close()
             await eventually(lambda: ended(served) == 1)
@@ -132,14 +132,14 @@ async def test_a_client_that_leaves_while_its_request_waits_ends_its_session(che
 
 async def test_outputs_beyond_the_limits_hold_and_three_in_a_row_stop(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub)) as served, openpi_robot(robots_address(served)) as robot:
-        assert (await robot.refused(observation(prompt=NAN))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
-        assert (await robot.refused(observation(prompt=BEYOND))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
+        assert (await robot.rejected(observation(prompt=NAN))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
+        assert (await robot.rejected(observation(prompt=BEYOND))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
         assert np.array_equal(await robot.act(grey=1), expected(1))
         for _ in range(2):
-            assert (await robot.refused(observation(prompt=NAN))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
-        assert (await robot.refused(observation(prompt=NAN))).startswith("STOP POLICY_OUTPUT_INVALID: ")
+            assert (await robot.rejected(observation(prompt=NAN))).startswith("HOLD POLICY_OUTPUT_INVALID: ")
+        assert (await robot.rejected(observation(prompt=NAN))).startswith("STOP POLICY_OUTPUT_INVALID: ")
         for prompt in ("go", NAN):
-            assert (await robot.refused(observation(prompt=prompt))).startswith("STOP FAULT: ")
+            assert (await robot.rejected(observation(prompt=prompt))).startswith("STOP FAULT: ")
         assert await robot.ask({"endpoint": "reset"}) == "reset successful"
         assert np.array_equal(await robot.act(grey=2), expected(2))
 
@@ -168,7 +168,7 @@ async def test_a_worker_that_hangs_is_one_that_is_lost(checkpoint, stub: Path):
     ):
         await robot.act()
         script.worker.deaf = True
-        assert (await robot.refused(observation())).startswith("HOLD WORKER_LOST: ")
+        assert (await robot.rejected(observation())).startswith("HOLD WORKER_LOST: ")
 
 
 async def test_forced_answers(checkpoint, stub: Path):
@@ -181,10 +181,10 @@ async def test_forced_answers(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), frontends__faults=faults) as served:
         async with openpi_robot(robots_address(served)) as robot:
             assert np.array_equal(await robot.act(grey=1), expected(1))
-            assert (await robot.refused(observation())).startswith("HOLD FORCED: ")
-            assert (await robot.refused(observation())).startswith("REJECTED FORCED: ")
-            assert (await robot.refused(observation())).startswith("STOP FORCED: ")
-            assert (await robot.refused(observation())).startswith("STOP FAULT: ")
+            assert (await robot.rejected(observation())).startswith("HOLD FORCED: ")
+            assert (await robot.rejected(observation())).startswith("REJECTED FORCED: ")
+            assert (await robot.rejected(observation())).startswith("STOP FORCED: ")
+            assert (await robot.rejected(observation())).startswith("STOP FAULT: ")
             assert await robot.ask({"endpoint": "reset"}) == "reset successful"
             assert np.array_equal(await robot.act(grey=5), expected(5))
         async with openpi_robot(robots_address(served)) as robot:
@@ -199,13 +199,13 @@ async def test_a_late_answer_is_never_that_of_the_next_request(checkpoint, stub:
     script = stub_script(stub)
     async with serving(checkpoint, script, timing__act_timeout_ms=100, frontends__faults=faults) as served:
         async with openpi_robot(robots_address(served)) as robot:
-            assert "ACT_TIMEOUT" in await robot.refused(observation(grey=1))
+            assert "ACT_TIMEOUT" in await robot.rejected(observation(grey=1))
             for grey in range(2, 5):
                 assert np.array_equal(await robot.act(grey=grey), expected(grey))
         async with openpi_robot(robots_address(served)) as robot:
             script.hold = True
             for grey in (6, 7):
-                assert "ACT_TIMEOUT" in await robot.refused(observation(grey=grey))
+                assert "ACT_TIMEOUT" in await robot.rejected(observation(grey=grey))
             await robot.send(observation(grey=8))
             await eventually(lambda: bool(script.worker.held))
             script.hold = False

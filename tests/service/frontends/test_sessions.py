@@ -17,7 +17,7 @@ from edgeflow.service.children.messages import (
     ResetRobot,
     RobotActed,
     RobotOpened,
-    RobotRefused,
+    RobotRejected,
 )
 from edgeflow.service.children.robots import answers_of
 from edgeflow.service.frontends import sessions
@@ -82,8 +82,10 @@ class AnsweredConnection:
         )
         self.sessions.take(RobotActed(number, action), [])
 
-    def refused(self, number: int, seq: int, code: str, reason: str, command: str = "") -> None:
-        message = RobotRefused(session=number, seq=seq, code=code, text="why", field="", reason=reason, command=command)
+    def rejected(self, number: int, seq: int, code: str, reason: str, command: str = "") -> None:
+        message = RobotRejected(
+            session=number, seq=seq, code=code, text="why", field="", reason=reason, command=command
+        )
         self.sessions.take(message, [])
 
 
@@ -96,7 +98,7 @@ async def test_one_session_for_all_observations_and_epochs_grow_over_sessions():
     assert rows_of((await asked).action).tolist() == [[1, 2, 3]] and asked.result().epoch == 2
     asked = played.ask()
     assert (await played.next(ObserveRobot)).seq == 2
-    played.refused(number, 0, "OK", "SILENT")  # it ended as the observation was on its way
+    played.rejected(number, 0, "OK", "SILENT")  # it ended as the observation was on its way
     again = await played.opened()
     assert again != number
     assert (await played.next(ObserveRobot)).seq == 1
@@ -122,7 +124,7 @@ async def test_answers_to_others_are_nobody_s():
     played.acted(number + 7, 1)
     played.acted(number, 0)
     played.acted(number, 2)
-    played.refused(number, 3, "ABORTED", "X")
+    played.rejected(number, 3, "ABORTED", "X")
     await asyncio.sleep(0)
     assert not asked.done()
     played.acted(number, 1)
@@ -153,28 +155,28 @@ async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.M
     assert (await asked).action.seq == 2
 
 
-async def test_refusals_and_holds():
+async def test_rejections_and_holds():
     played = AnsweredConnection()
     asked = played.ask()
     number = (await played.next(OpenRobot)).session
-    played.refused(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
+    played.rejected(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
     with pytest.raises(ResourceExhausted):
         await asked
     asked = played.ask()
     number = await played.opened()
     await played.next(ObserveRobot)
-    played.refused(number, 1, "INTERNAL", "POLICY_OUTPUT_INVALID", "hold")
+    played.rejected(number, 1, "INTERNAL", "POLICY_OUTPUT_INVALID", "hold")
     with pytest.raises(NoAction) as held:
         await asked
     assert (held.value.command, held.value.reason, held.value.http_status) == ("hold", "POLICY_OUTPUT_INVALID", 503)
     asked = played.ask()
     await played.next(ObserveRobot)
-    played.refused(number, 2, "INVALID_ARGUMENT", "X")
+    played.rejected(number, 2, "INVALID_ARGUMENT", "X")
     with pytest.raises(InvalidArgument):
         await asked
     asked = played.ask()
     await played.next(ObserveRobot)
-    played.refused(number, 0, "UNAVAILABLE", "FAULT", "stop")  # the session is over
+    played.rejected(number, 0, "UNAVAILABLE", "FAULT", "stop")  # the session is over
     with pytest.raises(NoAction) as stopped:
         await asked
     assert stopped.value.command == "stop"
@@ -190,12 +192,12 @@ async def test_a_session_may_end_as_soon_as_it_is_open():
     played = AnsweredConnection()
     asked = played.ask()
     number = await played.opened()
-    played.refused(number, 0, "UNAVAILABLE", "DRAINING", "hold")
+    played.rejected(number, 0, "UNAVAILABLE", "DRAINING", "hold")
     with pytest.raises(NoAction):
         await asked
     asked = played.ask()
     number = await played.opened()
-    played.refused(number, 0, "OK", "SILENT")
+    played.rejected(number, 0, "OK", "SILENT")
     number = await played.opened()
     assert (await played.next(ObserveRobot)).session == number
     played.acted(number, 1)
@@ -224,7 +226,7 @@ async def test_resets_are_sent_where_they_change_something():
         played.robot.reset()
     assert (await played.next(ResetRobot)).session == number
     assert len(played.link.sent) == played.read
-    played.refused(number, 0, "OK", "SILENT")
+    played.rejected(number, 0, "OK", "SILENT")
     played.robot.reset()
     played.robot.close()
     assert len(played.link.sent) == played.read, "it has ended already"
@@ -267,7 +269,7 @@ async def test_a_client_that_leaves_as_its_session_opens_leaves_at_once():
         if opens:
             played.sessions.take(RobotOpened(number), [])
         else:
-            played.refused(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
+            played.rejected(number, 0, "RESOURCE_EXHAUSTED", "SESSIONS_TAKEN")
         asked.cancel()
         await asyncio.wait({asked}, timeout=5)
         assert asked.cancelled()
@@ -275,7 +277,7 @@ async def test_a_client_that_leaves_as_its_session_opens_leaves_at_once():
             assert (await played.next(CloseRobot)).session == number
 
 
-async def test_rows_that_are_lost_between_the_processes_are_a_refusal():
+async def test_rows_that_are_lost_between_the_processes_are_a_rejection():
     played = AnsweredConnection()
     asked = played.ask()
     number = await played.opened()
@@ -321,15 +323,15 @@ def test_each_frame_is_answered_by_its_action_or_by_what_the_robot_has_to_do(eve
     assert told == expected
 
 
-async def test_a_refusal_is_repeated_for_the_same_cameras_alone():
+async def test_a_rejection_is_repeated_for_the_same_cameras_alone():
     played = AnsweredConnection()
     for _ in range(sessions.CHANGES):
         asked = played.ask()
         number = (await played.next(OpenRobot)).session
-        played.refused(number, 0, "RESOURCE_EXHAUSTED", "DEVICE_FULL")
-        with pytest.raises(ResourceExhausted) as refused:
+        played.rejected(number, 0, "RESOURCE_EXHAUSTED", "DEVICE_FULL")
+        with pytest.raises(ResourceExhausted) as rejected:
             await asked
-        assert refused.value.reason == "DEVICE_FULL"
+        assert rejected.value.reason == "DEVICE_FULL"
     with pytest.raises(ResourceExhausted) as again:
         await played.ask()
     assert again.value.reason == "DEVICE_FULL", "without asking control"

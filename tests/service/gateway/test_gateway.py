@@ -42,8 +42,8 @@ def test_metrics_of_several_processes_make_one_valid_text():
     families = {family.name: family for family in text_string_to_metric_families(merge(texts))}
     samples = {sample.labels["process"]: sample.value for sample in families["process_open_fds"].samples}
     assert set(samples) == {"control", "gateway"}
-    refused = families["edgeflow_limit_rejections"].samples
-    counted = {each.labels["process"]: each.value for each in refused if each.name.endswith("_total")}
+    rejected = families["edgeflow_limit_rejections"].samples
+    counted = {each.labels["process"]: each.value for each in rejected if each.name.endswith("_total")}
     assert counted == {"control": 1.0, "gateway": 2.0}
     assert [(each.labels, each.value) for each in families["edgeflow_own"].samples] == [({}, 3.0)]
 
@@ -64,8 +64,8 @@ async def read_head(reader: asyncio.StreamReader) -> list[bytes]:
     return (await reader.readuntil(b"\r\n\r\n")).lower().splitlines()
 
 
-async def test_a_caller_who_is_refused_is_read_slowly(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(proxy, "REFUSED_BYTES_PER_S", 20_000)
+async def test_a_caller_who_is_rejected_is_read_slowly(checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(proxy, "REJECTED_BYTES_PER_S", 20_000)
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await read_head(reader)

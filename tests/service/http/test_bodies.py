@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: what a sender chooses costs no memory or time before it is refused."""
+"""Bodies of HTTP requests: what a sender chooses costs no memory or time before it is rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 FRAME = {"image": base64.b64encode(bytes(48)).decode(), "format": "rgb8", "width": 4, "height": 4, "instruction": "go"}
 
 
-def refusal(parse: Callable[[], Any]) -> tuple[RequestError, int]:
+def rejection(parse: Callable[[], Any]) -> tuple[RequestError, int]:
     """The error, and the memory that it took to find it."""
     tracemalloc.start()
     try:
@@ -61,8 +61,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_body_is_refused_before_anything_is_built(body: bytes):
-    error, peak = refusal(lambda: parse_body(JSON_TYPE, body))
+def test_a_hostile_body_is_rejected_before_anything_is_built(body: bytes):
+    error, peak = rejection(lambda: parse_body(JSON_TYPE, body))
     assert (error.http_status, error.field, peak < MIB) == (400, "body", True), (error, peak)
 
 
@@ -75,7 +75,7 @@ ESCAPES = {
 @pytest.mark.parametrize("body", ESCAPES.values(), ids=ESCAPES.keys())
 def test_a_long_text_is_one_value(body: bytes):
     """The text itself is built, nothing else is."""
-    error, peak = refusal(lambda: parse_body(JSON_TYPE, body))
+    error, peak = rejection(lambda: parse_body(JSON_TYPE, body))
     assert (error.field, error.reason) == ("image", "BODY_FIELD")
     assert peak < 4 * len(body)
 
@@ -94,7 +94,7 @@ SMALL = {
 @pytest.mark.parametrize(("changes", "old", "new", "field"), SMALL.values(), ids=SMALL.keys())
 def test_a_bad_value_names_its_field(changes: dict[str, Any], old: bytes, new: bytes, field: str):
     body = json.dumps({**FRAME, **changes}).encode().replace(old, new, 1)
-    error, peak = refusal(lambda: parse_body(JSON_TYPE, body))
+    error, peak = rejection(lambda: parse_body(JSON_TYPE, body))
     assert (error.http_status, error.field) == (400, field)
     assert peak < MIB // 4
 
@@ -102,7 +102,7 @@ def test_a_bad_value_names_its_field(changes: dict[str, Any], old: bytes, new: b
 @pytest.mark.parametrize("bad", ["x", None, True, [1], {}])
 def test_the_first_bad_number_is_named_and_no_other(bad: object):
     body = json.dumps({**FRAME, "proprio": {f"joint {index}": bad for index in range(4000)}}).encode()
-    error, peak = refusal(lambda: parse_body(JSON_TYPE, body))
+    error, peak = rejection(lambda: parse_body(JSON_TYPE, body))
     assert (error.field, peak < 2 * MIB) == ("proprio.joint 0", True), peak
 
 
@@ -131,8 +131,8 @@ PACKED = {
 
 
 @pytest.mark.parametrize("body", PACKED.values(), ids=PACKED.keys())
-def test_hostile_msgpack_is_refused_before_anything_is_built(body: bytes):
-    error, peak = refusal(lambda: parse_body(MSGPACK_TYPES[0], body))
+def test_hostile_msgpack_is_rejected_before_anything_is_built(body: bytes):
+    error, peak = rejection(lambda: parse_body(MSGPACK_TYPES[0], body))
     assert (error.http_status, error.field, peak < MIB) == (400, "body", True), (error, peak)
 
 

@@ -1,4 +1,4 @@
-"""Connections beyond a limit, and requests that are not quite HTTP: refused in a form that clients can read."""
+"""Connections beyond a limit, and requests that are not quite HTTP: rejected in a form that clients can read."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def test_requests_beyond_the_limit_are_answered_and_none_is_reset(checkpoi
         )
         statuses = [answer.status_code for answer in answers]
         assert set(statuses) == {400, 429} and statuses.count(400) >= 4
-        (refused, *_) = [answer for answer in answers if answer.status_code == 429]
-        assert (refused.headers["retry-after"], refused.json()["error"]["code"]) == ("1", "RESOURCE_EXHAUSTED")
+        (rejected, *_) = [answer for answer in answers if answer.status_code == 429]
+        assert (rejected.headers["retry-after"], rejected.json()["error"]["code"]) == ("1", "RESOURCE_EXHAUSTED")
         assert (await http.get("/healthz")).status_code == 200
 
 
-async def test_refusing_is_bounded_too(checkpoint, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(protocol, "MAX_REFUSED", 1)
+async def test_rejecting_is_bounded_too(checkpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(protocol, "MAX_REJECTED", 1)
     limits = {"limits__http_connections_per_address": 1, "limits__http_body_bytes": 1 << 14}
     async with serving(checkpoint, **limits) as served, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(connected(served.http))
@@ -107,7 +107,7 @@ CHUNKED = b"transfer-encoding: chunked"
         (CRLF.join([b"GET /secret<b> HTTP/1.1", b"bad header", b"", b""]), 400),
     ],
 )
-async def test_what_is_not_quite_http_is_refused_in_one_form(checkpoint, sent: bytes, status: int):
+async def test_what_is_not_quite_http_is_rejected_in_one_form(checkpoint, sent: bytes, status: int):
     async with serving(checkpoint) as served, connected(served.http) as (reader, writer):
         writer.write(sent)
         head, _, body = (await rest(reader)).partition(b"\r\n\r\n")

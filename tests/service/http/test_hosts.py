@@ -23,7 +23,7 @@ EVIL = "rebind.evil.example"
         ({"origin": "null"}, "ORIGIN_NOT_ALLOWED"),
     ],
 )
-async def test_a_web_page_is_refused_on_every_path(checkpoint, headers: dict[str, str], reason: str):
+async def test_a_web_page_is_rejected_on_every_path(checkpoint, headers: dict[str, str], reason: str):
     async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http, headers=headers) as http:
         for method, path in (
             ("PUT", PREFIX),

@@ -98,7 +98,7 @@ async def test_bodies_that_cannot_be_read(checkpoint, content, headers, status):
         assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-async def test_a_body_above_the_limit_is_refused_with_and_without_a_length(checkpoint):
+async def test_a_body_above_the_limit_is_rejected_with_and_without_a_length(checkpoint):
     async def chunks():
         for _ in range(8):
             yield bytes(1000)

@@ -36,7 +36,7 @@ def with_frame(marker: int = 0xC0, precision: int = 8, width: int = WIDTH, heigh
     return JPEG[:FRAME] + head + JPEG[FRAME + 9 :]
 
 
-def refusal(data: bytes) -> str:
+def rejection(data: bytes) -> str:
     with pytest.raises(RequestError) as caught:
         check_image(data, CAMERA, "image")
     assert caught.value.text.startswith("image: ")
@@ -66,7 +66,7 @@ def test_fill_bytes_before_a_marker_pass():
 
 
 @pytest.mark.parametrize("value", range(10))
-def test_a_picture_that_is_stored_turned_is_refused(value: int):
+def test_a_picture_that_is_stored_turned_is_rejected(value: int):
     """A policy would see it turned; whoever looks at the file would not."""
     exif = Image.Exif()
     exif[0x0110], exif[0x0112] = "a camera", value
@@ -103,7 +103,7 @@ def test_metadata_that_is_broken_says_nothing(tiff: bytes, found: int):
     assert orientation(b"Exif\0\0" + tiff) == orientation(tiff) == found
 
 
-REFUSED = {
+REJECTED = {
     "text": (b"hello", "IMAGE_WRONG_FORMAT"),
     "only the start": (b"\xff\xd8\xff", "IMAGE_TRUNCATED"),
     "start and end": (b"\xff\xd8\xff\xd9", "IMAGE_UNREADABLE"),
@@ -137,14 +137,14 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_before_decoding(name: str):
-    data, reason = REFUSED[name]
-    assert refusal(data) == reason
+@pytest.mark.parametrize("name", REJECTED)
+def test_what_is_rejected_before_decoding(name: str):
+    data, reason = REJECTED[name]
+    assert rejection(data) == reason
 
 
 def test_a_file_cut_anywhere_is_truncated():
-    assert {refusal(JPEG[:cut]) for cut in range(3, len(JPEG) - 1)} == {"IMAGE_TRUNCATED"}
+    assert {rejection(JPEG[:cut]) for cut in range(3, len(JPEG) - 1)} == {"IMAGE_TRUNCATED"}
 
 
 @pytest.mark.parametrize("filling", [b"\xff", b"\xff\x00", b"\xff\xd0", b"\xff\xff\x00", b"\xff\xfe\x00\x02"])
@@ -152,5 +152,5 @@ def test_a_megabyte_made_to_be_slow_to_read_is_not(filling: bytes):
     for head in (JPEG[:2], JPEG[: SCAN + 14]):
         data = head + filling * ((1 << 20) // len(filling))
         start = time.thread_time()
-        refusal(data)
+        rejection(data)
         assert time.thread_time() - start < 1.0

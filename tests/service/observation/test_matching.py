@@ -1,4 +1,4 @@
-"""What a robot sends and what a policy needs: matched, or refused with both sides."""
+"""What a robot sends and what a policy needs: matched, or rejected with both sides."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_camera_that_the_checkpoint_does_not_name_is_the_first_whatever_its_na
     assert seen(matched(request(camera("wrist"), camera("top")), needs(any_camera), names)) == ["top"]
 
 
-def test_a_missing_camera_is_refused_with_both_sides_and_the_line_to_configure():
+def test_a_missing_camera_is_rejected_with_both_sides_and_the_line_to_configure():
     with pytest.raises(InvalidArgument) as caught:
         matched(request(camera("top"), camera("gripper")), needs(TOP, WRIST), NOTHING)
     assert (caught.value.field, caught.value.reason) == ("open.cameras", "INPUT_MISSING")
@@ -95,7 +95,7 @@ def test_a_missing_camera_is_refused_with_both_sides_and_the_line_to_configure()
         assert part in caught.value.text
 
 
-def test_a_camera_of_another_size_is_refused():
+def test_a_camera_of_another_size_is_rejected():
     exact = CameraNeed(name="top", width=64, height=48)
     assert seen(matched(request(camera("top")), needs(exact), NOTHING)) == ["top"]
     with pytest.raises(InvalidArgument, match="'top' is 64x64; the policy takes 'top' 64x48") as caught:
@@ -103,7 +103,7 @@ def test_a_camera_of_another_size_is_refused():
     assert caught.value.reason == "INPUT_SIZE"
 
 
-def test_more_pixels_than_cross_to_the_worker_are_refused():
+def test_more_pixels_than_cross_to_the_worker_are_rejected():
     sent = request(*(camera(name, 4000, 4000) for name in ("top", "wrist")))
     assert matched(sent, needs(TOP), NOTHING)
     with pytest.raises(InvalidArgument, match="bytes of pixels together") as caught:
@@ -144,7 +144,7 @@ def test_a_camera_is_not_two_of_the_policy_s(robot: tuple[str, ...]):
         ({"top": "a", "observation.images.top": "b"}, {}, "^cameras: 'observation.images.top' is mapped twice"),
     ],
 )
-def test_a_configuration_that_cannot_be_of_the_policy_is_refused(cameras: dict, state: dict, text: str):
+def test_a_configuration_that_cannot_be_of_the_policy_is_rejected(cameras: dict, state: dict, text: str):
     with pytest.raises(ConfigError, match=text):
         Names(cameras=cameras, state=state).of_policy(needs(TOP, WRIST, state=STATE.state))
 
@@ -184,7 +184,7 @@ def test_single_numbers_make_up_a_vector_that_has_their_names_as_elements():
         (vector("joints", 2), "INPUT_MISSING", r'"state": \{"observation.state": "joints"\}'),
     ],
 )
-def test_other_state_is_refused_with_both_sides(sent: StateSpec, reason: str, text: str):
+def test_other_state_is_rejected_with_both_sides(sent: StateSpec, reason: str, text: str):
     with pytest.raises(InvalidArgument, match=text) as caught:
         matched(request(state=(sent,)), STATE, NOTHING)
     assert (caught.value.field, caught.value.reason) == ("open.state", reason)
@@ -199,7 +199,7 @@ def test_what_one_side_does_not_state_is_not_compared(sent: StateSpec):
     assert matched(request(state=(sent,)), STATE, NOTHING).policy_numbers == (0, 1)
 
 
-def test_a_refusal_has_a_bounded_length():
+def test_a_rejection_has_a_bounded_length():
     many = tuple(vector(f"{index:064}") for index in range(256))
     long = needs(state=(vector("s", 200, " ".join(f"{index:064}" for index in range(200))),))
     with pytest.raises(InvalidArgument) as caught:

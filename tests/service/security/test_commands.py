@@ -24,8 +24,8 @@ def test_a_token_is_printed_once_and_its_hash_kept(tmp_path: Path):
     assert (told.returncode, told.stderr) == (0, "")
     (entry,) = json.loads((tmp_path / "tokens.json").read_text())
     assert entry == {"principal": "arm-1", "sha256": digest(told.stdout.strip()), "roles": ["control", "observe"]}
-    refused = run("token", "new", "--principal", "arm-1", "--role", "king", cwd=tmp_path)
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1) and "roles" in refused.stderr
+    rejected = run("token", "new", "--principal", "arm-1", "--role", "king", cwd=tmp_path)
+    assert (rejected.returncode, rejected.stderr.count("\n")) == (2, 1) and "roles" in rejected.stderr
     assert len(json.loads((tmp_path / "tokens.json").read_text())) == 1
 
 
@@ -41,8 +41,8 @@ def test_a_token_s_own_file_is_private_and_never_replaced(tmp_path: Path):
     assert (again.returncode, again.stderr) == (2, "edgeflow: out: arm-1.token exists already\n")
     nowhere = run(*ask[:-1], "nowhere/arm.token", cwd=tmp_path)
     assert nowhere.returncode == 2 and nowhere.stderr.startswith("edgeflow: out: cannot write nowhere/arm.token")
-    refused = run(*ask[:5], "king", "--out", "king.token", cwd=tmp_path)
-    assert refused.returncode == 2 and not (tmp_path / "king.token").exists()
+    rejected = run(*ask[:5], "king", "--out", "king.token", cwd=tmp_path)
+    assert rejected.returncode == 2 and not (tmp_path / "king.token").exists()
     assert len(json.loads(tokens.read_text())) == 1
 
 

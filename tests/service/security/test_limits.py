@@ -193,7 +193,7 @@ async def test_garbage_is_answered_and_leaves_no_line_of_its_own(checkpoint, cap
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "gzip, identity", "zstd"])
-async def test_compressed_bodies_are_refused(checkpoint, encoding: str):
+async def test_compressed_bodies_are_rejected(checkpoint, encoding: str):
     async with serving(checkpoint) as served, httpx.AsyncClient(base_url=served.http) as http:
         headers = {"content-type": "application/json", "content-encoding": encoding}
         answer = await http.post("/v1/act", content=gzip.compress(b"{}" * 1000), headers=headers)
@@ -201,7 +201,7 @@ async def test_compressed_bodies_are_refused(checkpoint, encoding: str):
 
 
 @pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-async def test_compressed_messages_are_refused(checkpoint, algorithm: grpc.Compression):
+async def test_compressed_messages_are_rejected(checkpoint, algorithm: grpc.Compression):
     request = pb.ActRequest(open=open_message(instruction="grasp " * 200), frame=frame_message(1)).SerializeToString()
     async with serving(checkpoint) as served:
         address = served.service.status.grpc_address
@@ -212,7 +212,7 @@ async def test_compressed_messages_are_refused(checkpoint, algorithm: grpc.Compr
         assert served.script.worker.submitted() == []
 
 
-async def test_long_metadata_is_refused(checkpoint):
+async def test_long_metadata_is_rejected(checkpoint):
     async with serving(checkpoint) as served:
         stub = served.channel.unary_unary("/edgeflow.v1.Control/Act")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -166,7 +166,7 @@ def test_a_chat_template_cannot_leave_its_sandbox(tmp_path: Path, attack: str):
     assert not marker.exists()
 
 
-def test_weights_that_are_a_pickle_are_refused(trapped: tuple[Path, Path, Path], tmp_path: Path):
+def test_weights_that_are_a_pickle_are_rejected(trapped: tuple[Path, Path, Path], tmp_path: Path):
     policy, _, marker = trapped
     evil = (policy / "model.pt").read_bytes()
     copy = write_checkpoint(tmp_path / "policy")

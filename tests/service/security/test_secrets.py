@@ -46,7 +46,7 @@ class ServiceOutput:
         return [text for text in self.texts if any(needle in text for needle in needles)]
 
 
-async def refused_call(heard: ServiceOutput, stub, request: bytes, **options) -> str:
+async def rejected_call(heard: ServiceOutput, stub, request: bytes, **options) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub(request, timeout=WAIT_S, **options)
     heard.add(caught.value.details(), caught.value.debug_error_string(), caught.value.trailing_metadata())
@@ -87,9 +87,9 @@ async def drive_grpc(served, heard: ServiceOutput) -> None:
     stub = served.channel.unary_unary("/edgeflow.v1.Control/Act", request_serializer=bytes)
     for name, request in hostile_requests().items():
         data = request if isinstance(request, bytes) else request.SerializeToString()
-        assert await refused_call(heard, stub, data, metadata=shown) not in ("OK", "INTERNAL", "UNKNOWN"), name
+        assert await rejected_call(heard, stub, data, metadata=shown) not in ("OK", "INTERNAL", "UNKNOWN"), name
     for value in (WRONG, f"{TOKEN} {CANARY}"):
-        code = await refused_call(heard, stub, b"", metadata=[("authorization", f"Bearer {value}"), *METADATA])
+        code = await rejected_call(heard, stub, b"", metadata=[("authorization", f"Bearer {value}"), *METADATA])
         assert code == "UNAUTHENTICATED"
     assert await call(served.channel, f"/edgeflow.v1.Control/{CANARY}") is grpc.StatusCode.UNAUTHENTICATED
 
@@ -158,7 +158,7 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
     single = pb.ActRequest(open=open_message(), frame=frame_message(1))
     async with serving(checkpoint, incidents=2) as served:
         stub = served.channel.unary_unary("/edgeflow.v1.Control/Act", request_serializer=bytes)
-        assert await refused_call(heard, stub, single.SerializeToString()) == "INTERNAL"
+        assert await rejected_call(heard, stub, single.SerializeToString()) == "INTERNAL"
         async with httpx.AsyncClient(base_url=served.http) as http:
             answer = await http.post("/v1/act", json=body)
         assert (answer.status_code, "incident" in answer.text) == (500, True)

@@ -244,10 +244,10 @@ async def test_the_log_says_who_and_never_what_was_shown(checkpoint, tokens: str
         await robot.open()
         await outcome(stranger)
         assert [event["principal"] for event in served.events("session_opened")] == ["arm-1"]
-        refusals = served.events("auth_failed")
-        assert len(refusals) == stranger.streams
-        for refused in refusals:
-            assert refused["reason"] == "UNKNOWN_TOKEN" and refused["peer"].startswith("ipv4:127.0.0.1")
+        rejections = served.events("auth_failed")
+        assert len(rejections) == stranger.streams
+        for rejected in rejections:
+            assert rejected["reason"] == "UNKNOWN_TOKEN" and rejected["peer"].startswith("ipv4:127.0.0.1")
         assert ROBOT not in served.log and "guess-guess" not in served.log
 
 
@@ -291,7 +291,7 @@ def test_a_wrong_file_is_told_in_one_line_without_its_contents(tmp_path: Path, c
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o602, 0o601])
-def test_a_file_that_others_can_open_is_refused(tmp_path: Path, mode: int):
+def test_a_file_that_others_can_open_is_rejected(tmp_path: Path, mode: int):
     file = tmp_path / "tokens.json"
     file.write_text("[]")
     file.chmod(mode)

@@ -96,7 +96,7 @@ def test_a_lone_robot_is_always_let_in():
     assert plan.forecast.fps == pytest.approx(1000 / 120, rel=0.05)
 
 
-def test_the_session_that_does_not_fit_is_refused_with_a_hint():
+def test_the_session_that_does_not_fit_is_rejected_with_a_hint():
     admission = make()
     with pytest.raises(ResourceExhausted, match="cannot serve a frame every") as caught:
         fill(admission, request(500, Mode.SERIAL))
@@ -172,7 +172,7 @@ def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
     assert make().plan(request(500, Mode.AUTO, 1000), ()).pace.depth == 1
 
 
-def test_an_age_that_cannot_be_kept_is_refused_with_the_best_one():
+def test_an_age_that_cannot_be_kept_is_rejected_with_the_best_one():
     with pytest.raises(
         FailedPrecondition, match=r"an action age of 100 ms cannot be kept; the lowest possible is 1[23]\d ms"
     ):

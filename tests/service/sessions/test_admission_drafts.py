@@ -82,7 +82,7 @@ def test_the_service_says_how_for_those_who_choose_no_mode():
 
 
 @pytest.mark.parametrize("max_passes", [8, 64])
-def test_more_passes_than_tokens_are_refused_with_the_range(max_passes: int):
+def test_more_passes_than_tokens_are_rejected_with_the_range(max_passes: int):
     with pytest.raises(InvalidArgument, match=f"is {max_passes}; this model takes 1 to 7") as caught:
         rtx5090().plan(drafting(max_passes=max_passes), ())
     assert caught.value.field == "open.max_passes"
@@ -189,7 +189,7 @@ def test_auto_takes_the_youngest_actions_where_the_rate_is_the_cameras():
 
 
 @pytest.mark.parametrize("period_ms", [10, 33, 100, 500])
-def test_an_age_that_cannot_be_kept_is_refused_with_the_best_one(period_ms: int):
+def test_an_age_that_cannot_be_kept_is_rejected_with_the_best_one(period_ms: int):
     """The best one can be had, and is that of drafts where they are youngest."""
     admission = measured()
     with pytest.raises(FailedPrecondition, match="cannot be kept; the lowest possible is") as caught:

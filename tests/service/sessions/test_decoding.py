@@ -33,7 +33,7 @@ def test_a_frame_costs_what_all_of_its_images_do():
     assert prepare_ns([RAW, SMALL]) == prepare_ns([RAW]) + prepare_ns([SMALL])
 
 
-def test_sessions_that_would_decode_more_than_the_threads_can_are_refused():
+def test_sessions_that_would_decode_more_than_the_threads_can_are_rejected():
     admission = make(preprocess="device")
     admission.worker_ready(ready(percent=5))
     with pytest.raises(ResourceExhausted, match="decoding 2000x2000 pixels every 200 ms") as caught:

@@ -58,7 +58,7 @@ async def test_the_start_tells_what_is_assumed_of_frames_that_draft(checkpoint):
         ({"mode": pb.MODE_SERIAL, "depth": 2}, CODE.INVALID_ARGUMENT, "open.depth: may only be set with mode depth"),
     ],
 )
-async def test_what_cannot_be_is_refused(checkpoint, asked, code, said: str):
+async def test_what_cannot_be_is_rejected(checkpoint, asked, code, said: str):
     async with serving(checkpoint, Script(pass_ns=PASSES)) as served:
         robot = served.robot()
         await robot.send(_open(asked))
@@ -66,7 +66,7 @@ async def test_what_cannot_be_is_refused(checkpoint, asked, code, said: str):
         assert status is code and said in text
 
 
-async def test_the_session_that_does_not_fit_is_refused_and_the_others_stay(checkpoint):
+async def test_the_session_that_does_not_fit_is_rejected_and_the_others_stay(checkpoint):
     async with serving(checkpoint, Script(pass_ns=PASSES)) as served:
         first = served.robot()
         await first.open(mode=pb.MODE_SERIAL, control_period_ms=20)

@@ -57,7 +57,7 @@ def test_a_robot_that_waits_for_each_answer_may_be_faster_than_it_declared():
 
 def test_a_flood_ends_a_session_in_fault_too():
     session = Session(1, REQUEST, SCHEMA, RULES, 0)
-    session.answers.guard.fault = True
+    session.answers.invalid.fault = True
     flood(session, 4000, 1)
     assert session.ended is not None and session.ended.reason is Reason.RATE_EXCEEDED
 
@@ -73,5 +73,5 @@ def test_resets_have_a_rate_and_end_a_session_that_does_not_keep_it():
         session.request_reset("", CHANGE_PERIOD_NS)
     assert session.epoch == 2 + CHANGES
     assert session.ended is not None and session.ended.reason is Reason.TOO_MANY_REJECTED
-    refused = {event.code for event in session.take(0) if isinstance(event, NoticeEvent) and event.kind == "rejected"}
-    assert refused == {"RESOURCE_EXHAUSTED"}
+    rejected = {event.code for event in session.take(0) if isinstance(event, NoticeEvent) and event.kind == "rejected"}
+    assert rejected == {"RESOURCE_EXHAUSTED"}

@@ -38,9 +38,9 @@ def test_passes_that_no_graph_held_are_counted_once():
 
 def test_messages_above_a_limit_are_counted_and_rates_are_not():
     metrics = Metrics()
-    wide = StatusEvent.refused(1, InvalidArgument("is too long", field="frame", reason=Reason.INSTRUCTION_TOO_LONG))
-    full = StatusEvent.refused(2, ResourceExhausted("is full", reason=Reason.SESSIONS_TAKEN))
-    fast = StatusEvent.refused(3, ResourceExhausted("too many frames", reason=Reason.RATE_EXCEEDED))
+    wide = StatusEvent.rejected(1, InvalidArgument("is too long", field="frame", reason=Reason.INSTRUCTION_TOO_LONG))
+    full = StatusEvent.rejected(2, ResourceExhausted("is full", reason=Reason.SESSIONS_TAKEN))
+    fast = StatusEvent.rejected(3, ResourceExhausted("too many frames", reason=Reason.RATE_EXCEEDED))
     for event in (wide, full, fast, replace(wide, disposition=Disposition.DROPPED)):
         metrics.told(1, event)
     counted = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.service.sessions.robot_clock import MOST_REFUSED, FrameOrder, RobotClock
+from edgeflow.service.sessions.robot_clock import MOST_REJECTED, FrameOrder, RobotClock
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -23,7 +23,7 @@ def steady(count: int, begin_ms: int = 0, delay_ms: int = 5) -> list[tuple[int, 
 
 
 @pytest.mark.parametrize("first", [[(0, 1600 * MS)], [(0, 10**18)], [(0, 3000 * MS), (50 * MS, 3000 * MS)]])
-def test_a_slow_first_frame_or_a_stamp_of_zero_refuses_nothing(first: list[tuple[int, int]]):
+def test_a_slow_first_frame_or_a_stamp_of_zero_rejects_nothing(first: list[tuple[int, int]]):
     begin_ms = first[-1][1] // MS
     assert all(verdicts(first + steady(100, begin_ms)))
 
@@ -36,7 +36,7 @@ def test_the_order_takes_the_robot_s_own_clock_after_a_buffered_picture():
 
 
 @given(st.lists(st.tuples(st.integers(1, 3_000), st.integers(0, 20_000), st.integers(0, 9)), max_size=200))
-def test_delays_and_suspensions_never_refuse_more_than_a_few_in_a_row(steps: list[tuple[int, int, int]]):
+def test_delays_and_suspensions_never_reject_more_than_a_few_in_a_row(steps: list[tuple[int, int, int]]):
     frames, stamp, received = [], 0, 0
     for gap_ms, delay_ms, rarely in steps:
         stamp += gap_ms * MS
@@ -45,12 +45,12 @@ def test_delays_and_suspensions_never_refuse_more_than_a_few_in_a_row(steps: lis
     row = 0
     for admitted in verdicts(frames + steady(50, received // MS)):
         row = 0 if admitted else row + 1
-        assert row <= MOST_REFUSED
+        assert row <= MOST_REJECTED
 
 
 def test_a_clock_that_jumps_is_told_and_then_believed():
     jumped = [(stamp + 3 * SECOND, received) for stamp, received in steady(50, 1000)]
-    assert verdicts(steady(20) + jumped) == [True] * 20 + [False] * MOST_REFUSED + [True] * (50 - MOST_REFUSED)
+    assert verdicts(steady(20) + jumped) == [True] * 20 + [False] * MOST_REJECTED + [True] * (50 - MOST_REJECTED)
 
 
 def test_a_single_stamp_from_the_future_changes_nothing_for_the_others():

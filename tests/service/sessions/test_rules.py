@@ -1,4 +1,4 @@
-"""Small rules: order, rate, refusals, the action gate, health, the outbox, the log."""
+"""Small rules: order, rate, rejections, the action gate, health, the outbox, the log."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_burst_may_come_at_once_then_the_rate_holds():
     assert bucket.ready_at_ns(SECOND) <= SECOND and [bucket.take(SECOND) for _ in range(4)] == [True] * 3 + [False]
 
 
-def test_refusals_are_forgotten_after_ten_seconds():
+def test_rejections_are_forgotten_after_ten_seconds():
     count = RollingCount(2)
     assert [count.exceeded(now) for now in (0, 1, 2)] == [False, False, True]
     assert not count.exceeded(11 * SECOND)

@@ -48,7 +48,7 @@ def answer(session: Session, frame: SubmitFrame, took_ns: int = 1, valid: bool =
     )
 
 
-def refuse(session: Session, frame: SubmitFrame) -> None:
+def reject(session: Session, frame: SubmitFrame) -> None:
     code, text = "INVALID_ARGUMENT", "instruction: has 900 prompt tokens; the limit is 128"
     session.dropped(
         FrameDropped(
@@ -72,7 +72,7 @@ def test_an_instruction_that_does_not_fit_gives_way_to_the_one_before(answered: 
     bad = submit(session, 2, "far too long")
     session.take(2)
     session.commands.clear()
-    refuse(session, bad)
+    reject(session, bad)
     told = session.take(3)
     assert [(e.seq, e.disposition, e.reason) for e in told if isinstance(e, StatusEvent)] == [
         (2, Disposition.REJECTED, Reason.INSTRUCTION_TOO_LONG)
@@ -86,8 +86,8 @@ def test_an_instruction_that_does_not_fit_gives_way_to_the_one_before(answered: 
 def test_two_instructions_that_do_not_fit_are_both_taken_back():
     session = Session(1, REQUEST, SCHEMA, RULES, 0)
     first, second = submit(session, 1, "too long"), submit(session, 2, "longer still")
-    refuse(session, first)  # of an epoch that is over: it left with it
-    refuse(session, second)
+    reject(session, first)  # of an epoch that is over: it left with it
+    reject(session, second)
     assert submit(session, 3).instruction == "first"
     dispositions = [e.disposition for e in session.take(9) if isinstance(e, StatusEvent)]
     assert dispositions == [Disposition.DROPPED, Disposition.REJECTED]
@@ -221,8 +221,8 @@ def test_an_instruction_with_frames_above_the_rate_does_not_take_effect():
     for seq in range(1, 1001):
         offer(session, seq, 0, f"instruction {seq}")
     assert session.epoch <= 1 + CHANGES and session.instruction == f"instruction {session.epoch - 1}"
-    refused = [event for event in session.take(0) if isinstance(event, StatusEvent) and event.code]
-    assert {event.reason for event in refused if event.disposition is Disposition.REJECTED} == {Reason.RATE_EXCEEDED}
+    rejected = [event for event in session.take(0) if isinstance(event, StatusEvent) and event.code]
+    assert {event.reason for event in rejected if event.disposition is Disposition.REJECTED} == {Reason.RATE_EXCEEDED}
 
 
 def test_a_session_that_never_sent_a_frame_keeps_its_place_for_a_second_whatever_it_declared():
@@ -266,10 +266,10 @@ def test_an_answer_that_is_not_taken_gives_way_to_the_next():
     assert [each.seq for each in events if isinstance(each, ActionEvent)] == [2]
 
 
-def test_a_fault_refuses_frames_and_its_stop_stays_in_force():
+def test_a_fault_rejects_frames_and_its_stop_stays_in_force():
     session = Session(1, REQUEST, SCHEMA, RULES, 0)
     for seq in range(1, INVALID_IN_A_ROW + 1):
-        assert not session.answers.guard.fault
+        assert not session.answers.invalid.fault
         answer(session, submit(session, seq), valid=False)
     session.hold(Reason.INGRESS_SILENT)
     assert commands(session) == ["stop"]

@@ -79,7 +79,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.offered[seq] += 1
         self.session.admit(seq, self.now, self.now)
         if bad:
-            self.session.refuse(seq, InvalidArgument("bad"), self.now)
+            self.session.reject(seq, InvalidArgument("bad"), self.now)
         else:
             frame = CheckedFrame(seq=seq, stamp_ns=self.now, images=(b"abc",), instruction=instruction)
             self.session.offer(frame, self.now)
@@ -92,7 +92,7 @@ class SessionMachine(RuleBasedStateMachine):
         try:
             self.session.admit(seq, self.now, self.now)
         except RequestError as error:
-            self.session.refuse(seq, error, self.now)
+            self.session.reject(seq, error, self.now)
         else:
             raise AssertionError(f"{seq} came twice")
 

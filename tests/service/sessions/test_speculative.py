@@ -131,7 +131,7 @@ async def test_where_frames_may_draft_the_worker_hears_how_old_they_may_get(chec
         ({"mode": pb.MODE_SPECULATIVE, "depth": 2}, "open.depth: may only be set with mode depth"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_the_range(checkpoint, asked, said: str):
+async def test_what_cannot_be_is_rejected_with_the_range(checkpoint, asked, said: str):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.send(pb.ClientMessage(open=open_message(**asked)))

@@ -1,4 +1,4 @@
-"""A worker that dies, hangs, refuses or cannot start; drain; health as robots see it."""
+"""A worker that dies, hangs, rejects or cannot start; drain; health as robots see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from edgeflow.contract import CameraNeed, Pace, PolicyInputs
-from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRefused, WorkerFailed
+from edgeflow.ipc.messages import CloseSession, OpenSession, SessionRejected, WorkerFailed
 from edgeflow.service.frontends.grpc.server import SERVICE
 from edgeflow.service.host import watchdogs
 from edgeflow.service.observe.health import HealthState
@@ -95,9 +95,9 @@ async def test_frames_while_the_worker_restarts_are_dropped_by_name(checkpoint, 
         await robot.frame(1)
         status = await robot.status(1)
         assert (status.code, status.reason) == ("UNAVAILABLE", "WORKER_RESTARTING")
-        refused = served.robot()
+        rejected = served.robot()
         with pytest.raises(AssertionError, match="UNAVAILABLE"):
-            await refused.open()
+            await rejected.open()
         script.fail = None
         await robot.notice("worker_ready")
         await robot.frame(2)
@@ -141,8 +141,10 @@ async def test_when_no_worker_can_be_started_robots_are_told_to_stop(checkpoint,
         assert served.service.health.state is HealthState.FAULT and not served.service.health.live
 
 
-async def test_a_refused_session_is_told_why(checkpoint):
-    script = Script(refuse=SessionRefused(0, "INVALID_ARGUMENT", "unnorm_key: the model has a, b", "unnorm_key", "KEY"))
+async def test_a_rejected_session_is_told_why(checkpoint):
+    script = Script(
+        reject=SessionRejected(0, "INVALID_ARGUMENT", "unnorm_key: the model has a, b", "unnorm_key", "KEY")
+    )
     async with serving(checkpoint, script) as served:
         robot = served.robot()
         with pytest.raises(AssertionError, match="INVALID_ARGUMENT unnorm_key: the model has a, b"):
@@ -183,9 +185,9 @@ async def test_a_drain_lets_the_step_finish_then_holds_and_ends(checkpoint):
         await eventually(lambda: bool(script.worker.held))
         stopping = asyncio.create_task(served.service.stop())
         assert (await robot.notice("drain")).deadline_ms == 3000
-        refused = served.robot()
+        rejected = served.robot()
         with pytest.raises(AssertionError, match="UNAVAILABLE"):
-            await refused.open()
+            await rejected.open()
         await robot.frame(2)
         status = await robot.status(2)
         assert (status.disposition, status.reason) == (pb.DISPOSITION_DROPPED, "DRAINING")

@@ -51,8 +51,8 @@ class LoadRobot:
     """`run` keeps a stream, `pace` sends frames over it.
 
     frames: the encoded images of each frame, sent in turn. connection: a grpc.aio.Channel. admitted: the latest Opened
-    from the service, None before the first. refused: why the robot stopped
-    opening streams. opened: set at the first Opened or at the refusal.
+    from the service, None before the first. rejected: why the robot stopped
+    opening streams. opened: set at the first Opened or at the rejection.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LoadRobot:
         self._left: int | None = None  # frames still to offer that count, None = no limit
 
     async def run(self) -> None:
-        """Open one stream after another until `stop`, or a refusal that is final or precedes the first Opened."""
+        """Open one stream after another until `stop`, or a rejection that is final or precedes the first Opened."""
         while True:
             error = await self._one_stream()
             self.ledger.lose()
@@ -103,7 +103,7 @@ class LoadRobot:
             await asyncio.sleep(self._backoff.next_delay_s())
 
     async def pace(self, pattern: Pattern, begin_ns: int) -> None:
-        """Offer frames until `halt`, the limit, the schedule's end, or a refusal."""
+        """Offer frames until `halt`, the limit, the schedule's end, or a rejection."""
         self._halted = False
         if isinstance(pattern, ClosedLoopPlan):
             await self._pace_closed(pattern.window)

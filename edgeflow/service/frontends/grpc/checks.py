@@ -36,8 +36,8 @@ _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageF
 _MODES = {pb.MODE_UNSPECIFIED: None, **MODES}
 
 
-def refuse_unknown_fields(message: Message, field: str) -> None:
-    """Refuse unknown fields, also in nested messages: a field ignored here may matter to the robot.
+def reject_unknown_fields(message: Message, field: str) -> None:
+    """Reject unknown fields, also in nested messages: a field ignored here may matter to the robot.
 
     Unknown fields are discarded and sizes compared, because listing a message full of them would take a second.
     """
@@ -50,7 +50,7 @@ def refuse_unknown_fields(message: Message, field: str) -> None:
                 f"has {len(value)} entries; the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS
             )
         for part in value:
-            refuse_unknown_fields(part, path)
+            reject_unknown_fields(part, path)
     size = message.ByteSize()
     message.DiscardUnknownFields()
     if message.ByteSize() != size:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.framing import Payload
-from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
 from edgeflow.service.observation.checks import check_numbers, check_text, text_too_long
 from edgeflow.service.observation.pixels import check_image
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
@@ -110,7 +110,7 @@ def check_act(
 ) -> tuple[OpenRequest, CheckedFrame]:
     """Validate a single action's request; RequestErrors name the field and the limit."""
     request = received.message
-    refuse_unknown_fields(request, "message")
+    reject_unknown_fields(request, "message")
     request.open.control_period_ms = request.open.control_period_ms or ACT_PERIOD_MS
     request.frame.seq = request.frame.seq or 1
     opened = check_open(request.open, alias, limits)

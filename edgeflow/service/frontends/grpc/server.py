@@ -23,7 +23,7 @@ from edgeflow.service.frontends.grpc.stream import Context, StreamCall, action_m
 from edgeflow.service.host.listen import address_text, bind
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Caller, Guard, Role
+from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Authenticator, Caller, Role
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane, act_once
@@ -81,34 +81,34 @@ def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """An interceptor that refuses before anything of a call is read, including calls to unknown methods."""
+    """An interceptor that rejects before anything of a call is read, including calls to unknown methods."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
-        """The call's own handler, or one that refuses it."""
+        """The call's own handler, or one that rejects it."""
         handler = await continuation(details)
-        if not self._guard.asks or details.method.startswith(_OPEN):
+        if not self._authenticator.asks or details.method.startswith(_OPEN):
             return handler
         try:
-            self._guard.check(credentials(details.invocation_metadata), _roles(details.method), "")
+            self._authenticator.check(credentials(details.invocation_metadata), _roles(details.method), "")
         except RequestError as error:
-            return self._refusal(handler, details.method if handler else "unknown", error)
+            return self._rejection(handler, details.method if handler else "unknown", error)
         return handler
 
-    def _refusal(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
-        async def refuse(_: Any, context: Context) -> None:
-            self._guard.refused(method, context.peer(), error)
+    def _rejection(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
+        async def reject(_: Any, context: Context) -> None:
+            self._authenticator.rejected(method, context.peer(), error)
             await abort(context, error)
 
         if handler is None or (handler.request_streaming and handler.response_streaming):
-            return grpc.stream_stream_rpc_method_handler(refuse)
+            return grpc.stream_stream_rpc_method_handler(reject)
         if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(refuse)
+            return grpc.stream_unary_rpc_method_handler(reject)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(refuse)
-        return grpc.unary_unary_rpc_method_handler(refuse)
+            return grpc.unary_stream_rpc_method_handler(reject)
+        return grpc.unary_unary_rpc_method_handler(reject)
 
 
 def credentials(metadata: Sequence[tuple[str, str | bytes]] | None) -> list[str]:
@@ -123,9 +123,9 @@ def _roles(method: str) -> frozenset[Role]:
 class ControlService:
     """The calls Stream and Act. Every failure becomes a typed status, or INTERNAL with an incident id."""
 
-    def __init__(self, plane: ControlPlane, guard: Guard, metrics: Metrics, log: EventLog) -> None:
+    def __init__(self, plane: ControlPlane, authenticator: Authenticator, metrics: Metrics, log: EventLog) -> None:
         self._plane = plane
-        self._guard = guard
+        self._authenticator = authenticator
         self._metrics = metrics
         self._log = log
 
@@ -175,7 +175,7 @@ class ControlService:
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
 
     def _caller(self, context: Context) -> Caller:
-        return self._guard.check(credentials(context.invocation_metadata()), CONTROL, context.peer())
+        return self._authenticator.check(credentials(context.invocation_metadata()), CONTROL, context.peer())
 
     def _count(self, method: str, code: str) -> None:
         self._metrics.rpc.labels(method, code).inc()
@@ -185,11 +185,16 @@ class GrpcServer:
     """The gRPC server, bound at `start`."""
 
     def __init__(
-        self, config: ServiceConfig, service: ControlService, guard: Guard, tls: Tls | None, state: Health
+        self,
+        config: ServiceConfig,
+        service: ControlService,
+        authenticator: Authenticator,
+        tls: Tls | None,
+        state: Health,
     ) -> None:
         self._config = config
         self._tls = tls
-        self._server = grpc.aio.server(interceptors=[AuthInterceptor(guard)], options=_options(config))
+        self._server = grpc.aio.server(interceptors=[AuthInterceptor(authenticator)], options=_options(config))
         self._server.add_generic_rpc_handlers((service.handler(),))
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -213,7 +218,7 @@ class GrpcServer:
         return bound
 
     async def stop(self) -> None:
-        """Refuse new calls, give running ones STOP_GRACE_S, then cancel them."""
+        """Reject new calls, give running ones STOP_GRACE_S, then cancel them."""
         await self._server.stop(STOP_GRACE_S)
 
     def _bind(self, address: str) -> int:

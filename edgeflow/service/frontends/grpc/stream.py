@@ -12,7 +12,7 @@ import grpc
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.faults import error_of_code
-from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
@@ -68,19 +68,19 @@ class StreamCall:
             raise error_of_code(end.code, end.text, end.reason.label)
 
     async def _first_open(self) -> OpenRequest | None:
-        """Wait for Open; messages before it are refused in band. None if the robot left."""
+        """Wait for Open; messages before it are rejected in band. None if the robot left."""
         config = self._plane.config
-        refusals = RollingCount(config.limits.rejected_frames)
+        rejections = RollingCount(config.limits.rejected_frames)
         while True:
             received = await self._read_before_open()
             if received is grpc.aio.EOF:
                 return None
             if isinstance(received, ParsedMessage) and received.message.WhichOneof("kind") == "open":
-                refuse_unknown_fields(received.message, "message")
+                reject_unknown_fields(received.message, "message")
                 return check_open(received.message.open, config.alias, config.limits)
-            if refusals.exceeded(time.monotonic_ns()):
+            if rejections.exceeded(time.monotonic_ns()):
                 raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
-            await self._send(server_message(_refused_before_open(received)))
+            await self._send(server_message(_rejected_before_open(received)))
 
     async def _read_before_open(self) -> Any:
         timeout_s = self._timing.silent_end_ms / 1000
@@ -150,12 +150,12 @@ class StreamCall:
             self._plane.close(self._runner)
 
 
-def _refused_before_open(received: ParsedMessage[pb.ClientMessage] | Unparsable) -> Event:
+def _rejected_before_open(received: ParsedMessage[pb.ClientMessage] | Unparsable) -> Event:
     if isinstance(received, Unparsable):
-        return StatusEvent.refused(0, unparsable())
+        return StatusEvent.rejected(0, unparsable())
     early = FailedPrecondition("send Open first", reason=Reason.NOT_OPEN)
     if received.message.WhichOneof("kind") == "frame":
-        return StatusEvent.refused(received.message.frame.seq, early)
+        return StatusEvent.rejected(received.message.frame.seq, early)
     return NoticeEvent("rejected", 0, early.code, early.text)
 
 
@@ -193,13 +193,13 @@ def receive(
 
 
 def _contents(received: ParsedMessage[pb.ClientMessage], request: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
-    refuse_unknown_fields(received.message, "message")
+    reject_unknown_fields(received.message, "message")
     return check_frame(received, request, limits)
 
 
 def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> None:
     try:
-        refuse_unknown_fields(message, "reset")
+        reject_unknown_fields(message, "reset")
         text = check_text(message.instruction, "reset.instruction", limits) if message.instruction else ""
     except RequestError as error:
         runner.reject_message(error)

@@ -33,7 +33,7 @@ def seen_values(frame: SubmitFrame) -> list[float]:
 
 
 @pytest.mark.parametrize("name", KINDS)
-async def test_bad_frames_are_refused_in_band_and_good_ones_between_are_acted_as_ever(checkpoint, caplog, capfd, name):
+async def test_bad_frames_are_rejected_in_band_and_good_ones_between_are_acted_as_ever(checkpoint, caplog, capfd, name):
     async with serving(checkpoint, Script(values=seen_values)) as served:
         clean = await clean_run(served.robot)
         report = await run_kind(served.robot, name, TIMES, seed=0, clean=clean)
@@ -56,7 +56,7 @@ def test_a_wrong_answer_would_be_seen(change):
     assert problem(KINDS["1e38"], data, pb.ServerMessage(frame_status=status))
 
 
-async def test_more_than_a_hundred_refusals_in_ten_seconds_end_the_stream(checkpoint):
+async def test_more_than_a_hundred_rejections_in_ten_seconds_end_the_stream(checkpoint):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.open()
@@ -67,7 +67,7 @@ async def test_more_than_a_hundred_refusals_in_ten_seconds_end_the_stream(checkp
         await robot.send(b"\xff")
         await robot.hold("TOO_MANY_REJECTED")
         code, text = await robot.rest()
-        assert (code, text) == (grpc.StatusCode.ABORTED, "more than 100 refused frames in 10 s")
+        assert (code, text) == (grpc.StatusCode.ABORTED, "more than 100 rejected frames in 10 s")
 
 
 async def test_a_message_is_as_large_as_the_limit_and_no_larger(checkpoint):
@@ -103,7 +103,7 @@ async def test_oversized_messages_leave_no_memory_behind(checkpoint):
         assert resident_bytes() - before < 22 << 20
 
 
-async def test_a_message_of_millions_of_parts_is_refused_at_once(checkpoint):
+async def test_a_message_of_millions_of_parts_is_rejected_at_once(checkpoint):
     images = wire.sized(2, b"\x08\x01" + b"\x1a\x00" * 2_000_000)
     unknown = wire.sized(2, b"\x08\x02" + b"\xf8\x07\x01" * 1_300_000)
     async with serving(checkpoint) as served:
@@ -116,7 +116,7 @@ async def test_a_message_of_millions_of_parts_is_refused_at_once(checkpoint):
         await robot.action(3)
 
 
-async def test_a_compressed_message_is_refused(checkpoint):
+async def test_a_compressed_message_is_rejected(checkpoint):
     async with serving(checkpoint) as served:
         stream = served.channel.stream_stream(f"/{SERVICE}/Stream", bytes, pb.ServerMessage.FromString)
         robot = WireRobot(partial(stream, compression=grpc.Compression.Gzip))
@@ -131,7 +131,7 @@ SIDES = (1, 2, 3, 7, 8, 9, 63, 64, 65, 223, 225, 4097)
 
 
 @pytest.mark.parametrize("width", SIDES)
-async def test_odd_sizes_are_served_or_refused_at_open(checkpoint, width):
+async def test_odd_sizes_are_served_or_rejected_at_open(checkpoint, width):
     heights = [height for height in (1, 8, 65, width, 4097) if width * height <= 4_000_000]
     images = {height: picture(width, height) for height in heights}  # takes long: the service's loop would stand still
     async with serving(checkpoint) as served:
@@ -144,7 +144,7 @@ async def test_odd_sizes_are_served_or_refused_at_open(checkpoint, width):
             await robot.rest()
 
 
-async def test_a_camera_of_too_many_pixels_is_refused_at_open(checkpoint):
+async def test_a_camera_of_too_many_pixels_is_rejected_at_open(checkpoint):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.send(pb.ClientMessage(open=open_message(cameras=[odd_camera(4097, 4097)])))
@@ -190,7 +190,7 @@ async def oversized(served: RunningService, limit: int, rounds: int) -> None:
         await asyncio.gather(*[one() for _ in range(15)])
 
 
-async def test_a_second_open_is_refused_in_band(checkpoint):
+async def test_a_second_open_is_rejected_in_band(checkpoint):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.open()
@@ -200,7 +200,7 @@ async def test_a_second_open_is_refused_in_band(checkpoint):
         await robot.action(1)
 
 
-async def test_a_frame_before_open_is_refused_in_band(checkpoint):
+async def test_a_frame_before_open_is_rejected_in_band(checkpoint):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.frame(5)
@@ -213,7 +213,7 @@ async def test_a_frame_before_open_is_refused_in_band(checkpoint):
         await robot.action(1)
 
 
-async def test_a_bad_reset_is_refused_in_band(checkpoint):
+async def test_a_bad_reset_is_rejected_in_band(checkpoint):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.open()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.frontends.grpc.checks import check_open, refuse_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import (
     ParsedMessage,
     Unparsable,
@@ -84,7 +84,7 @@ def test_an_open_request_is_read_whole():
 
 
 @pytest.mark.parametrize(("width", "height"), [(8193, 16), (16, 8193), (1, 4_000_000), (4096, 1024), (0, 5)])
-def test_a_camera_too_large_or_too_thin_is_refused(width: int, height: int):
+def test_a_camera_too_large_or_too_thin_is_rejected(width: int, height: int):
     camera = pb.Camera(name="c", width=width, height=height, format=pb.IMAGE_FORMAT_JPEG)
     opening = pb.Open(cameras=[camera], instruction="go", control_period_ms=100)
     with pytest.raises(InvalidArgument) as caught:
@@ -136,7 +136,7 @@ def test_grey_jpegs_become_rgb():
 
 
 @given(st.binary(max_size=400), st.integers(0, 600))
-def test_a_damaged_jpeg_decodes_or_is_refused(junk: bytes, position: int):
+def test_a_damaged_jpeg_decodes_or_is_rejected(junk: bytes, position: int):
     data = JPEG[:position] + junk + JPEG[position + len(junk) :]
     try:
         payload = pixels_of(frame_message(1, data), opened())
@@ -160,4 +160,4 @@ def test_good_text(text: str):
 def test_unknown_fields_are_found_at_any_depth():
     inner = pb.Image.FromString(pb.Image(data=b"x").SerializeToString() + b"\xf8\x07\x01")
     with pytest.raises(InvalidArgument, match=r"message\.frame\.images"):
-        refuse_unknown_fields(pb.ClientMessage(frame=pb.Frame(images=[inner])), "message")
+        reject_unknown_fields(pb.ClientMessage(frame=pb.Frame(images=[inner])), "message")

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.service.frontends.grpc.checks import refuse_unknown_fields
+from edgeflow.service.frontends.grpc.checks import reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, lift_images, parse_act_request, parse_client_message
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
@@ -46,7 +46,7 @@ def compare(kind: type[pb.ClientMessage] | type[pb.ActRequest], data: bytes) -> 
 def unknown_field(message: pb.ClientMessage | pb.ActRequest) -> str:
     """The verdict on unknown fields; they are discarded with it."""
     try:
-        refuse_unknown_fields(message, "message")
+        reject_unknown_fields(message, "message")
     except InvalidArgument as error:
         return str(error)
     return ""

@@ -156,7 +156,7 @@ async def test_a_chunk_with_one_bad_row_is_no_action(checkpoint, values: list[fl
         ({"state": [], "proprio_names": ["elbow", "shoulder"]}, "open.state", "INPUT_ORDER"),
     ],
 )
-async def test_a_session_without_what_the_policy_needs_is_refused(checkpoint, changes: dict, field: str, reason: str):
+async def test_a_session_without_what_the_policy_needs_is_rejected(checkpoint, changes: dict, field: str, reason: str):
     async with robot_of(checkpoint) as (robot, served):
         await robot.send(pb.ClientMessage(open=pb.Open(instruction="go", control_period_ms=50, **opening(**changes))))
         code, details = await robot.rest()
@@ -168,7 +168,7 @@ async def test_a_session_without_what_the_policy_needs_is_refused(checkpoint, ch
 
 
 @pytest.mark.parametrize("character", ["a", "é", "漢", "𠀀", "%"])
-async def test_a_refusal_reaches_the_robot_whatever_the_names_of_its_joints(checkpoint, character: str):
+async def test_a_rejection_reaches_the_robot_whatever_the_names_of_its_joints(checkpoint, character: str):
     size = 40
     state = (StateSpec(name="observation.state", size=size, elements=tuple(f"joint_{i}" for i in range(size))),)
     script = replace(wide_script(), inputs=replace(NEEDS, state=state))
@@ -212,7 +212,7 @@ async def test_a_single_action_by_grpc_has_the_form_that_its_request_asks_for(ch
 
 
 @pytest.mark.parametrize("chunks", [False, True])
-async def test_single_actions_of_displacements_are_refused(checkpoint, chunks: bool):
+async def test_single_actions_of_displacements_are_rejected(checkpoint, chunks: bool):
     """A row of displacements goes on from the one before it, so that it alone leads elsewhere."""
     script = wide_script()
     script.schema = replace(script.schema, relative=(True, True, False))

@@ -50,7 +50,7 @@ def test_vectors_are_read_whole_and_older_clients_names_are_vectors_of_one_numbe
         ([pb.StateVector(name="a", size=1, elements=["x" * 65])], "open.state[0].elements[0]", "BAD_NAME"),
     ],
 )
-def test_bad_vectors_are_refused(vectors: list[pb.StateVector], field: str, reason: str):
+def test_bad_vectors_are_rejected(vectors: list[pb.StateVector], field: str, reason: str):
     with pytest.raises(InvalidArgument) as caught:
         state_of(*vectors)
     assert (caught.value.field, caught.value.reason) == (field, reason)

@@ -14,7 +14,7 @@ from tests.service.harness import WAIT_S, frame_message, open_message, rush, ser
 from tests.service.scripted import Script
 
 
-async def test_too_many_refused_frames_end_the_stream(checkpoint):
+async def test_too_many_rejected_frames_end_the_stream(checkpoint):
     async with serving(checkpoint, limits__rejected_frames=20) as served:
         robot = served.robot()
         await robot.open()
@@ -24,12 +24,12 @@ async def test_too_many_refused_frames_end_the_stream(checkpoint):
         assert code is grpc.StatusCode.ABORTED and "20" in text
 
 
-async def test_frames_above_the_rate_are_refused_unless_they_are_the_newest(checkpoint):
+async def test_frames_above_the_rate_are_rejected_unless_they_are_the_newest(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
         await rush(served, robot, 40, control_period_ms=1000)
-        refused = [m.frame_status for m in robot.seen if m.frame_status.code == "RESOURCE_EXHAUSTED"]
-        assert {status.reason for status in refused} <= {"RATE_EXCEEDED"}
+        rejected = [m.frame_status for m in robot.seen if m.frame_status.code == "RESOURCE_EXHAUSTED"]
+        assert {status.reason for status in rejected} <= {"RATE_EXCEEDED"}
         assert sorted(seq for seq, _ in robot.dispositions()) == list(range(1, 41))
 
 
@@ -89,7 +89,7 @@ async def test_a_robot_gets_what_it_declared_while_another_is_active(checkpoint)
         assert (await cheat.action(40)).command == pb.COMMAND_ACT, "alone, it need not wait"
 
 
-async def test_second_opens_count_like_refused_frames(checkpoint):
+async def test_second_opens_count_like_rejected_frames(checkpoint):
     async with serving(checkpoint, limits__rejected_frames=20) as served:
         robot = served.robot()
         await robot.open()

@@ -72,7 +72,7 @@ async def test_a_worker_lost_meanwhile(checkpoint):
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_message_above_the_limit_is_refused_by_the_library(checkpoint):
+async def test_a_message_above_the_limit_is_rejected_by_the_library(checkpoint):
     async with serving(checkpoint, limits__message_bytes=10_000) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.act(bytes(20_000))

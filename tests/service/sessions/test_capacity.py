@@ -1,17 +1,17 @@
-"""Places for sessions: how many there are, who has one, and who may be without."""
+"""SessionCapacity for sessions: how many there are, who has one, and who may be without."""
 
 from __future__ import annotations
 
 import pytest
 
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.capacity import Places
+from edgeflow.service.sessions.capacity import SessionCapacity
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
 
 
-def places(*callers: Caller, most: int = 2, most_of_principal: int = 2) -> Places:
-    taken = Places(most, most_of_principal)
+def places(*callers: Caller, most: int = 2, most_of_principal: int = 2) -> SessionCapacity:
+    taken = SessionCapacity(most, most_of_principal)
     for number, caller in enumerate(callers, start=1):
         taken.take(number, caller)
     return taken
@@ -19,9 +19,9 @@ def places(*callers: Caller, most: int = 2, most_of_principal: int = 2) -> Place
 
 def test_a_place_is_for_one_session_at_a_time():
     taken = places(Caller("a"), Caller("b"))
-    with pytest.raises(ResourceExhausted, match="all 2 sessions are in use") as refused:
+    with pytest.raises(ResourceExhausted, match="all 2 sessions are in use") as rejected:
         taken.take(3, Caller("c"))
-    assert refused.value.reason == Reason.SESSIONS_TAKEN
+    assert rejected.value.reason == Reason.SESSIONS_TAKEN
     taken.give_up(1)
     taken.give_up(1)
     taken.take(3, Caller("c"))
@@ -35,9 +35,9 @@ def test_a_place_is_for_one_session_at_a_time():
 def test_a_principal_has_so_many_sessions_with_a_place_or_without():
     taken = places(Caller("a", "ann"), Caller("b", "ann"), most=9)
     taken.give_up(1)
-    with pytest.raises(ResourceExhausted, match="ann already has 2") as refused:
+    with pytest.raises(ResourceExhausted, match="ann already has 2") as rejected:
         taken.take(3, Caller("c", "ann"))
-    assert refused.value.reason == Reason.PRINCIPAL_SESSIONS
+    assert rejected.value.reason == Reason.PRINCIPAL_SESSIONS
     taken.take(3, Caller("c", "bob"))
 
 

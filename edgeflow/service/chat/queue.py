@@ -1,6 +1,6 @@
 """The queue of chat requests: one runs at the worker, a bounded number waits.
 
-First come, first served; a request that waits longer than `chat.queue_ms` is refused with Retry-After. A request whose
+First come, first served; a request that waits longer than `chat.queue_ms` is rejected with Retry-After. A request whose
 client disconnects is stopped at the worker within one step.
 """
 
@@ -17,7 +17,7 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.ipc.chat_messages import (
     ChatDone,
     ChatReady,
-    ChatRefused,
+    ChatRejected,
     ChatStart,
     ChatStop,
     ChatToken,
@@ -82,8 +82,8 @@ class _Ticket:
     answers: asyncio.Queue[Answer | Exception] = field(default_factory=asyncio.Queue)
 
 
-class ChatDesk:
-    """The queue; runs on the loop. ready: the worker's chat model, None without one. draining: new work is refused."""
+class ChatQueue:
+    """The queue; runs on the loop. ready: the worker's chat model, None without one. draining: new work is rejected."""
 
     def __init__(
         self, config: ChatConfig, send: Callable[[Message], None], clock: Clock, metrics: ChatMetrics, log: Log
@@ -115,12 +115,12 @@ class ChatDesk:
         for slot, ids in self._changed.items():  # a new worker starts with the configuration's
             self._send(SetPrefix(self._number(), slot, list(ids)))
 
-    def worker_message(self, message: ChatToken | ChatDone | ChatRefused | PrefixSet) -> None:
-        if isinstance(message, ChatRefused) and message.code == Internal.code:  # nothing that the client can mend
-            self.metrics.refused.labels(message.reason).inc()
+    def worker_message(self, message: ChatToken | ChatDone | ChatRejected | PrefixSet) -> None:
+        if isinstance(message, ChatRejected) and message.code == Internal.code:  # nothing that the client can mend
+            self.metrics.rejected.labels(message.reason).inc()
             self._log.event("chat_failed", reason=message.reason)
         answer: Answer | EdgeflowError | PrefixSet
-        if isinstance(message, ChatRefused):
+        if isinstance(message, ChatRejected):
             answer = error_of_code(message.code, message.text, message.reason, message.field)
         else:
             answer = message
@@ -135,7 +135,7 @@ class ChatDesk:
         self._fail(no_worker("no chat model is ready"))
 
     def drain(self) -> None:
-        """Refuse new and waiting requests; running ones continue."""
+        """Reject new and waiting requests; running ones continue."""
         self.draining = True
         for waiting in self._waiting:
             if not waiting.turn.done():
@@ -262,7 +262,7 @@ class ChatDesk:
         return DeadlineExceeded(f"the answer took longer than {limit_s:g} s", reason=Reason.CHAT_TIMEOUT)
 
     def _unread(self) -> ResourceExhausted:
-        self.metrics.refused.labels(Reason.SLOW_READER).inc()
+        self.metrics.rejected.labels(Reason.SLOW_READER).inc()
         text = f"the answer was not read for {PATIENCE_S:g} s in all, and another request waits"
         return ResourceExhausted(text, reason=Reason.SLOW_READER)
 
@@ -329,7 +329,7 @@ class ChatDesk:
         self.metrics.running.set(0)
 
     def _full(self, text: str, reason: str) -> RequestError:
-        self.metrics.refused.labels(reason).inc()
+        self.metrics.rejected.labels(reason).inc()
         return ResourceExhausted(text, reason=reason, retry_after_ms=RETRY_AFTER_MS)
 
     def _fail(self, error: RequestError) -> None:

@@ -62,7 +62,7 @@ class OneUnknownKey(BaseModel):
 
 
 class ClientObject(OneUnknownKey):
-    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are refused.
+    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are rejected.
 
     Lists of objects fail fast.
     """
@@ -189,18 +189,18 @@ Content: TypeAlias = Annotated[
 ]
 
 
-class _TurnMessage(ClientObject):
+class _NamedMessage(ClientObject):
     name: str | None = Field(None, max_length=64)
 
 
-class AskingTurn(_TurnMessage):
+class InputMessage(_NamedMessage):
     """A system, developer or user message."""
 
     role: Literal["system", "developer", "user"]
     content: Content
 
 
-class AnswerTurn(_TurnMessage):
+class AssistantMessage(_NamedMessage):
     """An earlier answer of the model."""
 
     role: Literal["assistant"]
@@ -212,7 +212,7 @@ class AnswerTurn(_TurnMessage):
     """Ignored; the openai package adds it to answers that it parsed."""
 
 
-class ToolTurn(_TurnMessage):
+class ToolMessage(_NamedMessage):
     """The result of a tool call."""
 
     role: Literal["tool"]
@@ -221,10 +221,17 @@ class ToolTurn(_TurnMessage):
 
 
 Message: TypeAlias = Annotated[
-    Annotated[AskingTurn, Tag(tag_of(AskingTurn))]
-    | Annotated[AnswerTurn, Tag(tag_of(AnswerTurn))]
-    | Annotated[ToolTurn, Tag(tag_of(ToolTurn))],
-    by_key("role", system=AskingTurn, developer=AskingTurn, user=AskingTurn, assistant=AnswerTurn, tool=ToolTurn),
+    Annotated[InputMessage, Tag(tag_of(InputMessage))]
+    | Annotated[AssistantMessage, Tag(tag_of(AssistantMessage))]
+    | Annotated[ToolMessage, Tag(tag_of(ToolMessage))],
+    by_key(
+        "role",
+        system=InputMessage,
+        developer=InputMessage,
+        user=InputMessage,
+        assistant=AssistantMessage,
+        tool=ToolMessage,
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 HUNG = """
 import os, socket, sys, time
-from edgeflow.ipc.leash import bind_to_parent
+from edgeflow.ipc.parent_death import bind_to_parent
 bind_to_parent(os.getppid(), int(sys.argv[1]), None)
 os.write(1, b"bound")
 time.sleep(3600)
