@@ -50,7 +50,7 @@ class ReadRows:
     reach: int
     """A bound on where rows end, on the host."""
     sampled: bool
-    """Whether the newest token is known, so that there is something to draft after."""
+    """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
     """The host may read."""
 
@@ -70,7 +70,7 @@ class RanRows:
 
 
 class Verifier(Protocol):
-    """Settles tokens after the forward pass, and makes drafts for the next one.
+    """Verifies tokens after the forward pass, and makes drafts for the next one.
 
     taps: layers of the decoder whose input it reads. store: keys and values of the drafter, which follow those of the
     slots; None where it has none.

@@ -279,7 +279,7 @@ class ShapeClasses:
         sampling: SamplingKind | None,
         form: DraftForm,
     ) -> PassShape:
-        """Without verified drafts forms differ in what is made after sampled rows alone: others run as chains do."""
+        """Without verified drafts forms differ in what is made after sampled rows only: others run as chains do."""
         segments = len(prefills) + decodes
         alike = form is not DraftForm.NONE and not (samples and sampling)
         return PassShape(

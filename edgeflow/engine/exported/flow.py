@@ -5,7 +5,7 @@ A bucket has places for every camera and for a number of tokens. A frame may hav
 are left over. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
 
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
-whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils its slot alone, and the next
+whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils only its slot, and the next
 frame that begins there finds nothing of it.
 """
 
@@ -101,7 +101,7 @@ class BucketMasks:
         }
 
     def _spread(self, layout: PackedLayout, used: Tensor) -> Tensor:
-        """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves after."""
+        """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves."""
         seen, prefix = layout.seen(), len(used)
         spread = torch.zeros(len(seen), self._past + len(seen), dtype=torch.bool)
         spread[:, used] = seen[:, :prefix]

@@ -136,7 +136,7 @@ MOST_GUIDANCE = 100.0
 
 
 class Schedule(str, Enum):
-    """How firmly rows after the delay are drawn to the chunk being played, up to the execution horizon.
+    """How firmly rows after the delay are drawn to the chunk in execution, up to the execution horizon.
 
     ZEROS: not at all. ONES: as firmly as those before. LINEAR, EXP: less and less.
     """
