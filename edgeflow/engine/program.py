@@ -61,7 +61,7 @@ class RanRows:
 
     read: ReadRows
     """These, as a drafter reads them."""
-    verifies: bool
+    is_verification: bool
     """Every row of each segment is sampled, and all segments are of one length; otherwise the last row of each is."""
     stage: str
     """The stage of the pass."""
@@ -146,7 +146,7 @@ class PassProgram:
         drafted = shape.form is not DraftForm.NONE
         taps = Taps(self._required_verifier.taps) if drafted and self._required_verifier.taps else None
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
-        end = base + (1 if shape.single_rows else inputs.rows)
+        end = base + (1 if shape.all_single else inputs.rows)
         results = logits = None
         if any(shape.samples):
             logits = decoder.logits(hidden, stage)
@@ -168,7 +168,7 @@ class PassProgram:
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
             base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is verified may ride one pass more
-        if shape.single_rows:
+        if shape.all_single:
             layout.row_position.copy_(base)
         else:
             torch.add(base[inputs.row_segment], inputs.row_offset, out=layout.row_position)
@@ -190,14 +190,14 @@ class PassProgram:
 
     def _place_in_trees(self, inputs: PassInputs, base: Tensor) -> Tensor:
         """Say what rows see that stand in trees; returns the position in its sequence of each, less what is folded."""
-        layout, tree, sees = inputs.layout, self._state.tree, inputs.layout.sees
-        if sees is None or sees.tree is None or sees.first is None:
+        layout, tree, visibility = inputs.layout, self._state.tree, inputs.layout.visibility
+        if visibility is None or visibility.tree is None or visibility.first is None:
             raise ValueError("rows of a tree need room for what they see")
         first = base[inputs.row_segment]
-        sees.ranges.zero_()
-        sees.ranges[:, 0, 1] = first
-        sees.first.copy_(first)
-        sees.tree.copy_(tree.bits[layout.row_slot, inputs.row_offset])
+        visibility.ranges.zero_()
+        visibility.ranges[:, 0, 1] = first
+        visibility.first.copy_(first)
+        visibility.tree.copy_(tree.bits[layout.row_slot, inputs.row_offset])
         return first + tree.depth[layout.row_slot, inputs.row_offset]
 
     def _place_folded(self, inputs: PassInputs, position: Tensor, folded: Tensor) -> None:
@@ -277,7 +277,7 @@ class PassProgram:
         where its segments are not alike.
         """
         several = shape.most_samples > 1
-        if outputs.rope is None or (several and not shape.verifies):
+        if outputs.rope is None or (several and not shape.is_verification):
             raise ValueError("drafts cannot be verified beside prompts")
         if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
             raise ValueError(
@@ -295,11 +295,11 @@ class PassProgram:
             sampled=outputs.logits is not None,
             on_host=on_host,
         )
-        ran = RanRows(read=read, verifies=shape.verifies, stage=shape.stage, logits=outputs.logits)
+        ran = RanRows(read=read, is_verification=shape.is_verification, stage=shape.stage, logits=outputs.logits)
         return self._required_verifier.verify(ran, kind, allowed)
 
     def _verified(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
-        counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
+        counts = torch.ones_like(inputs.slots) if shape.all_single else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
         results = self.verify(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
         return replace(outputs, results=results)
@@ -335,7 +335,7 @@ class PassProgram:
     ) -> tuple[Tensor, Tensor]:
         """The results, and where each slot ends [N]."""
         slots, places = inputs.slots, end
-        if not shape.samples_each:
+        if not shape.one_sample_each:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
         drawn = self._drawn(slots, places)

@@ -54,14 +54,14 @@ class PassShape:
     """The form of the drafts of a drafter, which all segments have or none."""
 
     @property
-    def verifies(self) -> bool:
+    def is_verification(self) -> bool:
         """True when the rows are newest tokens with the drafts of a drafter."""
         return self.form is not DraftForm.NONE and not self.prefills and self.most_samples > 1
 
     @property
     def tree(self) -> bool:
         """True when rows see those before them on their path of a tree."""
-        return self.verifies and self.form is DraftForm.TREE
+        return self.is_verification and self.form is DraftForm.TREE
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class PassShape:
         return stage_of(self.lengths)
 
     @cached_property
-    def single_rows(self) -> bool:
+    def all_single(self) -> bool:
         """True when every segment is one row."""
         return set(self.lengths) == {1}
 
@@ -92,7 +92,7 @@ class PassShape:
         return max((1, *self.samples[: len(self.prefills)])) - 1
 
     @cached_property
-    def samples_each(self) -> bool:
+    def one_sample_each(self) -> bool:
         """True when one row of each segment is sampled."""
         return set(self.samples) == {1}
 
@@ -189,7 +189,7 @@ class ShapeClasses:
         """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills, or of
         all segments where it has none.
         """
-        if shape.verifies:
+        if shape.is_verification:
             return self._fit_verification(shape, start)
         if shape.most_samples > 1:
             return self._fit_drafted(shape)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
 from edgeflow.kernels.kv.memory import FoldMemory
-from edgeflow.kernels.kv.sees import DraftTrees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import DraftTrees
 from edgeflow.scheduler.plan import Before
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from edgeflow.engine.policy import Decoder
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.scheduler.plan import Pass, Segment
 
 
@@ -147,7 +147,7 @@ class PassInputs:
             if len(views[name]):
                 views[name] = views[name].view(-1, 3)
         length = sum(shape.lengths)
-        single = shape.single_rows
+        single = shape.all_single
         turned = folding or contract.components > 1 or shape.tree
         row_position = integers.new_empty(length)
         layout = PackedLayout(
@@ -160,7 +160,9 @@ class PassInputs:
             samples=shape.samples,
             places=places,
             live=None if single or places is not None else integers.new_empty(length, dtype=torch.bool),
-            sees=Sees(integers.new_empty(length, 2, 2), integers.new_empty(length), integers.new_empty(length))
+            visibility=Visibility(
+                integers.new_empty(length, 2, 2), integers.new_empty(length), integers.new_empty(length)
+            )
             if shape.tree
             else None,
             gated=shape.gated,
@@ -289,10 +291,10 @@ def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
 @lru_cache(maxsize=1024)
 def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
     """counts: whole numbers of each prefill. The key holds only numbers, so that no model is kept alive."""
-    lengths, sampled = () if shape.single_rows else shape.lengths, sum(shape.samples)
+    lengths, sampled = () if shape.all_single else shape.lengths, sum(shape.samples)
     sampling = [samples for samples in shape.samples if samples] if shape.most_samples > 1 else []
     several, segments = len(sampling), shape.segments
-    owner = [] if shape.samples_each else [at for at, samples in enumerate(shape.samples) for _ in range(samples)]
+    owner = [] if shape.one_sample_each else [at for at, samples in enumerate(shape.samples) for _ in range(samples)]
     runs = zip(_firsts(sampling), sampling, strict=True)
     of_prompts = zip(_firsts(shape.samples), shape.samples[: len(shape.prefills)], strict=False)
     given = {f"numbers {index}": [0] * count for index, count in enumerate(counts)}

@@ -17,7 +17,7 @@ MOST_APART = 1  # rows between what the robot says and what its stamps say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlayedRows:
+class ExecutedRows:
     """The rows that are executed from the one on that is due at the capture of a frame: those of the chunk in
     execution then, and from their arrival on those of the newer answers on their way.
     """
@@ -83,7 +83,7 @@ class Continuity:
         """Forget all chunks: a new epoch begins."""
         self._kept.clear()
 
-    def plan(self, message: SubmitFrame) -> tuple[PlayedRows | None, Seam]:
+    def plan(self, message: SubmitFrame) -> tuple[ExecutedRows | None, Seam]:
         """The rows that the robot will execute from the capture of a frame on; None with the reason why there are none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
@@ -109,7 +109,7 @@ class Continuity:
         latents = [each.values[rows] for each, rows in parts if each.values is not None]
         values = np.concatenate(latents) if len(latents) == len(parts) else None
         before = kept.actions[max(row - HISTORY, 0) : row]
-        return PlayedRows(
+        return ExecutedRows(
             seq=parts[-1][0].seq, delay=delay, actions=actions, before=before, values=values
         ), Seam.CONTINUED
 

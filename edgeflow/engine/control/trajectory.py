@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeflow.config.sections import CandidateWeights, DimensionLimits, TrajectoryConfig
 from edgeflow.contract import PolicyInputs
-from edgeflow.engine.control.continuity import HISTORY, PlayedRows
+from edgeflow.engine.control.continuity import HISTORY, ExecutedRows
 from edgeflow.engine.control.motion import (
     ROUNDING,
     MotionBounds,
@@ -169,7 +169,7 @@ class Trajectory:
         count: int,
         actions_of: Callable[[int], Rows],
         normalised: Rows | None,
-        plan: PlayedRows | None,
+        plan: ExecutedRows | None,
         state: Sequence[float] = (),
         delay: int = 0,
     ) -> Chosen:
@@ -190,7 +190,7 @@ class Trajectory:
         return Chosen(actions=actions, index=index, limited=limited, candidates=scores)
 
     def within_limits(
-        self, actions: Rows, plan: PlayedRows | None, state: Sequence[float] = (), delay: int = 0
+        self, actions: Rows, plan: ExecutedRows | None, state: Sequence[float] = (), delay: int = 0
     ) -> tuple[Rows, tuple[Limited, ...]]:
         """A chunk [H, D] within the limits from the row on that is executed first, with what they did to it.
 
@@ -240,7 +240,7 @@ class Trajectory:
         excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
         return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
-    def _score(self, chunk: Rows, values: Rows, plan: PlayedRows | None) -> Candidate:
+    def _score(self, chunk: Rows, values: Rows, plan: ExecutedRows | None) -> Candidate:
         """The scores of a candidate; the greatest number there is where it is not finite."""
         horizon, dims = chunk.shape
         values = values[:horizon, :dims]
@@ -260,7 +260,7 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _played(dimension: Dimension, plan: PlayedRows) -> _ExecutedDimension:
+def _played(dimension: Dimension, plan: ExecutedRows) -> _ExecutedDimension:
     passed = plan.actions[: plan.delay, dimension.index]
     return _ExecutedDimension(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
 

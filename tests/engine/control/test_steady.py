@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.tracks import AGREEMENT_BINS, SteadyTokens
+from edgeflow.engine.control.records import AGREEMENT_BINS, SteadyTokens
 
 NEAR = (True, False)
 OPEN, CLOSED = 10, 200

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
-from edgeflow.engine.control.continuity import Continuity, PlayedRows
+from edgeflow.engine.control.continuity import Continuity, ExecutedRows
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.executor import Stamp
 from edgeflow.ipc.messages import FrameDropped, SubmitFrame
@@ -60,7 +60,7 @@ class FrameRecord:
     drafts: int = 0
     """After its prompt, and their tolerance."""
     tolerance_bins: int = 0
-    plan: PlayedRows | None = None
+    plan: ExecutedRows | None = None
     """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
     """Or why there is none."""
