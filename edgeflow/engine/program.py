@@ -38,10 +38,10 @@ class ReadRows:
     counts: Tensor
     """[S]: rows of each, without padding."""
     lengths: tuple[int, ...]
-    """With padding, on the host."""
+    """Rows of each with padding, on the host."""
     features: Tensor | None
-    """[sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps); None without
-    taps.
+    """[sum of lengths, taps * E]: the features of each row, as the base's decoder gives them (models.llama.Taps); None
+    without taps.
     """
     rope: Tensor
     """[C, sum of lengths]: RoPE positions."""
@@ -52,7 +52,7 @@ class ReadRows:
     sampled: bool
     """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
-    """The host may read."""
+    """True where the drafter may read these tensors on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RanRows:
     """The rows of a pass after its forward pass, of sequences with drafts."""
 
     read: ReadRows
-    """These, as a drafter reads them."""
+    """The rows, as a drafter reads them."""
     is_verification: bool
     """Every row of each segment is sampled, and all segments are of one length; otherwise the last row of each is."""
     stage: str
@@ -100,11 +100,12 @@ class PassOutputs:
     results: Tensor | None
     logits: Tensor | None
     features: Tensor | None = None
+    """The features of sequences with drafts, as in ReadRows; None for others."""
     rope: Tensor | None = None
-    """Both: of sequences with drafts, as in ReadRows; None for others."""
+    """The RoPE positions of sequences with drafts, as in ReadRows; None for others."""
 
     def copied(self) -> PassOutputs:
-        """A copy that no replay writes over: recordings share their memory."""
+        """A copy that no replay overwrites: recordings share their memory."""
         parts = (self.results, self.logits, self.features, self.rope)
         return PassOutputs(*(None if part is None else part.clone() for part in parts))
 
@@ -113,8 +114,8 @@ class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
-    keeps_guesses: after a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
-    replaces them.
+    keeps_guesses: after a token that replaces a wrong draft, the other drafts stay; otherwise the tokens of the pass
+    replace them.
     """
 
     def __init__(
@@ -165,9 +166,10 @@ class PassProgram:
     def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Write where each row enters; returns where each segment does [N]."""
         layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
+        # A negative start says that the segment continues its slot, whose length only the device knows.
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
-            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is verified may ride one pass more
+            base = base.clamp(max=self._kv.capacity - 1)  # a frame that ended in the pass before may be in this one too
         if shape.all_single:
             layout.row_position.copy_(base)
         else:
@@ -189,7 +191,7 @@ class PassProgram:
         return base
 
     def _place_in_trees(self, inputs: PassInputs, base: Tensor) -> Tensor:
-        """Say what rows see that stand in trees; returns the position in its sequence of each, less what is folded."""
+        """Write what the rows of trees see; returns the position of each in its sequence, less what is folded."""
         layout, tree, visibility = inputs.layout, self._state.tree, inputs.layout.visibility
         if visibility is None or visibility.tree is None or visibility.first is None:
             raise ValueError("rows of a tree need room for what they see")
@@ -201,15 +203,17 @@ class PassProgram:
         return first + tree.depth[layout.row_slot, inputs.row_offset]
 
     def _place_folded(self, inputs: PassInputs, position: Tensor, folded: Tensor) -> None:
-        """Positions of rows in slots with memory."""
+        """Write the RoPE positions of rows in slots with memory."""
         layout = inputs.layout
         layout.rope_position[0] = position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
-            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie after the end
+            layout.rope_position.clamp_(max=self._kv.positions - 1)  # padding rows may lie beyond the end
 
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """The tokens of prompts, which may be run again or looked up, and of each the one after its last row."""
+        """Store the tokens of prompts, which may be run again or looked up, and the token after each prompt's last
+        row.
+        """
         given = self._contract.ids(shape.prefills, inputs.numbers)
         for ids, slot, first in zip(given, torch.split(inputs.slots, 1), torch.split(base, 1), strict=False):
             self._state.ids[slot, first + torch.arange(len(ids), device=ids.device)] = ids
@@ -233,7 +237,7 @@ class PassProgram:
         return drafting
 
     def _place_rope(self, shape: PassShape, inputs: PassInputs, position: Tensor) -> None:
-        """Positions of prompts as they were given, after them by the shift of the slot."""
+        """Write RoPE positions: those given with a prompt, and after it places moved by the slot's shift."""
         layout, prompts = inputs.layout, len(shape.prefills)
         rows = sum(shape.prefills)
         given = self._contract.positions(shape.prefills, inputs.numbers) if prompts else None
@@ -351,6 +355,7 @@ class PassProgram:
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
         right = self._accepted(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        # The token in place of the first wrong draft is verified too: its row saw only verified ones.
         verified = 1 + right.long().cumprod(1).sum(1, keepdim=True)
         results = guessed_lines(rows, spread, counts, verified)
         if self._keeps_guesses:
@@ -363,7 +368,7 @@ class PassProgram:
     def _accepted(
         self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
     ) -> Tensor:
-        """[n] whether the draft after each row is the token that the row gives, or near enough."""
+        """[n] bool: the draft after each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:
             return (drafted == rows.ids) & rows.finite

@@ -137,10 +137,10 @@ class ControlLoop:
             unusual_states=self._engine.policy.unusual_states,
         )
 
-    # What control says.
+    # Requests of the control process.
 
     def open(self, message: OpenSession) -> bool:
-        """Give a session its ring, or publish why not; returns whether it has one."""
+        """Give a session its ring, or publish why it is rejected; True when it has one."""
         key = message.unnorm_key or self._default_unnorm_key or None
         try:
             self._check_unnorm_key(key)
@@ -221,7 +221,7 @@ class ControlLoop:
         return self._engine.policy.fixed_rows + tokens
 
     def awaits_answer(self, now_ns: int) -> bool:
-        """True if a frame that begins next may have to continue an answer whose pass is not committed."""
+        """True if the next frame may have to continue an answer whose pass is not committed."""
         return any(
             self._scheduler.is_finishing(ref.session) and self._opened[ref.session].needs_previous
             for ref in self._scheduler.next_frames(now_ns)
@@ -233,7 +233,7 @@ class ControlLoop:
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _begin(self, now_ns: int) -> Begun:
-        """Prepare the frames that the next pass begins with; those that the policy rejects leave.
+        """Prepare the frames that the next pass begins with; frames that the policy rejects leave.
 
         Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """
@@ -267,7 +267,7 @@ class ControlLoop:
         return running
 
     def _reject(self, ref: FrameRef, error: RequestError) -> None:
-        """A frame leaves with the reason why the policy does not take it."""
+        """Drop a frame that the policy rejects, and publish the reason."""
         self._waiting.pop(ref, None)
         self._records.pop(ref, None)
         self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
@@ -275,7 +275,7 @@ class ControlLoop:
     def _prepare(self, message: SubmitFrame, record: FrameRecord) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
         prompt = policy.prepare(observation_of(message, policy.inputs))
-        record.continues = False
+        record.is_continued = False
         if opened.chunks is None:
             return prompt
         record.plan, record.seam = opened.chunks.plan(message)
@@ -286,7 +286,7 @@ class ControlLoop:
         except RequestError:
             record.seam = Seam.REFUSED
             return prompt
-        record.continues = continued is not prompt
+        record.is_continued = continued is not prompt
         return continued
 
     def _answer(self, answer: Answer, passes: int) -> None:
@@ -300,7 +300,7 @@ class ControlLoop:
         if valid and opened.chunks is not None:
             values = answer.values
             if values is not None:
-                values = self._engine.played(values[chosen.index], chosen.actions)
+                values = self._engine.as_sent(values[chosen.index], chosen.actions)
             opened.chunks.keep(record.message, chosen.actions, values, report)
         self._publish(
             FrameResult(
@@ -324,7 +324,7 @@ class ControlLoop:
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
         """
         candidates, plan, seam = answer.values, record.plan, record.seam
-        if opened.chunks is not None and (plan is not None or opened.trajectory.limits):
+        if opened.chunks is not None and (plan is not None or opened.trajectory.has_limits):
             found, _ = opened.chunks.plan(record.message)
             plan, seam = (found, seam if plan else Seam.CONTINUED) if found else (plan, seam)
         chosen = opened.trajectory.choose(
@@ -335,12 +335,12 @@ class ControlLoop:
             state=record.message.state,
             delay=opened.chunks.delay(record.message) if opened.chunks is not None else 0,
         )
-        conditioned = plan if opened.trajectory.limits else record.plan if record.continues else None
+        conditioned = plan if opened.trajectory.has_limits else record.plan if record.is_continued else None
         unsaid = seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
             continues=conditioned.seq if conditioned is not None else 0,
             conditioned_steps=conditioned.delay if conditioned is not None else 0,
-            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else seam,
+            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.has_limits) else seam,
             limited=chosen.limited,
             candidates=chosen.candidates,
             chosen=chosen.index,
