@@ -138,14 +138,14 @@ def compare_tensors(
     for each in wanted:
         own = there.pop(each.name, None)
         if own != each:
-            has = f"{_told(own)}" if own else f"none of the name {each.name}"
-            raise CheckpointError(f"{where} has {kind} {has}; expected {_told(each)}: {AGAIN}")
+            has = f"{_tensor_text(own)}" if own else f"none of the name {each.name}"
+            raise CheckpointError(f"{where} has {kind} {has}; expected {_tensor_text(each)}: {AGAIN}")
     if there:
         name = next(iter(there))
         raise CheckpointError(f"{where} has {kind} {name[:60]}, which this stage does not have: {AGAIN}")
 
 
-def _told(tensor: TensorSpec) -> str:
+def _tensor_text(tensor: TensorSpec) -> str:
     return f"{tensor.name} {tensor.dtype} {list(tensor.shape)}"
 
 

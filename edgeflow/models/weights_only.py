@@ -29,7 +29,7 @@ _ZIP = b"PK\x03\x04"
 _LEAVES = (str, int, float, bool, type(None))
 _KEYS = (str, int)
 SHOWN = 80  # characters of a name in messages
-_REFUSED = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w+)")
+_FORBIDDEN_TYPE = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w+)")
 """The name that torch's reader gives for what it does not build."""
 
 
@@ -105,7 +105,7 @@ def _check_directory(path: Path, most: int) -> None:
 
 def _unreadable(path: Path, error: Exception) -> str:
     """The message for a file that torch's reader refuses: it gives the type where it was not permitted to build it."""
-    named = _REFUSED.search(str(error))
+    named = _FORBIDDEN_TYPE.search(str(error))
     if named:
         return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save those alone"
     return f"{path} is truncated, or not a file of tensors as torch.save writes it: copy the file again"

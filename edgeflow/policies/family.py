@@ -78,7 +78,7 @@ class Family:
     """Its slots may be in other KV formats than the model's own."""
 
 
-def refuse_crop(family: str, options: LoadOptions) -> None:
+def reject_crop(family: str, options: LoadOptions) -> None:
     """ConfigError for a centre crop, which policies of a family do not have."""
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {family}, take whole images; remove it")

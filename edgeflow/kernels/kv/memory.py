@@ -136,9 +136,9 @@ def read_reference(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: Pack
                 read = (feature @ matrix) / (feature @ norm).clamp(min=rules.eps)
                 gate, own = layer.gate, min(head, len(layer.gate.w1) - 1)
                 inner = torch.relu(gate.w1[own] @ read.to(q.dtype) + gate.b1[own])
-                told = gate.w2[own] @ inner + gate.b2[own]
+                mixed_in = gate.w2[own] @ inner + gate.b2[own]
                 share = torch.sigmoid(gate.g[min(head, len(gate.g) - 1)])
-                out[row, head] = share * told + (1 - share) * attended[row, head]
+                out[row, head] = share * mixed_in + (1 - share) * attended[row, head]
     return out
 
 
