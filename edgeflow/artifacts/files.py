@@ -173,13 +173,13 @@ class TokenForm:
     kv_heads: int
     head_dim: int
     width: int
-    """E."""
+    """E, the width of the model."""
     vocabulary: int
-    """V."""
+    """V, the size of the vocabulary."""
     images: tuple[TensorSpec, ...]
     """Inputs of the towers besides tokens."""
     chunks: bool
-    """Prefills run after what a slot holds."""
+    """True where a prefill may follow rows that a slot already holds."""
 
     def fixed_rows(self, manifest: Manifest) -> int:
         """Rows of a prompt besides those of its text; CheckpointError for graphs of other shapes than these sizes give,

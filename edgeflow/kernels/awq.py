@@ -70,7 +70,7 @@ class AwqWeight:
     scales: Tensor
     zeros: Tensor
     dtype: torch.dtype
-    """The one it computes in."""
+    """The dtype of products."""
 
     @classmethod
     def of_gemm(cls, qweight: Tensor, qzeros: Tensor, scales: Tensor, dtype: torch.dtype) -> AwqWeight:

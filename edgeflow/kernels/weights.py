@@ -99,7 +99,7 @@ class _ScaledWeight:
     values: Tensor
     scale: Tensor
     dtype: torch.dtype
-    """The one it computes in."""
+    """The dtype of products."""
 
     @property
     def shape(self) -> tuple[int, int]:

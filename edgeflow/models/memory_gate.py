@@ -53,19 +53,22 @@ _LEAST_EPS = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRules:
-    """How a long text is cut and folded."""
+    """How a long text is cut and folded; ConfigError for a value outside its range."""
 
     sink: int
+    """Tokens that stay at the front of a slot."""
     window: int
+    """The newest tokens, which are not folded yet."""
     segment: int
-    """All three: in tokens; the others as CHOICES has them."""
+    """Tokens that are folded at a time."""
     positions: str = "absolute"
+    """One of CHOICES, as are `fold` to `activation`."""
     fold: str = "recompute"
     first_segment: str = "bypass"
     memory_content: str = "segment"
     activation: str = "elu_plus_one"
     eps: float = 1e-6
-    """The least denominator of a read. ConfigError for a value outside its range."""
+    """The least denominator of a read."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -112,9 +115,9 @@ class MemoryGate:
     rules: GateRules
     layers: tuple[GateLayer, ...]
     mlp_hidden: int
-    """H."""
+    """H, the hidden width of the gate."""
     base_fingerprint: str = ""
-    """The base fingerprint of the base it belongs to, "" where unknown."""
+    """The fingerprint of the base that it belongs to, "" where unknown."""
 
     @property
     def parameters(self) -> int:
@@ -133,8 +136,9 @@ class GateHeader:
     rules: GateRules
     mlp_hidden: int
     parameters: int
-    """Numbers in the tensors. Others as in MemoryGate."""
+    """The number of weights in the tensors."""
     base_fingerprint: str = ""
+    """The fingerprint of the base that it belongs to, "" where unknown."""
 
     def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:
         """The gate with its tensors; CheckpointError as in `read_layers`, and for a file of another digest.

@@ -198,10 +198,10 @@ class PublishedChat:
     family: str
     text: LlamaConfig
     vision: tuple[VisionConfig, ImageRules] | None
-    """None for a model without images."""
+    """The sizes of the tower and the rules of images; None for a model without images."""
     generation: GenerationConfig
     quantization: Quantization | None = None
-    """None for a model of floats."""
+    """The format of weights in 4 bits; None for a model of floats."""
 
 
 def read_published(path: Path) -> PublishedChat:

@@ -57,9 +57,9 @@ class VisionConfig:
     spatial_merge_size: int
     temporal_patch_size: int
     window_size: int
-    """Pixels."""
+    """The side of an attention window in pixels."""
     full_blocks: tuple[int, ...]
-    """Where attention spans the whole image."""
+    """The blocks whose attention spans the whole image."""
     image_token: int
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class Patches:
     grid: tuple[int, int]
     """(h, w) in patches."""
     merged_grid: tuple[int, int]
-    """In rows of the language model."""
+    """(h, w) in rows of the language model."""
 
 
 def resized_size(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
@@ -205,7 +205,7 @@ class _VisionWeights:
     proj: Linear
     norm2: Tensor
     gate_up: Linear
-    """E to 2F."""
+    """[2F, E]: gate and up, fused."""
     down: Linear
 
     @classmethod
@@ -229,13 +229,15 @@ class _Grid:
     """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side."""
 
     cos: Tensor
+    """[n, 1, 1, D/2]: the cosines of each row."""
     sin: Tensor
-    """`cos`, `sin` [n, 1, 1, D/2]: rotation of each row."""
+    """[n, 1, 1, D/2]: the sines of each row."""
     windows: Sequences
+    """The windows within which rows attend to each other."""
     whole: Sequences
-    """Both: which rows attend to each other, within windows and in the whole image."""
+    """The images within which rows attend to each other."""
     order: Tensor
-    """[n]: the patch that each row is."""
+    """[n]: the patch of each row."""
     back: Tensor
     """[n / 4]: the merged row of each place in the image."""
 

@@ -119,7 +119,7 @@ class NamedStack:
 
     sizes: StackSizes
     stem: str
-    """The end of what stands before `layers` in the names of its tensors."""
+    """What comes before `layers` in the names of its tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,21 +61,23 @@ class Family:
     """How policies of one architecture are recognised, checked, loaded and served."""
 
     name: str
-    """As in `policy.family`."""
+    """The name, as in `policy.family`."""
     modes: tuple[Mode, ...]
-    """Those that differ for its policies, beside depth and auto."""
+    """The modes that differ for its policies, besides depth and auto."""
     detect: Callable[[CheckpointFiles], bool]
-    """True for a checkpoint of the family."""
+    """Recognises a checkpoint of the family."""
     check: Callable[[Path, Settings], object]
-    """CheckpointError or ConfigError for a directory or settings that could not be served, without reading weights."""
+    """Checks a directory and settings without reading weights; CheckpointError or ConfigError for what cannot be
+    served.
+    """
     load: Callable[[Path, Settings, LoadOptions], Published]
-    """The checkpoint's configuration, from which the policy is loaded."""
+    """Reads a checkpoint's configuration, from which the policy is loaded."""
     prepare: Callable[[Policy, EngineOptions], PassEngine]
-    """The engine that serves a loaded policy."""
+    """Makes the engine that serves a loaded policy."""
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     """The sizes of the decoder and its products, for prompts of so many rows, without reading weights."""
     formats: bool = False
-    """Its slots may be in other KV formats than the model's own."""
+    """True where slots may have other KV formats than the model's own."""
 
 
 def reject_crop(family: str, options: LoadOptions) -> None:

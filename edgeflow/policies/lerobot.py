@@ -183,11 +183,11 @@ class Normalisation:
     """How a LeRobot policy's inputs and outputs are scaled."""
 
     sources: Mapping[str, str]
-    """The name under which each input of the network is observed."""
+    """The name of the observation for each input of the network."""
     inputs: Mapping[str, Affine]
-    """By the network's name; an input that is missing stays as it is."""
+    """The normalisation of each input, by its name in the network; an input without one is left as it is."""
     action: Affine | None
-    """None = the network's actions are in the robot's units."""
+    """The normalisation of actions; None where the network's actions are in the robot's units."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ class Plugin:
     name: str
     """The name of its entry point, which is the family's."""
     origins: tuple[str, ...]
-    """The distributions that bring a family of this name, with their versions."""
+    """The distributions that provide a family of this name, with their versions."""
     entry: EntryPoint
-    """Where its code is."""
+    """The entry point with its code."""
 
     @property
     def twice(self) -> bool:

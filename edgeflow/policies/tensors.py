@@ -42,12 +42,13 @@ class WeightNumbers:
     """Weights that are loaded, in numbers."""
 
     decoder: int
-    """The decoder of the stacks' projections."""
+    """The number of weights of the decoder's projections."""
     floats: int
-    """Those that stay in float32."""
+    """The number of weights that stay in float32."""
     others: int
+    """The number of all other weights."""
     quantised: int = 0
-    """Bytes of those in 4 bits."""
+    """Bytes of the weights in 4 bits."""
 
     @classmethod
     def of(

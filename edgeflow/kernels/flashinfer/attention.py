@@ -313,14 +313,15 @@ class PageTable:
     """The N spans of a pass, in their order."""
 
     rows: list[int]
-    """[N + 1]: the first query of each."""
+    """[N + 1]: the first query of each span."""
     pages: list[int]
-    """[N + 1]: its first entry in `indices`."""
+    """[N + 1]: the first entry of each span in `indices`."""
     indices: list[int]
+    """The pages of all spans."""
     last: list[int]
-    """[N]: positions used of its last page, 1 .. P."""
+    """[N]: positions used of the last page of each span, 1 .. P."""
     ends: list[int]
-    """[N]: keys that its last query sees."""
+    """[N]: the number of keys that the last query of each span sees."""
 
     @classmethod
     def of(cls, spans: Sequence[Span], capacity: int) -> PageTable:

@@ -75,8 +75,9 @@ class MemoryKV:
     """
 
     memory: MemoryRules
+    """How memories are folded and read."""
     gates: Sequence[GateLayer]
-    """The gates of each layer."""
+    """The gate of each layer."""
     positions: int
     """The longest sequence, in tokens."""
     name: str = DENSE.name

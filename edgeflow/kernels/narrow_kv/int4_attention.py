@@ -75,9 +75,9 @@ class _Tile:
 
     span: Span
     first_row: int
-    """The first row of the pass."""
+    """The index of its first row in the pass."""
     narrow: int
-    """How many."""
+    """The number of keys that the rows see in 4 bits."""
 
     @property
     def end(self) -> int:
@@ -114,11 +114,11 @@ class _TileStep:
     rows: list[int]
     """The rows of the pass."""
     index: Tensor | None
-    """The same, None where they lie side by side."""
+    """The same rows as an index; None where they lie side by side."""
     narrow: dict[int, int]
-    """Keys of each slot that are seen in 4 bits."""
+    """The number of keys seen in 4 bits, by slot."""
     attend: Attend
-    """Over the widened slots."""
+    """Attention over the widened slots."""
 
     @classmethod
     def of(cls, tiles: Sequence[_Tile], place: dict[int, int], room: KVSlots) -> _TileStep:
@@ -143,10 +143,11 @@ class _WidenedSlots:
 
     slots: slice
     first: int
-    """The first of the widened ones."""
+    """The index of the first of them among the widened slots."""
     end: int
+    """The furthest place that rows see in any of them."""
     narrow: int
-    """Both: the furthest place that rows see in any of them, and the most keys in 4 bits that first rows see."""
+    """The most keys in 4 bits that first rows see."""
 
     @classmethod
     def of(

@@ -117,19 +117,19 @@ class GroupPlaces:
     """Where the rows of a pass enter, as indices over the lines of all slots."""
 
     exact: Tensor
-    """The exact keys of the rows."""
+    """The places of the rows among exact keys."""
     begun: Tensor | None
+    """The groups that spans begin within; None without any."""
     begun_newest: Tensor
-    """Both: the groups that spans begin within, and where their keys come from; None without any."""
+    """Where the keys of those groups come from, among the newest."""
     last: Tensor
-    """The rows that stay the newest of their slot."""
+    """The rows that become the newest of their slot."""
     newest: Tensor
-    """Where these enter."""
+    """The places of those rows among the newest."""
     full: Tensor | None
+    """[n, GROUP]: the places, among exact keys, of the groups that are now full; None without any."""
     full_codes: Tensor
-    """`full` [n, GROUP], `full_codes`: the places of the groups that are full now, among exact keys and among codes;
-    None without any.
-    """
+    """[n, GROUP]: the places of these groups among codes."""
     groups: Tensor
     """The lines of their grids."""
 
@@ -165,24 +165,25 @@ class GroupPlacesOnDevice:
     """
 
     exact: Tensor
-    """The exact keys of the rows."""
+    """The places of the rows among exact keys."""
     group: Tensor
+    """[n, GROUP]: the places of the groups among exact keys."""
     cells: Tensor
+    """[n, GROUP]: their places among the newest."""
     codes: Tensor
-    """`group`, `cells`, `codes` [n, GROUP]: the places of the groups among exact keys, among the newest and among
-    codes.
-    """
+    """[n, GROUP]: their places among codes."""
     grids: Tensor
     """[n]: the lines of their grids."""
     earlier: Tensor
-    """[n, GROUP, 1, 1]: the keys that were there before the pass."""
+    """[n, GROUP, 1, 1]: True for keys from before the pass."""
     full: Tensor
-    """[n, 1, 1]: groups that are full now."""
+    """[n, 1, 1]: True for groups that are now full."""
     newest: Tensor
+    """[L_Q]: the place of each row among the newest of its slot."""
     latest: Tensor
-    """Both: where each row enters the newest of its slot, and the row that stays there."""
+    """[L_Q]: the row that stays in that place."""
     kept: Tensor
-    """[L_Q, 1, 1]: False where none does, for all only pad the pass."""
+    """[L_Q, 1, 1]: False where no row stays, since all of them only pad the pass."""
 
     @classmethod
     def of(cls, rows: RowPlaces, layer: Int4Layer) -> GroupPlacesOnDevice:

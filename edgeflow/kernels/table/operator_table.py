@@ -42,7 +42,7 @@ class OperatorKey:
     kv: str = ""
     """The KV format that the call writes or reads."""
     shape_sig: str = ""
-    """In an entry some of a call's sizes, in a lookup all of them."""
+    """In an entry some of the sizes of a call, in a lookup all of them."""
 
     def matches(self, context: OperatorKey) -> bool:
         """True when an entry with this key serves a lookup of that context."""
@@ -77,6 +77,7 @@ class TableEntry:
     impl_id: str
     impl_params: Params = field(default_factory=dict)
     origin: str = "built in"
+    """Where the entry comes from: built in, or the file of an overlay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class Choice:
     implementation: Implementation
     params: Params
     why: str
-    """For a person."""
+    """The reason for the choice, for a person."""
     passed_over: tuple[str, ...] = ()
-    """Better matches that may not run."""
+    """Better matches that cannot run here, with the reasons."""
 
     def load(self) -> Callable[..., Any]:
         function = self.implementation.load()

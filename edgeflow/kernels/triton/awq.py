@@ -113,10 +113,11 @@ class AWQParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 0
+    """Rows of a tile."""
     block_n: int = 128
-    """Both: rows and outputs of a tile."""
+    """Outputs of a tile."""
     splits: int = 0
-    """Parts of the inputs. 0 stands for a choice by the sizes of the call."""
+    """Parts into which the inputs are split; 0: chosen by the sizes of the call."""
     num_warps: int = 0
     num_stages: int = 4
 

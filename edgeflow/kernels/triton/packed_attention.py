@@ -181,14 +181,16 @@ class AttentionParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 64
+    """Queries of a tile."""
     block_n: int = 64
-    """Both: queries and keys of a tile (at most 32 keys beyond width 128)."""
+    """Keys of a tile, at most 32 beyond width 128."""
     splits: int = 0
-    """Parts of a small tile; 0: until the device is full. num_warps 0: by the size of a tile."""
+    """Parts into which a small tile is split; 0: as many as fill the device."""
     num_warps: int = 0
+    """0: chosen by the size of a tile."""
     num_stages: int = 2
     apart: int = 0
-    """A launch for large tiles and one for small ones, where a pass has both."""
+    """1 for separate launches of large and small tiles, where a pass has both."""
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all

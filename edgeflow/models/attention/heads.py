@@ -19,20 +19,20 @@ class GroupedHeads:
     """The sizes of grouped-query attention."""
 
     hidden: int
-    """E."""
+    """E, the width of the model."""
     heads: int
-    """H."""
+    """H, query heads."""
     kv_heads: int
-    """KH."""
+    """KH, key-value heads."""
     head_dim: int
-    """D."""
+    """D, the width of a head."""
     bias: bool
-    """The bias of queries, keys and values."""
+    """True where queries, keys and values have a bias."""
     norm: bool
-    """Each head's query and key has one, with `eps`."""
+    """True where the queries and keys of each head are normed, with `eps`."""
     eps: float
     inputs: int = 0
-    """The width of rows from which queries, keys and values are projected, 0 where it is E."""
+    """The width of the rows that are projected to queries, keys and values; 0 for E."""
 
     @property
     def kv_format(self) -> KVFormat:

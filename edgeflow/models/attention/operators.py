@@ -47,7 +47,7 @@ class PassOperators:
     rows: RowPlaces
     write: Callable[..., Tensor]
     attend: Mapping[str, Callable[..., Tensor]]
-    """The function of each kind of layer."""
+    """The attention of each kind of layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,9 @@ class Operators:
     swiglu: SwiGLU
     read_memory: ReadMemory
     rope_write_kv: Mapping[str, RopeWriteKV]
+    """The operator of each KV format, by its name."""
     packed_attention: Mapping[str, PackedAttention]
-    """Both: those of each KV format, by its name."""
+    """The operator of each KV format, by its name."""
 
     @classmethod
     def of(cls, find: Callable[[OperatorKey], Any], attention: PackedAttention | None) -> Operators:

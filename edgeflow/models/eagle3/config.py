@@ -43,17 +43,17 @@ class Eagle3Config:
     """The sizes of a head and its taps."""
 
     text: LlamaConfig
-    """The text of its one layer; vocab_size is the base's V."""
+    """The sizes of its one layer; vocab_size is the base's V."""
     draft_vocabulary: int
-    """Vd, the tokens that it can propose."""
+    """Vd, the number of tokens that it can propose."""
     taps: tuple[int, ...]
     """The layers of the base whose inputs it reads, 0-based and ascending."""
     target_hidden: int
     """E of the base."""
     norm_before_residual: bool
-    """The residual stream begins with the normed feature."""
+    """True where the residual stream begins with the normed feature."""
     own_embedding: bool
-    """The head has one, instead of the base's."""
+    """True where the head has its own embedding, instead of the base's."""
 
     @property
     def attention(self) -> GroupedHeads:

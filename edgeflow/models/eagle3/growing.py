@@ -87,7 +87,7 @@ class _Beam:
     bits: Tensor
     """The places of their ancestors after the sequence, as in `Visibility`."""
     feature: Tensor
-    """[S, width, E]: of the row they follow."""
+    """[S, width, E]: the feature of the row that each follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class _TreePlaces:
     rope: Tensor
     width: int
     reach: int
-    """The reach of all places."""
+    """A bound on all places."""
     spans: tuple[Span, ...] | None
     """The ends of sequences on the host."""
 

@@ -48,7 +48,7 @@ class _StageLayer:
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
-    """[2F, E]; others as published."""
+    """[2F, E]: gate and up, fused; other weights are as published."""
     down: Linear
     operators: Operators
 

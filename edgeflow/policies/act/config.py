@@ -53,15 +53,16 @@ class ACTConfig:
     """The sizes of a network."""
 
     cameras: tuple[ImageInput, ...]
-    """In the order in which their tokens follow each other."""
+    """The image inputs, in the order of their tokens."""
     state: int
+    """Numbers of the state vector; 0 = the policy takes none."""
     environment: int
-    """Both: numbers of the vectors, 0 = the policy does not take them."""
+    """Numbers of the environment vector; 0 = the policy takes none."""
     action: int
-    """D."""
+    """D, numbers of an action."""
     backbone: str
     width: int
-    """E."""
+    """E, the width of the transformer."""
     heads: int
     mlp: int
     activation: str
@@ -73,7 +74,7 @@ class ACTConfig:
     chunk: int
     """Actions that the network computes."""
     horizon: int
-    """Those of an answer."""
+    """Actions of an answer."""
 
     @property
     def vectors(self) -> dict[str, int]:

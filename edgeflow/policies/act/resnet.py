@@ -27,9 +27,9 @@ class ResNetLayout:
     """Layers of a ResNet."""
 
     blocks: tuple[int, int, int, int]
-    """The blocks of each of the four layers."""
+    """The number of blocks of each of the four layers."""
     kernels: tuple[int, ...]
-    """Sides of the convolutions of a block."""
+    """The side of each convolution of a block."""
 
 
 _BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
@@ -52,10 +52,11 @@ class _Convolution:
     """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1."""
 
     kernel: Tensor
-    """[C', C, side, side]."""
+    """[C', C, side, side]"""
     scale: Tensor
+    """[C', 1, 1]"""
     shift: Tensor
-    """Both: [C', 1, 1]."""
+    """[C', 1, 1]"""
     stride: int
 
     @classmethod

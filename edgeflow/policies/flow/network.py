@@ -75,11 +75,11 @@ class PrefixEmbedding:
     """Embeds the prefix of a frame: rows of its images, its text, and its state where the prefix has it."""
 
     image_rows: int
-    """The image rows of each image."""
+    """Rows of each image."""
     images: Callable[[Tensor], Tensor]
-    """[n, 3, h, w] → [n, image_rows, E]."""
+    """Embeds images: [n, 3, h, w] → [n, image_rows, E]."""
     table: Tensor
-    """[V, E]: embeddings of tokens."""
+    """[V, E]: the embeddings of tokens."""
     state: Linear | None = None
     """The projection of a state to a row, in float32; None = the prefix has no state."""
 

@@ -217,7 +217,7 @@ class _Plan:
 
     crop: tuple[_Crop, _Crop] | None
     taps: dict[str, tuple[Tensor | None, Tensor | None]]
-    """Per interpolation, those of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
+    """Per interpolation, the taps of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
     has its size.
     """
     cut: tuple[slice, slice, slice]

@@ -119,9 +119,9 @@ class ExtraFiles:
     """Files of an OpenVLA-OFT checkpoint besides its language model."""
 
     head: Path | None
-    """None for a policy of tokens."""
+    """The action head; None for a policy of tokens."""
     proprio: Path | None
-    """None for one without state."""
+    """The projection of the state; None for a policy without state."""
 
 
 def find_files(directory: Path, settings: OFTSettings) -> ExtraFiles:
@@ -179,12 +179,14 @@ class VectorBounds:
     """Bounds of a normalised vector."""
 
     low: Numbers
+    """[D]: the value of -1, in dimensions where `mask` is True; the others are left as they are."""
     high: Numbers
-    """`low`, `high` [D]: what -1 and 1 stand for where mask [D] is True; other dimensions are left as they are."""
+    """[D]: the value of 1, likewise."""
     mask: NDArray[np.bool_]
+    """[D]"""
     limits: tuple[Numbers, Numbers]
-    """Two [D], the least and the most of a dimension: its bounds, or where it is left as it is all that the data
-    has.
+    """Two [D], the least and the greatest value of a dimension: its bounds, or, where it is left as it is, the range of
+    the data.
     """
 
     def normalised(self, values: Numbers) -> Numbers:
@@ -207,9 +209,9 @@ class TrainingStatistics:
     """Statistics of the training data by which vectors are normalised."""
 
     actions: dict[str, VectorBounds]
-    """Bounds by data set."""
+    """The bounds of actions, by data set."""
     proprio: VectorBounds | None
-    """Bounds of the state, of the one data set where there is a state."""
+    """The bounds of the state, from the one data set; None without state."""
 
 
 def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistics:

@@ -69,8 +69,9 @@ class PiConfig:
     """PI0 or PI05."""
     flow: FlowConfig
     text: GemmaSizes
+    """The stack of prefixes."""
     expert: GemmaSizes
-    """Both: the stacks of prefix and steps."""
+    """The stack of steps."""
     vision: VisionSizes
 
     @property

@@ -58,26 +58,30 @@ class SmolVLAConfig:
 
     flow: FlowConfig
     width: int
+    """The width of the vision-language model's stack."""
     inner: int
-    """Both: of the vision-language model's stack."""
+    """The width of that stack's MLPs."""
     expert_width: int
+    """The width of the expert's stack."""
     expert_inner: int
-    """Both: of the expert's. layers: of both."""
+    """The width of that stack's MLPs."""
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     cross: tuple[bool, ...]
-    """For each layer, whether the expert only reads the prefix."""
+    """For each layer, True where the expert only reads the prefix."""
     scale: int
-    """Patches of a side that the connector joins. vision_*: of the tower."""
+    """Patches per side that the connector joins."""
     vision_width: int
+    """The width of the vision tower."""
     vision_inner: int
     vision_layers: int
     vision_heads: int
     patch: int
+    """Pixels per side of a patch."""
     grid: int
-    """Its patches of a side."""
+    """Patches per side of an image."""
     model: str
     """The name or folder of the vision-language model."""
 
