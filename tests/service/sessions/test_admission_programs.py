@@ -121,7 +121,7 @@ def test_a_worker_with_longer_answers_keeps_the_sessions_that_are_open():
     admission = serving(PROGRAMS)
     admission.enter(1, admission.plan(keyed(request(500), "arm"), ()))
     admission.worker_ready(replace(ready(), programs=[StageProgram.tokens(4)]))
-    assert admission.foretold_ages(admission.plans)[1] > 90 * MS
+    assert admission.forecast_ages(admission.plans)[1] > 90 * MS
     assert admission.plan(request(500), admission.others()).stages == 4
 
 
@@ -138,7 +138,7 @@ def test_all_cameras_that_the_policy_gets_are_decoded_and_no_other():
     assert three.robot.prepare_ns == pytest.approx(3 * one.robot.prepare_ns, abs=3)
     assert one.decode_ns < admission.plan(request(500, cameras=(LARGE,)), ()).decode_ns
     admission.enter(1, three)
-    assert admission.foretold_ages(admission.plans) == {1: three.worst_age_ns}
+    assert admission.forecast_ages(admission.plans) == {1: three.worst_age_ns}
 
 
 @pytest.mark.parametrize(
