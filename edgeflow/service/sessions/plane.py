@@ -23,8 +23,8 @@ from edgeflow.ipc.messages import (
     SessionRejected,
     WorkerReady,
 )
-from edgeflow.service.faults import error_of_code, no_worker
-from edgeflow.service.host.held import start_threads
+from edgeflow.service.errors import error_of_code, no_worker
+from edgeflow.service.host.spare import start_threads
 from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, check_chunks, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
@@ -32,7 +32,7 @@ from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
 from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
-from edgeflow.service.sessions.forced import NO_FAULTS, Forced
+from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
     ClosedSession,
@@ -368,7 +368,7 @@ async def act_once(
     caller: Caller,
     *,
     received_ns: int | None = None,
-    forced: Forced = NO_FAULTS,
+    forced: ForcedFaults = NO_FAULTS,
 ) -> tuple[ActionEvent, ActionSchema]:
     """The action for a single checked frame; raises RequestErrors.
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.service.faults import no_worker
+from edgeflow.service.errors import no_worker
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan

@@ -15,7 +15,7 @@ from edgeflow_client.errors import FailedPrecondition, InvalidArgument, Resource
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
-from tests.service.sessions.test_admission_drafts import drafting, told
+from tests.service.sessions.test_admission_drafts import drafting, pong
 
 ONE_PASS = StageProgram((Stage(rows=PROMPT),))
 DENOISING = StageProgram((Stage(rows=PROMPT), Stage(rows=50, repeats=10, group=1, advances=False)))
@@ -72,7 +72,7 @@ def test_depth_and_passes_are_checked_against_the_answers_of_the_key(key: str, m
 
 def test_how_answers_settle_is_known_for_each_width_by_itself():
     admission = serving(PROGRAMS)
-    assert admission.observe(told((60, 40), stages=4))
+    assert admission.observe(pong((60, 40), stages=4))
     arm, base = (admission.plan(keyed(drafting(), key), ()).forecast for key in PROGRAMS)
     assert (arm.assumed, base.assumed) == (True, False)
     auto = {key: admission.plan(keyed(request(500, Mode.AUTO, 1000), key), ()).pace for key in PROGRAMS}

@@ -1,4 +1,4 @@
-"""Forced faults of sessions, for testing how a robot's own client reacts to them; off unless configured."""
+"""ForcedFaults faults of sessions, for testing how a robot's own client reacts to them; off unless configured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgeflow_client.types import Command
 TEXT = "forced by frontends.faults"
 
 
-class Forced:
+class ForcedFaults:
     """The faults of one session. session: its number in the order of opening, from 1."""
 
     def __init__(self, faults: Sequence[ForcedFault], session: int) -> None:
@@ -41,4 +41,4 @@ def _receive(runner: SessionRunner, frame: CheckedFrame, received_ns: int | None
         runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
 
 
-NO_FAULTS = Forced((), 0)
+NO_FAULTS = ForcedFaults((), 0)
