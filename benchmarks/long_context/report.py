@@ -35,14 +35,14 @@ class Score:
         self.token_s.append(reply.token_s)
 
     def counts(self, *, of: str = "", lines: str = "") -> tuple[int, int]:
-        """Exact answers and questions. of: of this family or kind alone. lines: with this evidence alone."""
+        """Exact answers and questions. of: only of this family or kind. lines: only with this evidence."""
         chosen = [
             (kind, found) for kind, found in self.asked if of in ("", kind, family(kind)) and lines in ("", found)
         ]
         return sum(self.right[each] for each in chosen), sum(self.asked[each] for each in chosen)
 
     def exact(self, of: str = "") -> Estimate:
-        """The share of exact answers. of: to this family alone."""
+        """The share of exact answers. of: only to this family."""
         return wilson(*self.counts(of=of))
 
     def to_json(self) -> dict[str, object]:

@@ -49,7 +49,7 @@ class PromptChunkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTimes:
-    """A prompt. token_ms: the median of the tokens behind the first. floor_s: of the first, where it was derived."""
+    """A prompt. token_ms: the median of the tokens after the first. floor_s: of the first, where it was derived."""
 
     system: str
     length: int

@@ -109,7 +109,7 @@ def _ceilings(rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> dict[str, Ceil
 def _measured(run: MeasuredRun, model: Model, suffix: int, prefixes: tuple[int, ...]) -> Iterator[int]:
     """Measure all prefixes with steps of so many rows; each prefix that is done.
 
-    Prefills and towers are measured with the first suffix alone.
+    Prefills and towers are measured only with the first suffix.
     """
     shapes = {prefix: shaped(model.shape, prefix, suffix) for prefix in prefixes}
     first = suffix == (run.arguments.suffixes or model.suffixes)[0]

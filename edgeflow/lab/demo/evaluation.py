@@ -77,13 +77,13 @@ class ConditionResult:
     passes: Mapping[int, int]
     """How many actions took so many passes."""
     overtaken: float
-    """Share of the frames begun that a newer one left behind."""
+    """Share of the frames begun that a newer one overtook."""
     unsettled: float
-    """Share of the actions with tokens that were not settled."""
+    """Share of the actions with tokens that were not verified."""
     late: float = 0.0
     """Share of the chunks received that came later than they were made for."""
     late_played: float = 0.0
-    """Share of those played."""
+    """Share of those executed."""
 
     @property
     def passes_mean(self) -> float:

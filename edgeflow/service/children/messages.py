@@ -61,7 +61,7 @@ class Models:
     """
 
     inputs: PolicyInputs | None
-    """What the policy needs; None while no worker is ready."""
+    """The needs of the policy; None while no worker is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class ChatSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptChat:
+class SavedState:
     """Control → chat front, at its start: what an earlier one kept for it. Sealed: the data."""
 
     key: str
@@ -144,13 +144,13 @@ class RobotRejected:
     field: str
     reason: str
     retry_after_ms: int = 0
-    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as of ActRejected."""
+    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as in ActRejected."""
     command: str = ""
     """"hold" or "stop" where the robot has to; "" for a rejection of what it sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Child → control, several times per second: its loop runs."""
 
 
@@ -182,14 +182,14 @@ class LogEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SaveState:
     """Chat front → control: keep this for the next chat front. Sealed: the data, opaque to control; empty = forget."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class WantSocket:
+class RequestSocket:
     """Chat front → control: it has no socket to a worker; answered by ChatSocket if there is one."""
 
 
@@ -223,7 +223,7 @@ class OpenRobot:
     session: int
     """A number that the process has not used before."""
     opened: OpenRequest
-    """As of Act, and with the name of its front end."""
+    """As in Act, and with the name of its front end."""
     caller: Caller
 
 
@@ -231,7 +231,7 @@ class OpenRobot:
 class ObserveRobot:
     """Robots' process → control: an observation of an open session, the next one after its answer.
 
-    Sealed: pixels as of Act.
+    Sealed: pixels as in Act.
     """
 
     session: int
@@ -266,7 +266,7 @@ ToChild: TypeAlias = (
     | Models
     | Drain
     | ChatSocket
-    | KeptChat
+    | SavedState
     | ActDone
     | ActRejected
     | RobotOpened
@@ -274,13 +274,13 @@ ToChild: TypeAlias = (
     | RobotRejected
 )
 FromChild: TypeAlias = (
-    Beat
+    Heartbeat
     | Serving
     | ChildFailed
     | Drained
     | LogEvent
-    | Keep
-    | WantSocket
+    | SaveState
+    | RequestSocket
     | MetricsSnapshot
     | Act
     | ActCancel
@@ -292,7 +292,7 @@ MUST_TAKE = (
     AccessPolicy,
     Certificates,
     ChatSocket,
-    KeptChat,
+    SavedState,
 )  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)

@@ -53,9 +53,9 @@ class ObservedFrame:
     gap_ns: int
     """Time since the session's frame before that was in order and valid; 0 for the first."""
     unknown_chunk: bool
-    """The robot reports that it plays a chunk that it was never sent."""
+    """The robot reports that it executes a chunk that it was never sent."""
     late_chunk: bool
-    """The robot reports a chunk that arrived too late to continue the one it played."""
+    """The robot reports a chunk that arrived too late to continue the one it executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class SessionObserver:
     def answered(self, session: int, action: ActionEvent) -> None:
         """The robot was sent an action."""
 
-    def told(self, session: int, event: Event) -> None:
+    def notified(self, session: int, event: Event) -> None:
         """The robot was sent anything else: the outcome of a frame, a notice, HOLD or STOP."""
 
     def closed(self, session: ClosedSession) -> None:
@@ -107,7 +107,7 @@ class Observers(SessionObserver):
                 each.answered(session, event)
         else:
             for each in self._observers:
-                each.told(session, event)
+                each.notified(session, event)
 
     def closed(self, session: ClosedSession) -> None:
         for each in self._observers:
@@ -132,7 +132,7 @@ class SessionLog(SessionObserver):
             pace=pace_text(plan.pace),
         )
 
-    def told(self, session: int, event: Event) -> None:
+    def notified(self, session: int, event: Event) -> None:
         if isinstance(event, ActionEvent):
             self._log.event(event.command.value, session=session, epoch=event.epoch, reason=event.reason)
 
@@ -184,7 +184,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         for limit in {each.limit for each in report.limited}:
             self.limited.labels(limit.value).inc()
 
-    def told(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
+    def notified(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
@@ -256,7 +256,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
         self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
         self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")
-        self.seams = self._counter("chunk_seams", "Chunks that continue the one being played, or why not", "seam")
+        self.seams = self._counter("chunk_seams", "Chunks that continue the one in execution, or why not", "seam")
         self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
         self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 

@@ -15,12 +15,12 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.bounded import is_stopped
 from edgeflow.ipc.packets import packet_pair
-from edgeflow.service.host.resources import settle
+from edgeflow.service.host.resources import set_scheduling
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
 ENTRY = "edgeflow.worker.start"
 KILL_WAIT_S = 5.0
-STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/leash.py
+STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/parent_death.py
 STACKS_S = 0.3
 STACKS_QUIET_S = 0.05
 STACKS_POLL_S = 0.01
@@ -186,5 +186,5 @@ def start_process(kit: Kit, settings: int, entry: str, arguments: Sequence[str])
 def launched(config: ServiceConfig, kit: Kit, process: WorkerProcess, *, reserve: bool = False) -> Launched:
     """A started worker, with its CPUs and priority set."""
     wanted = config.realtime
-    warnings = settle("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
+    warnings = set_scheduling("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
     return Launched(kit.sock, process, tuple(warnings), kit.handover, reserve)
