@@ -109,18 +109,25 @@ class Action:
     seq: int
     """The frame it answers."""
     epoch: int
+    """Number of the episode."""
     values: Vector
+    """`[dims]`: the numbers, in the schema's units."""
     token_ids: tuple[int, ...]
+    """Tokens that the numbers stand for."""
     schema: ActionSchema
+    """The meaning of the numbers."""
     stamp_ns: int
-    """Capture time of that frame."""
+    """Capture time of that frame, on the robot's monotonic clock, as are the next two."""
     received_ns: int
+    """Arrival of the answer."""
     valid_until_ns: int
-    """Both: all three on the robot's own monotonic clock."""
+    """End of its validity."""
     frame_pose: Pose | None
     """Pose of the tool pushed with that frame, if any."""
     timings: StageTimings
+    """Time in each stage of the service."""
     server_ns: int
+    """Time from the frame's arrival in the service to the answer's departure."""
     age_limit_ns: int | None = None
     """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
@@ -135,7 +142,9 @@ class Action:
     step_ns; by default the one row `values`.
     """
     step: int = 0
+    """The row of the chunk."""
     step_ns: int = 0
+    """Time between two rows."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk came about; in it `continues` is a number as that of `push`."""
     apart: bool = False
@@ -244,8 +253,11 @@ class Directive:
     """
 
     command: Command
+    """ACT, HOLD or STOP."""
     reason: str = ""
+    """Why to hold or stop."""
     action: Action | None = None
+    """The action, with ACT only."""
     needs_reset: bool = False
     """No action follows until `reset` is called."""
 

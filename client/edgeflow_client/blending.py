@@ -58,6 +58,7 @@ class Weighted:
     """Executes (1 - new) of the chunk so far plus `new` of the newest, where both have a row for a moment."""
 
     new: float = 0.7
+    """Share of the newest chunk."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.new, int | float) or not 0.0 < self.new <= 1.0:
@@ -83,6 +84,7 @@ class TemporalEnsemble:
     """
 
     coefficient: float = 0.01
+    """Above 0 older chunks weigh more, below 0 newer ones."""
 
     def __post_init__(self) -> None:
         value = self.coefficient

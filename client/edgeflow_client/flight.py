@@ -19,37 +19,43 @@ class Statistics:
     """A snapshot. Every frame offered is in flight or has exactly one disposition."""
 
     offered: int
+    """Frames given to `push`."""
     in_flight: int
+    """Frames without an outcome yet."""
     acted: int
+    """Frames answered by an action."""
     superseded: int
     """A newer frame came first, here or in the service."""
     overtaken: int
     """Those of them that were in flight on the device, in Mode.SPECULATIVE."""
     rejected: int
-    """Rejected, last_refusal says why."""
+    """Invalid; `last_refusal` says why."""
     dropped: int
     """Left without an action, lost streams included."""
     actions: int
-    """Accepted."""
+    """Actions that were accepted."""
     ignored: int
-    """The ignored of another epoch, out of order, while a reset is needed, or continuing what a HOLD ended."""
+    """Actions of another epoch, out of order, while a reset is needed, or continuing what a HOLD ended."""
     too_old: int
-    """Beyond their age limit when they arrived."""
+    """Actions beyond their age limit when they arrived."""
     late: int
-    """They did not fit the chunk that was executed when they came (`Action.late`)."""
+    """Actions that did not fit the chunk that was executed when they came (`Action.late`)."""
     late_played: int
     """Those of them that were executed, since no row of another was due."""
     holds: int
     """HOLD and STOP directives."""
     steps: int
-    """Actions handed out, of a chunk each row that became the directive. Ages are of the frames of the last
-    AGES_KEPT accepted actions, nanoseconds from capture to receipt.
-    """
+    """Actions handed out, of a chunk each row that became the directive."""
     reconnects: int
+    """Streams after the first."""
     age_p50_ns: int
+    """Median age, from capture to receipt, of the last AGES_KEPT accepted actions."""
     age_p99_ns: int
+    """The same, 99th percentile."""
     age_max_ns: int
+    """The same, largest."""
     last_refusal: str
+    """Why the newest rejected frame was rejected; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ class ImageFormat(str, Enum):
     """How an image is encoded."""
 
     JPEG = "jpeg"
+    """The bytes of a JPEG file."""
     RGB8 = "rgb8"
+    """Height x width x 3 bytes."""
 
 
 class Disposition(str, Enum):
@@ -46,8 +48,11 @@ class Command(str, Enum):
     """A command for a robot."""
 
     ACT = "act"
+    """Execute the action."""
     HOLD = "hold"
+    """Keep still; actions may follow."""
     STOP = "stop"
+    """Keep still until `reset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,13 @@ class CameraSpec:
     """A camera as declared at open: RGB images of width x height pixels."""
 
     name: str
+    """Name of the camera, as the policy or the service's configuration knows it."""
     width: int
+    """Pixels."""
     height: int
+    """Pixels."""
     format: ImageFormat
+    """Encoding on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +74,9 @@ class StateSpec:
     """A proprioceptive state vector, as a robot declares it at open or as a policy needs it."""
 
     name: str
+    """Name of the vector, such as observation.state."""
     size: int
-    """Its numbers."""
+    """Count of its numbers."""
     elements: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     """Both: one entry per number where they are stated, else empty."""
@@ -88,11 +98,15 @@ class ActionSchema:
     """The meaning of an action's numbers, and how many actions one answer has."""
 
     names: tuple[str, ...]
+    """One name per dimension."""
     units: tuple[str, ...]
+    """One unit per dimension."""
     low: tuple[float, ...]
+    """Lowest values, in those units."""
     high: tuple[float, ...]
+    """Highest values, in those units."""
     relative: tuple[bool, ...]
-    """`names`, `units`, `low`, `high`, `relative`: one entry per dimension; limits in the given units."""
+    """True for a displacement."""
     frame: str = "base"
     """"tool" or "base", the frame in which relative dimensions are expressed."""
     rotation: str = "euler_xyz"
@@ -100,10 +114,9 @@ class ActionSchema:
     control_rate_hz: float = 0.0
     """Relative dimensions stand for one control step at this rate; 0 = not stated."""
     horizon: int = 1
+    """Actions per answer; more than check_chunk permits are a ValueError."""
     step_ms: float = 0.0
-    """Both: as in the chunks that answer frames; a chunk of several actions has a step. A longer one than
-    check_chunk permits is a ValueError.
-    """
+    """Time between the actions of an answer; 0 where the horizon is 1."""
     whole_way: bool = False
     """Relative dimensions are the whole way to the target, not one control step, so they have no control rate."""
 
@@ -138,14 +151,13 @@ def check_chunk(horizon: int, dims: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Time a frame spent in each stage, in nanoseconds on the server's clock.
-
-    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
-    last.
-    """
+    """Time a frame spent in each stage, in nanoseconds on the server's clock."""
 
     decode_ns: int = 0
+    """JPEG decoding."""
     queue_ns: int = 0
+    """Waiting for a pass."""
     inference_ns: int = 0
+    """From the start of its first pass to the end of its last."""
     passes: int = 0
     """Number of passes it took part in."""

@@ -79,12 +79,17 @@ class Opened:
     """The service's answer to Open."""
 
     session: int
+    """Number of the session, as in the service's log."""
     epoch: int
+    """Number of the episode; `reset` increases it."""
     schema: ActionSchema
+    """The meaning of an action's numbers."""
     action_tokens: int
-    """K."""
+    """K, the tokens of an action."""
     mode: Mode
+    """The mode in effect."""
     model: str
+    """Name of the policy."""
     valid_for_s: float
     """How long an action may be executed."""
     depth: int = 0
