@@ -33,7 +33,6 @@ def test_figures_agree_with_their_files(path):
     assert not [str(found) for found in wrong(path.read_text(), RESULTS)]
 
 
-
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_figures_that_look_measured_name_their_file(path):
     found = [str(found) for found in unexplained(path.read_text())]
