@@ -28,8 +28,6 @@ class Pose:
     Made by `Pose(position, wxyz=...)`, or `Pose(position, xyzw=...)` as ROS, tf2 and SciPy order a quaternion, or by
     `from_matrix` or `from_rpy`. A quaternion is normalised. InvalidArgument for numbers that are not finite, a wrong
     shape, or a quaternion whose length is not 1 within UNIT_TOLERANCE.
-
-    position: x, y and z in metres. wxyz, xyzw: one of both, a unit quaternion with w first or last.
     """
 
     position: Vector
