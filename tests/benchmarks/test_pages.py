@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks.pages import __main__ as command
 from benchmarks.pages.catalogue import ENTRIES
 from benchmarks.pages.files import RESULTS, results, unlisted
+from benchmarks.pages.prose import unexplained
 from benchmarks.pages.render import PAGES, TEMPLATES, rendered, written
 from benchmarks.pages.words import between, figure_table, label, number, quantity, short, target
 
@@ -55,15 +57,23 @@ def test_every_commit_is_an_ancestor_of_this_one():
         )
 
 
-def test_the_command_reports_what_differs():
-    done = subprocess.run([sys.executable, "-m", "benchmarks.pages", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "EXPRESSION" in done.stdout
+def test_the_command_writes_and_compares(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "PAGES", tmp_path)
+    monkeypatch.setattr(command, "rendered", lambda: {"new.md": "a figure\n"})
+    monkeypatch.setattr(command, "written", lambda: {path.name: path.read_text() for path in tmp_path.iterdir()})
+    (tmp_path / "old.md").write_text("gone\n")
+    monkeypatch.setattr(sys, "argv", ["pages", "--check"])
+    assert command.main() == 1
+    shown = capsys.readouterr().out
+    assert "+a figure" in shown and "-gone" in shown
+    monkeypatch.setattr(sys, "argv", ["pages"])
+    assert command.main() == 0 and [path.name for path in tmp_path.iterdir()] == ["new.md"]
+    monkeypatch.setattr(sys, "argv", ["pages", "--check"])
+    assert command.main() == 0 and not capsys.readouterr().out
 
 
 def test_templates_take_their_figures_from_files():
     """A measured figure in a template is computed; conditions and targets are written."""
-    from benchmarks.pages.prose import unexplained
-
     for path in TEMPLATES.glob("*.md.jinja"):
         text = re.sub(r"\{[{%].*?[%}]\}", "", path.read_text(), flags=re.DOTALL)
         assert not [str(found) for found in unexplained(text)], path.name
