@@ -16,22 +16,26 @@ from benchmarks.pages.render import PAGES, TEMPLATES, rendered, written
 from benchmarks.pages.words import between, figure_table, label, number, quantity, short, target
 
 
-def test_the_pages_are_those_of_the_result_files():
-    new, old = rendered(), written()
-    differing = [name for name in sorted({*new, *old}) if new.get(name) != old.get(name)]
+@pytest.fixture(scope="module", name="pages")
+def pages_of_the_files() -> dict[str, str]:
+    return rendered()
+
+
+def test_the_pages_are_those_of_the_result_files(pages):
+    old = written()
+    differing = [name for name in sorted({*pages, *old}) if pages.get(name) != old.get(name)]
     assert not differing, "run `python -m benchmarks.pages`"
 
 
-def test_every_result_file_is_listed_and_shown():
+def test_every_result_file_is_listed_and_shown(pages):
     assert not unlisted(), "add them to benchmarks/pages/catalogue.py, or delete them"
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    pages = rendered()
     for result in results().values():
         assert f"[{result.path.name}]" in pages[f"{result.page}.md"], result.name
 
 
-def test_pictures_and_links_of_the_pages_exist():
-    for name, page in rendered().items():
+def test_pictures_and_links_of_the_pages_exist(pages):
+    for name, page in pages.items():
         for link in re.findall(r"\]\(([^)#:]+)\)", page):
             if "benchmarks/" in link or "/" not in link:
                 assert (PAGES / link).is_file(), f"{name}: {link}"
