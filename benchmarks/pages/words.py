@@ -11,6 +11,8 @@ RENAMED = (
     (r"\bfronts\b", "control processes"),
     (r"(?<!chat )\bfront\b(?!-)", "control"),
     (r"^chat: ", "chat front: "),
+    (r"\brefusals\b", "rejections"),
+    (r" / ours$", " / edgeflow's"),
 )
 """Names that the program has changed since some files were written."""
 

@@ -12,7 +12,7 @@ from edgeflow.commands.options import Json, OptionalInt, OptionalPath, OptionalT
 from edgeflow_client.errors import ConfigError
 
 GROUP_HELP = "Inputs that share a scale and a zero: 32, 64 or 128; default: the larger of 64 and 32 that divides all."
-SCALES_HELP = "Formula of the scales: duo (inputs and weights, AutoAWQ's default) or x (inputs alone, the paper's)."
+SCALES_HELP = "Formula of the scales: duo (inputs and weights, AutoAWQ's default) or x (only inputs, the paper's)."
 LAYOUT_HELP = "autoawq: the checkpoint; awq-macro: the macro file of the accelerator beside it."
 CALIBRATION_HELP = (
     "built-in; of a chat model also written (texts that it writes itself, for base models), or a UTF-8 text file whose "
