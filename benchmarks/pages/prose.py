@@ -33,7 +33,7 @@ WITH_UNIT = re.compile(
 MEASURING = re.compile(
     r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd]|succeed(?:s|ed)?|"
     r"success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|"
-    r"improve[sd]?|costs? only|gain(?:s|ed)?)\b",
+    r"improve[sd]?|costs? only|gain(?:s|ed)?|(?:are|were|is) (?:right|exact))\b",
     re.IGNORECASE,
 )
 """Words of measuring. Settings and limits ("at most 2 s", "waits 250 ms") have none of them."""
@@ -128,7 +128,8 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
 
 def _sentences(block: str) -> Iterator[tuple[int, str]]:
     begin = 0
-    for found in re.finditer(r"(?<=[.:;!?])(?:<!--.*?-->)?\s+(?=[A-Z*`(\[])", block, re.DOTALL):
+    masked = COMMENT.sub(lambda found: "x" * len(found[0]), block)
+    for found in re.finditer(r"(?<=[.:;!?])(?:x{9,})?\s+(?=[A-Z*`(\[])", masked):
         yield begin, block[begin : found.end()]
         begin = found.end()
     yield begin, block[begin:]

@@ -241,7 +241,7 @@ class Executor:
             on_host = self.graphs is None and self._device.type == "cpu"
             form = planned.segments[0].form  # a recording without sampling may be of another one
             drafted = replace(shape, form=form)
-            return self._program.settle(drafted, outputs, where, counts, kind, allowed=allowed, on_host=on_host)
+            return self._program.verify(drafted, outputs, where, counts, kind, allowed=allowed, on_host=on_host)
         if outputs.logits is None:
             return None
         slots = [segment.slot for segment in planned.segments if segment.samples]

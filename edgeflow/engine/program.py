@@ -82,7 +82,7 @@ class Verifier(Protocol):
     @property
     def store(self) -> KVSlots | None: ...
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is verified.
 
         allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
@@ -144,7 +144,7 @@ class PassProgram:
         if shape.drafts:
             self._guess(shape, inputs, base)
         drafted = shape.form is not DraftForm.NONE
-        taps = Taps(self._verifying.taps) if drafted and self._verifying.taps else None
+        taps = Taps(self._required_verifier.taps) if drafted and self._required_verifier.taps else None
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
         end = base + (1 if shape.single_rows else inputs.rows)
         results = logits = None
@@ -156,7 +156,7 @@ class PassProgram:
         if drafted:
             features = None if taps is None else taps.features
             outputs = PassOutputs(None, logits, features, layout.rope_position)
-            return outputs if shape.sampling is None else self._settled(shape, inputs, outputs, shape.sampling)
+            return outputs if shape.sampling is None else self._verified(shape, inputs, outputs, shape.sampling)
         if shape.moves:
             self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
@@ -167,7 +167,7 @@ class PassProgram:
         layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
-            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is settled may ride one pass more
+            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is verified may ride one pass more
         if shape.single_rows:
             layout.row_position.copy_(base)
         else:
@@ -206,7 +206,7 @@ class PassProgram:
         layout.rope_position[0] = position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
-            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
+            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie after the end
 
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
         """The tokens of prompts, which may be run again or looked up, and of each the one after its last row."""
@@ -262,7 +262,7 @@ class PassProgram:
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
         return hidden
 
-    def settle(
+    def verify(
         self,
         shape: PassShape,
         outputs: PassOutputs,
@@ -296,16 +296,16 @@ class PassProgram:
             on_host=on_host,
         )
         ran = RanRows(read=read, verifies=shape.verifies, stage=shape.stage, logits=outputs.logits)
-        return self._verifying.settle(ran, kind, allowed)
+        return self._required_verifier.verify(ran, kind, allowed)
 
-    def _settled(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
+    def _verified(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
         counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
-        results = self.settle(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
+        results = self.verify(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
         return replace(outputs, results=results)
 
     @property
-    def _verifying(self) -> Verifier:
+    def _required_verifier(self) -> Verifier:
         if self._verifier is None:
             raise ValueError("nobody drafts for the sequences of this executor")
         return self._verifier
@@ -342,25 +342,27 @@ class PassProgram:
         rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
             return plain_lines(self._store(rows, slots, places, kind)), end
-        return self._verify(inputs, rows, slots, places, end)
+        return self._accept_guesses(inputs, rows, slots, places, end)
 
-    def _verify(
+    def _accept_guesses(
         self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits."""
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
-        right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
-        settled = 1 + right.long().cumprod(1).sum(1, keepdim=True)
-        results = guessed_lines(rows, spread, counts, settled)
+        right = self._accepted(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        verified = 1 + right.long().cumprod(1).sum(1, keepdim=True)
+        results = guessed_lines(rows, spread, counts, verified)
         if self._keeps_guesses:
-            guessed = (at >= settled) & (at < counts)
+            guessed = (at >= verified) & (at < counts)
             kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
             rows = replace(rows, ids=drafted.where(kept, rows.ids))
         self._state.ids[slots, places] = rows.ids
-        return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
+        return results, end.index_add(0, inputs.owner[spread[:, 0]], (verified - counts).flatten())
 
-    def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
+    def _accepted(
+        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
+    ) -> Tensor:
         """[n] whether the draft after each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:

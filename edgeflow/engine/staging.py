@@ -25,7 +25,7 @@ class Drafting:
     first: Tensor
     """[K-1]: the guess of a sequence that has none before it."""
     near: Tensor
-    """[K]: 1 where a token may differ within a tolerance, 0 where it must match exactly."""
+    """[K]: 1 where a token is verified within a tolerance, 0 where it must match exactly."""
 
 
 class Contract(Hashable, Protocol):

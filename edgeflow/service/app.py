@@ -16,15 +16,15 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.children.family import ChildProcesses
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
-from edgeflow.service.host.resources import lock_memory, settle
+from edgeflow.service.host.resources import lock_memory, set_scheduling
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
 from edgeflow.service.observe.health import Health, HealthListener, HealthState
 from edgeflow.service.observe.log import EventLog
@@ -90,7 +90,7 @@ class Service:
         self._forks = Forks(config, log)
         self._launch_child = launch_child or self._forks.launch
         self._listeners: Listeners | None = None
-        self._family: ChildProcesses | None = None
+        self._children: ChildProcesses | None = None
         self._listener: HealthListener | None = None
         self._grpc: GrpcServer | None = None
         self._vital: list[VitalTask] = []
@@ -109,7 +109,7 @@ class Service:
         self.health.move(HealthState.DRAINING)
         self._publish(HealthState.DRAINING)
         drain_ms = self._config.timing.drain_ms
-        children = [self._family.drain(drain_ms)] if self._family is not None else []
+        children = [self._children.drain(drain_ms)] if self._children is not None else []
         await asyncio.gather(self.plane.drain(drain_ms), *children)
         await self._release()
         self.health.move(HealthState.STOPPED)
@@ -128,15 +128,15 @@ class Service:
             self.health.move(HealthState.WARMING)
         self.plane.worker_ready(ready)
         _freeze()
-        if self._family is not None:
-            self._family.models_changed()
+        if self._children is not None:
+            self._children.models_changed()
         self.health.move(HealthState.READY)
         if self._workers is not None:
             self._workers.prepare()
 
     def worker_launched(self, handover: socket.socket | None) -> None:
-        if self._family is not None:
-            self._family.worker_launched(handover)
+        if self._children is not None:
+            self._children.worker_launched(handover)
 
     def worker_message(self, message: Message) -> None:
         if isinstance(message, ChatReady):
@@ -199,9 +199,9 @@ class Service:
 
     async def _start_processes(self) -> WorkerReady:
         """Start worker and children side by side; the first that fails ends the start."""
-        if self._family is None:
+        if self._children is None:
             raise RuntimeError("the service does not listen yet")
-        children = asyncio.create_task(self._family.start(self._keep), name="children-start")
+        children = asyncio.create_task(self._children.start(self._keep), name="children-start")
         worker = asyncio.create_task(self.supervisor.start(), name="worker-start")
         try:
             await asyncio.wait({children, worker}, return_when=asyncio.FIRST_EXCEPTION)
@@ -217,7 +217,7 @@ class Service:
     def _settle(self) -> list[str]:
         """Apply control's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
-        warnings = settle("front", 0, wanted.front_cpus, wanted.front_priority)
+        warnings = set_scheduling("front", 0, wanted.front_cpus, wanted.front_priority)
         warnings += lock_memory() if wanted.lock_memory else []
         for text in warnings:
             self._log.event("warning", text=text)
@@ -233,7 +233,7 @@ class Service:
         self._listener.start()
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
-        self._family = ChildProcesses(
+        self._children = ChildProcesses(
             listeners.roles(),
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
@@ -277,7 +277,7 @@ class Service:
             await task.stop()
         ending = [self.supervisor.stop(WORKER_STOP_S)]
         ending += [self._grpc.stop()] if self._grpc is not None else []
-        ending += [self._family.stop()] if self._family is not None else []
+        ending += [self._children.stop()] if self._children is not None else []
         await asyncio.gather(*ending)
         await self._forks.close()
         if self._workers is not None:
@@ -303,8 +303,8 @@ class Service:
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
             self._loop_watch.beat()
             self.plane.tick()
-            if self._family is not None:
-                self._family.tick()
+            if self._children is not None:
+                self._children.tick()
 
     def _loop_stalled(self, stack: list[str]) -> None:
         self.health.stalled = True
@@ -328,8 +328,8 @@ class Service:
             if self._tokens.refresh():
                 self._authenticator.replace(self._tokens.entries)
                 renewed = True
-            if renewed and self._family is not None:
-                self._family.credentials_changed()
+            if renewed and self._children is not None:
+                self._children.credentials_changed()
             self.plane.end_callers(self._authenticator.may_control)
 
     def _publish(self, phase: HealthState, **changes: object) -> None:

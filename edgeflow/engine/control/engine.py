@@ -53,10 +53,10 @@ class Answer:
     finite: bool
     """False when a number after it was not."""
     token_ids: tuple[int, ...] = ()
-    """Its K action tokens, the first `settled` of which are verified; the others are what its last pass gave after
+    """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
     wrong drafts.
     """
-    settled: int = 0
+    verified: int = 0
     values: NDArray[np.float64] | None = None
     """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
 
@@ -156,7 +156,7 @@ class PassEngine:
             raise ValueError(f"the answer to {answer.frame} has no actions")
         return cast("OnePassPolicy | FlowPolicy", self.policy).actions(answer.values[candidate], unnorm_key)
 
-    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - as of `continued`
+    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - as in `continued`
         """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
         sent, by bounds or by limits on the motion."""
         return values
@@ -247,7 +247,7 @@ class PolicyEngine(Executor, PassEngine):
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
     how rings rotate then. kv_format: how keys and values are stored. Other options: as in Executor. Without graphs, and
-    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts verify.
+    with attention that reads places on the host, nothing is launched ahead: they follow from the drafts accepted.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class PolicyEngine(Executor, PassEngine):
         if guesses:
             finite = finite and outcomes[-1].guesses_finite
         ids = (*tokens, *outcomes[-1].guesses[:guesses])
-        return Answer(frame=frame, finite=finite, token_ids=ids, settled=len(tokens))
+        return Answer(frame=frame, finite=finite, token_ids=ids, verified=len(tokens))
 
     def rows(self, prompt: PreparedFrame) -> int:
         """Rows of a prompt."""

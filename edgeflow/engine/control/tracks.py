@@ -34,8 +34,8 @@ class SteadyTokens:
         self._before: dict[int, int] = {}
         self._in_force: dict[int, int] = {}
 
-    def of(self, epoch: int, tokens: Sequence[int], settled: int) -> tuple[int, ...]:
-        """The tokens to act on [K]. settled: how many of them are."""
+    def of(self, epoch: int, tokens: Sequence[int], verified: int) -> tuple[int, ...]:
+        """The tokens to act on [K]. verified: how many of them are."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._before.clear()
@@ -44,7 +44,7 @@ class SteadyTokens:
         for index in self._exact:
             token = tokens[index]
             agreed = abs(token - self._before.get(index, token)) <= AGREEMENT_BINS
-            if index >= settled and not agreed:
+            if index >= verified and not agreed:
                 chosen[index] = self._in_force[index]
             self._before[index], self._in_force[index] = token, chosen[index]
         return tuple(chosen)
@@ -95,7 +95,7 @@ class SessionParameters:
     """The last ones; None where answers are single actions."""
 
     @property
-    def follows(self) -> bool:
+    def needs_previous(self) -> bool:
         """True if what answers a frame depends on the answers before it."""
         return self.chunks is not None and (self.rtc or self.trajectory.limits)
 

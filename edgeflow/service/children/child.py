@@ -16,9 +16,9 @@ from edgeflow.service.children.messages import (
     MUST_TAKE,
     AccessPolicy,
     ActDone,
-    Beat,
     ChildFailed,
     ChildMessage,
+    Heartbeat,
     LogEvent,
     RobotActed,
     Serving,
@@ -77,7 +77,7 @@ class ControlLink:
         self._packets.close()
 
     def _beats(self) -> None:
-        self.send(Beat())
+        self.send(Heartbeat())
         if self._loop is not None:
             self._beat = self._loop.call_later(BEAT_S, self._beats)
 

@@ -22,7 +22,7 @@ from edgeflow.service.children.start import (
     Kill,
     NotForked,
 )
-from edgeflow.service.host.held import Spare
+from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.timeouts import StartLimits
@@ -68,7 +68,7 @@ class Forks:
     async def close(self) -> None:
         """End the server, and with it every child; give up what is held; idempotent."""
         if self._server is not None:
-            await self._server.bury()
+            await self._server.reap()
             self._server = None
         self._next.close()
         if self._settings >= 0:
@@ -91,8 +91,8 @@ class Forks:
     async def _present(self) -> _ForkServer:
         """The server, a new one if the one before is lost."""
         server = self._server
-        if server is not None and server.over:
-            ended = await server.bury()
+        if server is not None and server.is_lost:
+            ended = await server.reap()
             self._log.event("child_lost", child="forks", ended=ended)
             server = None
         if server is None:
@@ -116,10 +116,10 @@ class Forks:
 
 
 class _ForkServer:
-    """A running fork server. over: it is lost, and its children with it."""
+    """A running fork server. is_lost: it is lost, and its children with it."""
 
     def __init__(self, packets: Packets[ForkMessage], process: SpawnedProcess) -> None:
-        self.over = False
+        self.is_lost = False
         self.answered = False
         self._packets = packets
         self._process = process
@@ -129,7 +129,7 @@ class _ForkServer:
 
     async def fork(self, message: Fork, descriptors: Sequence[int], limit_s: float) -> int:
         """The new child's process id; OSError if there is none. A server that does not answer in time is killed."""
-        if self.over or not self._packets.send(message, descriptors):
+        if self.is_lost or not self._packets.send(message, descriptors):
             self.end()
             raise ConnectionError("the fork server is lost")
         self._answer = asyncio.get_running_loop().create_future()
@@ -147,12 +147,12 @@ class _ForkServer:
 
     def kill(self, pid: int) -> None:
         """Kill a child."""
-        if not self.over and not self._packets.send(Kill(pid)):
+        if not self.is_lost and not self._packets.send(Kill(pid)):
             self.end()
 
     def ended(self, pid: int) -> str | None:
         """How a child ended; None while it runs."""
-        return self._ended.get(pid, WITH_SERVER if self.over else None)
+        return self._ended.get(pid, WITH_SERVER if self.is_lost else None)
 
     def forget(self, pid: int) -> None:
         """Forget how a child ended."""
@@ -160,23 +160,23 @@ class _ForkServer:
 
     def end(self) -> None:
         """Kill the server; its children die with it."""
-        if self.over:
+        if self.is_lost:
             return
-        self.over = True
+        self.is_lost = True
         asyncio.get_running_loop().remove_reader(self._packets.fileno())
         self._packets.close()
         self._process.kill()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError("the fork server is lost"))
 
-    async def bury(self) -> str:
+    async def reap(self) -> str:
         """End the server, and wait; returns how it ended."""
         self.end()
         return await self._process.wait(KILL_WAIT_S) or f"still running {KILL_WAIT_S:g} s after SIGKILL"
 
     def _read(self) -> None:
         try:
-            while not self.over and (found := self._packets.receive()) is not None:
+            while not self.is_lost and (found := self._packets.receive()) is not None:
                 close_all(found[1])
                 self._take(found[0])
         except (EOFError, WorkerError):

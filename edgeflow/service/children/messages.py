@@ -77,7 +77,7 @@ class ChatSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptChat:
+class SavedState:
     """Control → chat front, at its start: what an earlier one kept for it. Sealed: the data."""
 
     key: str
@@ -150,7 +150,7 @@ class RobotRejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Child → control, several times per second: its loop runs."""
 
 
@@ -182,14 +182,14 @@ class LogEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SaveState:
     """Chat front → control: keep this for the next chat front. Sealed: the data, opaque to control; empty = forget."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class WantSocket:
+class RequestSocket:
     """Chat front → control: it has no socket to a worker; answered by ChatSocket if there is one."""
 
 
@@ -266,7 +266,7 @@ ToChild: TypeAlias = (
     | Models
     | Drain
     | ChatSocket
-    | KeptChat
+    | SavedState
     | ActDone
     | ActRejected
     | RobotOpened
@@ -274,13 +274,13 @@ ToChild: TypeAlias = (
     | RobotRejected
 )
 FromChild: TypeAlias = (
-    Beat
+    Heartbeat
     | Serving
     | ChildFailed
     | Drained
     | LogEvent
-    | Keep
-    | WantSocket
+    | SaveState
+    | RequestSocket
     | MetricsSnapshot
     | Act
     | ActCancel
@@ -292,7 +292,7 @@ MUST_TAKE = (
     AccessPolicy,
     Certificates,
     ChatSocket,
-    KeptChat,
+    SavedState,
 )  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgeflow.ipc.packets import close_all
-from edgeflow.service.children.checked import checked_frame, checked_open
-from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.checks import checked_frame, checked_open
 from edgeflow.service.children.messages import (
     CloseRobot,
     FromRobots,
@@ -20,9 +19,10 @@ from edgeflow.service.children.messages import (
     RobotRejected,
 )
 from edgeflow.service.children.single_actions import send_numbers
+from edgeflow.service.children.supervisor import ChildSupervisor
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Authenticator
-from edgeflow.service.sessions.forced import Forced
+from edgeflow.service.sessions.forced_faults import ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.runner import SessionRunner
@@ -56,12 +56,12 @@ class RobotSessions:
         self._opened = 0  # since the start
         self._robots: dict[int, _Robot] = {}
 
-    def take(self, keeper: Keeper, message: FromRobots, descriptors: list[int]) -> None:
+    def take(self, supervisor: ChildSupervisor, message: FromRobots, descriptors: list[int]) -> None:
         """Handle a message; WorkerError if it is none that the robots' process sends."""
         try:
             match message:
                 case OpenRobot():
-                    self._open(keeper, message)
+                    self._open(supervisor, message)
                 case ObserveRobot():
                     if (robot := self._robots.get(message.session)) is not None:
                         robot.observe(message, descriptors)
@@ -74,11 +74,11 @@ class RobotSessions:
         finally:
             close_all(descriptors)
 
-    def lost_message(self, keeper: Keeper, message: ObserveRobot) -> None:
+    def lost_message(self, supervisor: ChildSupervisor, message: ObserveRobot) -> None:
         """An observation came without its pixels: this process has no room for their descriptor."""
         text = "no memory for another observation"
         error = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-        keeper.send(_rejected(message.session, message.seq, error))
+        supervisor.send(_rejected(message.session, message.seq, error))
 
     def lost(self) -> None:
         """The robots' process is gone, and its connections with it: their sessions end."""
@@ -86,22 +86,22 @@ class RobotSessions:
         for robot in robots.values():
             robot.close()
 
-    def _open(self, keeper: Keeper, message: OpenRobot) -> None:
+    def _open(self, supervisor: ChildSupervisor, message: OpenRobot) -> None:
         if message.session in self._robots:
             raise WorkerError("the robots' process repeats the number of a session")
         if len(self._robots) >= MOST_SESSIONS:
             text = "too many sessions are open or being opened"
             busy = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-            keeper.send(_rejected(message.session, 0, busy))
+            supervisor.send(_rejected(message.session, 0, busy))
             return
         self._opened += 1
-        forced = Forced(self._plane.config.frontends.faults, self._opened)
+        forced = ForcedFaults(self._plane.config.frontends.faults, self._opened)
         self._robots[message.session] = _Robot(
             message,
             plane=self._plane,
             authenticator=self._authenticator,
             log=self._log,
-            keeper=keeper,
+            supervisor=supervisor,
             forced=forced,
             over=self._forget,
         )
@@ -121,16 +121,16 @@ class _Robot:
         plane: ControlPlane,
         authenticator: Authenticator,
         log: Log,
-        keeper: Keeper,
-        forced: Forced,
+        supervisor: ChildSupervisor,
+        forced: ForcedFaults,
         over: Callable[[_Robot], None],
     ) -> None:
         self.number = message.session
         self._plane = plane
         self._authenticator = authenticator
         self._log = log
-        self._keeper = keeper
-        self._process = keeper.restarts  # a later one knows nothing of this session
+        self._supervisor = supervisor
+        self._process = supervisor.restarts  # a later one knows nothing of this session
         self._forced = forced
         self._over = over
         self._runner: SessionRunner | None = None
@@ -225,11 +225,15 @@ class _Robot:
 
     def _flush(self) -> None:
         self._resend = None
-        while self._unsent and self._keeper.restarts == self._process:
+        while self._unsent and self._supervisor.restarts == self._process:
             answer = self._unsent[0]
-            sent = send_numbers(self._keeper, answer) if isinstance(answer, RobotActed) else self._keeper.send(answer)
+            sent = (
+                send_numbers(self._supervisor, answer)
+                if isinstance(answer, RobotActed)
+                else self._supervisor.send(answer)
+            )
             if not sent:
-                if self._keeper.lives and self._keeper.restarts == self._process and not self._closed:
+                if self._supervisor.is_running and self._supervisor.restarts == self._process and not self._closed:
                     self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._flush)
                 return
             del self._unsent[0]

@@ -25,8 +25,8 @@ from edgeflow.service.children.messages import (
     ServiceState,
     no_room,
 )
-from edgeflow.service.faults import error_of_code, no_worker
-from edgeflow.service.host.held import start_threads
+from edgeflow.service.errors import error_of_code, no_worker
+from edgeflow.service.host.spare import start_threads
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller

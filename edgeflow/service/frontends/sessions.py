@@ -23,7 +23,7 @@ from edgeflow.service.children.messages import (
     RobotOpened,
     RobotRejected,
 )
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.control import SLACK_S, whole
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller

@@ -37,7 +37,7 @@ def check_limits() -> None:
             )
 
 
-def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
+def set_scheduling(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
     """Set the CPUs and the priority of a process; returns one warning for each that could not be set.
 
     All present threads get them, and later ones inherit them. pid: 0 = the calling thread. priority: 0 = unchanged, -20

@@ -143,7 +143,7 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
-            if path.startswith(ADMIN_PATH) and not self._authenticator.asks and not is_loopback(peer):
+            if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",
                     field="peer",
@@ -153,7 +153,7 @@ class PublicMiddleware(Middleware):
                 return Caller(peer)
             return self._authenticator.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._authenticator.rejected(listed(path, self._roles), peer, error)
+            self._authenticator.count_rejection(listed(path, self._roles), peer, error)
             raise
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:

@@ -88,9 +88,9 @@ ENTRIES = TypeAdapter(list[TokenEntry])
 
 
 class Authenticator:
-    """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted.
+    """Checks callers against the tokens in force. entries: None = no token is required and every caller is admitted.
 
-    peers: networks whose robots may connect without a token, to front ends for clients that cannot send one.
+    peers: networks whose robots may connect without a token to front ends whose clients cannot send one.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Authenticator:
         self._now = now or (lambda: datetime.now(timezone.utc))
 
     def replace(self, entries: Sequence[TokenEntry] | None) -> None:
-        """Put other tokens in force."""
+        """Replace the tokens in force."""
         self._entries = entries
 
     @property
-    def asks(self) -> bool:
+    def tokens_required(self) -> bool:
         """True if tokens are required."""
         return self._entries is not None
 
@@ -131,13 +131,13 @@ class Authenticator:
             )
         return Caller(peer, entry.principal, entry.sha256)
 
-    def rejected(self, where: str, peer: str, error: RequestError) -> None:
+    def count_rejection(self, where: str, peer: str, error: RequestError) -> None:
         """Count and log a rejected call."""
         self._metrics.auth_failures.labels(error.reason).inc()
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 
     def may_control(self, caller: Caller) -> bool:
-        """True if the token with which a session was opened still permits it, or the network of one without."""
+        """True if the session is still permitted: by the token that opened it, or without one by its network."""
         return self._may(caller, CONTROL) or (not caller.token and is_within(caller.peer, self._peers))
 
     def may_chat(self, caller: Caller) -> bool:

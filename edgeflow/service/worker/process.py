@@ -15,7 +15,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.bounded import is_stopped
 from edgeflow.ipc.packets import packet_pair
-from edgeflow.service.host.resources import settle
+from edgeflow.service.host.resources import set_scheduling
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
 ENTRY = "edgeflow.worker.start"
@@ -186,5 +186,5 @@ def start_process(kit: Kit, settings: int, entry: str, arguments: Sequence[str])
 def launched(config: ServiceConfig, kit: Kit, process: WorkerProcess, *, reserve: bool = False) -> Launched:
     """A started worker, with its CPUs and priority set."""
     wanted = config.realtime
-    warnings = settle("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
+    warnings = set_scheduling("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
     return Launched(kit.sock, process, tuple(warnings), kit.handover, reserve)

@@ -13,7 +13,7 @@ from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
 from edgeflow.ipc.packets import seal
-from edgeflow.service.host.held import RETRY_S, Spare
+from edgeflow.service.host.spare import RETRY_S, Spare
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import (
     ENTRY,

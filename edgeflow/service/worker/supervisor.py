@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
-from edgeflow.service.faults import start_error
+from edgeflow.service.errors import start_error
 from edgeflow.service.host.watchdogs import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.rates import RollingCount

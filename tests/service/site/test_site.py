@@ -20,7 +20,7 @@ from tests.service.harness import serving
 from tests.service.site.browser import EXECUTABLE, browser
 
 ROOT = Path(__file__).parents[3]
-LARGEST_MIB = 8.0
+LARGEST_MIB = 10.0
 
 
 @pytest.fixture(scope="module")

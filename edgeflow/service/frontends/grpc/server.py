@@ -89,7 +89,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         """The call's own handler, or one that rejects it."""
         handler = await continuation(details)
-        if not self._authenticator.asks or details.method.startswith(_OPEN):
+        if not self._authenticator.tokens_required or details.method.startswith(_OPEN):
             return handler
         try:
             self._authenticator.check(credentials(details.invocation_metadata), _roles(details.method), "")
@@ -99,7 +99,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _rejection(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
         async def reject(_: Any, context: Context) -> None:
-            self._authenticator.rejected(method, context.peer(), error)
+            self._authenticator.count_rejection(method, context.peer(), error)
             await abort(context, error)
 
         if handler is None or (handler.request_streaming and handler.response_streaming):

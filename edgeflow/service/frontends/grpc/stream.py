@@ -11,7 +11,7 @@ import grpc
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.pace import served_mode
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
