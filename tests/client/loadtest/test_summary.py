@@ -217,7 +217,7 @@ def test_a_refused_robot_is_not_what_was_asked_for():
     assert results_of(run, {}).met
     run.refusals = ["", "RESOURCE_EXHAUSTED: no room [bold]"]
     results = results_of(run, {})
-    assert not results.met and "robot 1 refused: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
+    assert not results.met and "robot 1 rejected: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
 
 
 def test_json_has_no_nan_and_the_folder_has_everything(tmp_path):
