@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -25,6 +26,12 @@ def keep(path: Path | None, report: Mapping[str, object]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def edgeflow(*arguments: str) -> str:
+    """The output of a command of edgeflow, which must succeed."""
+    command = [sys.executable, "-m", "edgeflow.cli", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def machine_facts() -> dict[str, object]:

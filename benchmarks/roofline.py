@@ -1,18 +1,13 @@
-"""The tables of docs/performance.md: the FLOPs and bytes of passes, and their roofline bound on each device.
+"""The tables of docs/benchmarks/predictions.md: FLOPs and bytes of passes, and their roofline bound on each device.
 
-    python -m benchmarks.roofline             print them
-    python -m benchmarks.roofline --write     put them into the page
-
-Nothing is measured here. Rates and bandwidths are the peaks that vendors publish, without sparsity.
+Nothing is measured here: `python -m benchmarks.pages` puts the tables into the page. Rates and bandwidths are the peaks
+that vendors publish, without sparsity.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.gpu.subjects.floors import (
@@ -36,7 +31,6 @@ from edgeflow.lab.gpu.subjects.floors import (
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 OPENVLA = SIZES["openvla-7b"]
 LONG = replace(OPENVLA, stages=32)
 CHATS = {name: CHAT_SIZES[name] for name in TIMES_MS}
@@ -92,7 +86,7 @@ ACTIONFLOW_MS = {"AGX Orin 64GB": (803.0, 313.1), "RTX 5090": (131.2, 51.4)}
 
 
 def tables() -> dict[str, str]:
-    """The tables of the page, by the names of their placeholders."""
+    """The tables of the page, by name."""
     return {
         "devices": _devices(),
         "policy-work": _policy_work(),
@@ -244,28 +238,3 @@ def _or_dash(value: float | None, style: str) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def filled(page: str) -> str:
-    """The page with every table regenerated."""
-    for name, table in tables().items():
-        start = f"<!-- {name} -->\n"
-        page, found = re.subn(f"{start}.*?<!-- end -->", f"{start}{table}<!-- end -->", page, flags=re.DOTALL)
-        if found != 1:
-            raise ValueError(f"{PAGE.name}: one place <!-- {name} --> … <!-- end --> is needed")
-    return page
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.roofline", description="The tables of the roofline page."
-    )
-    parser.add_argument("--write", action="store_true", help=f"put them into docs/{PAGE.name}")
-    if parser.parse_args().write:
-        PAGE.write_text(filled(PAGE.read_text()))
-    else:
-        print("\n".join(tables().values()))
-
-
-if __name__ == "__main__":
-    main()

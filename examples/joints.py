@@ -56,7 +56,12 @@ class Arm:
 def control(address: str, task: str, arm: Arm, answers: int) -> None:
     """Push the newest frame, do what the service says now, hold when it says nothing."""
     with RobotClient(
-        address, cameras=arm.cameras, state=[arm.state], instruction=task, control_period_s=PERIOD_S
+        address,
+        cameras=arm.cameras,
+        state=[arm.state],
+        instruction=task,
+        control_period_s=PERIOD_S,
+        open_timeout_s=60.0,  # the service may still be loading
     ) as client:
         rate = RateKeeper(PERIOD_S)
         while client.statistics().actions < answers:

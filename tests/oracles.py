@@ -2,7 +2,7 @@
 
 Mark a test with `@pytest.mark.oracle("llama-tiny")` and read `oracle("llama-tiny")`. A few cases are in
 `tests/recorded`, and used where the whole bundle is missing. A test of any other is skipped without its bundle, and
-counted at the end of the run; docs/testing.md says how to point at them.
+counted at the end of the run; docs/develop/testing.md says how to point at them.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Report the skipped oracle tests in a line of their own, however quiet the run."""
     skipped = [report for report in terminalreporter.getreports("skipped") if "oracle" in report.keywords]
     if skipped:
-        line = f"{len(skipped)} oracle tests skipped: bundles missing in {ORACLES}; set {VARIABLE} (docs/testing.md)"
-        terminalreporter.write_line(line, yellow=True, bold=True)
+        line = f"{len(skipped)} oracle tests skipped: bundles missing in {ORACLES}; set {VARIABLE}"
+        terminalreporter.write_line(f"{line} (docs/develop/testing.md)", yellow=True, bold=True)

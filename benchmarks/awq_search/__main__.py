@@ -3,8 +3,8 @@
 python -m benchmarks.awq_search --json FILE           three calibration seeds of both models, then the recorded choices
 python -m benchmarks.awq_search --models chat --json FILE
 
-Needs the bundles awq-search and stories260K-hf (docs/testing.md). Groups of 64, duo, scales and clipping; without
-s = 1, as the recordings were made, but for one line. Exits with code 1 where a bar is missed.
+Needs the bundles awq-search and stories260K-hf (docs/develop/testing.md). Groups of 64, duo, scales and clipping;
+without s = 1, as the recordings were made, but for one line. Exits with code 1 where a bar is missed.
 """
 
 from __future__ import annotations

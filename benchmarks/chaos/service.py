@@ -37,7 +37,7 @@ SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 class Surroundings:
     """The surroundings of a service. output, errors: descriptors; None: nowhere, and the log that `events` reads.
 
-    under: a command that runs the service's, given behind it.
+    under: a command that runs the service's, given after it.
     """
 
     output: int | None = None

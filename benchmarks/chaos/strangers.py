@@ -124,7 +124,7 @@ def _ages(name: str, tracks: Sequence[RobotHistory], blocks: AttackCost, bar: fl
 
 
 def _refusals() -> dict[str, list[float]]:
-    """Milliseconds from calls without a token to their refusal, by kind of call."""
+    """Milliseconds from calls without a token to their rejection, by kind of call."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.json"
         new_token(str(tokens), "arm-1", [Role.CONTROL.value])

@@ -162,7 +162,10 @@ def peer_ratios(rounds: Sequence[Round], peers: Sequence[str]) -> list[Bar]:
 
 
 def peer_bars(bits: str, rounds: Sequence[Round], ours: Sequence[float], peers: Sequence[str]) -> list[Bar]:
-    """The faster peer's time in ours, which is the bar, and the slower one's. ours: seconds per token in each round."""
+    """The faster peer's time as a part of edgeflow's, which is the bar, and the slower one's.
+
+    ours: seconds per token in each round.
+    """
     faster, slower = (
         median(pick(token_s(each[name]) for name in peers) / own for each, own in zip(rounds, ours, strict=True))
         if peers

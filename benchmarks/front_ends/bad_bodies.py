@@ -21,7 +21,7 @@ MOST_BYTES = 4 * (1 << 20) * 4 // 3 + (64 << 10)  # of a body with default limit
 
 @dataclass(frozen=True, slots=True)
 class BadBody:
-    """A kind. field: what the refusal names."""
+    """A kind. field: what the rejection names."""
 
     make: Callable[[Body, random.Random], bytes]
     field: str

@@ -24,7 +24,7 @@ MOST_BYTES = 4 * (1 << 20) + (64 << 10)  # of a message with default limits
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """A kind. field: what the refusal names. closes: the code with which the connection may end instead; 0 = never."""
+    """A kind. field: what the rejection names. closes: the code with which the connection may end; 0 = never."""
 
     make: Callable[[Observation, random.Random], Message]
     field: str

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.fuzz.bad_frames --count 1000 --json benchmarks/results/bad-frames.json
 
-Each must be refused in band with its own status; the good frame after it must be answered with the tokens and values
+Each must be rejected in band with its own status; the good frame after it must be answered with the tokens and values
 of a clean run. Exit code 1 otherwise.
 """
 

@@ -83,7 +83,7 @@ async def oversized(connect: Connect, _: Random, count: int) -> int:
 
 
 async def sizes(connect: Connect, _: Random, count: int) -> int:
-    """Open sessions with all pairs of odd sizes; each is served, or refused at the opening."""
+    """Open sessions with all pairs of odd sizes; each is served, or rejected at the opening."""
     wrong = 0
     for width, height in list(itertools.product(SIDES, SIDES))[:count]:
         wrong += not await _size_is_handled(connect(), width, height)

@@ -92,7 +92,7 @@ class PromptLayout:
 
     sink: kept at the beginning. out_of_reach: at the end, kept by some row of the comparison; between them and the sink
     everything is compressed or gone in all rows. window: at the end, kept by every row. opening: before the first line.
-    question: the fewest and the most behind the last line.
+    question: the fewest and the most after the last line.
     """
 
     sink: int
@@ -152,7 +152,7 @@ def opening_tokens(model: ChatModel) -> int:
 
 
 def question_tokens(model: ChatModel) -> tuple[int, int]:
-    """The fewest and the most tokens behind the last line."""
+    """The fewest and the most tokens after the last line."""
     subjects = (*FAULTS, *HELD)
     texts = [text.format(subject) for kind in KINDS.values() for text in kind.phrasings for subject in subjects]
     lengths = [len(model.chat_prompt(model.render([{"role": "user", "content": f"\n{text}"}]))) for text in texts]

@@ -145,7 +145,7 @@ def _systems(path: Path, policy: OpenVLAPolicy, prompt: int) -> dict[str, System
 
 
 def _transformers(path: Path, policy: OpenVLAPolicy) -> System:
-    """The plain baseline: towers and projector as ours, the language model through `generate`."""
+    """The plain baseline: towers and projector are edgeflow's, the language model through `generate`."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     text = {key: getattr(policy.config.text, key) for key in policy.config.text.__dataclass_fields__}

@@ -1,19 +1,16 @@
-"""The tables of docs/npu.md: operators of the embedded models' static graphs, by stage, with and without substitutions.
+"""The operators of the embedded models' static graphs, by stage, with and without substitutions.
 
-    python -m benchmarks.static_graphs.operators             print them
-    python -m benchmarks.static_graphs.operators --write     put them into the page
+    python -m benchmarks.static_graphs.operators --json FILE
 
 Every graph is traced and translated anew, which takes about 5 s of processor time each.
 """
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 
+from benchmarks.command import keep, machine_facts, options
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.export.graphs.graph_files import to_onnx, trace
 from edgeflow.lab.export.graphs.rewrites import REWRITES, rewritten
@@ -21,16 +18,15 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.programs import program_of
 from edgeflow.model_paths import resolve_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "npu.md"
 MODELS = ("demo-flow", "demo", "demo-chat")
 BATCH = ExportShapes(batches=(1,))
 HIDDEN = -30.0
 """Any finite number does: it does not change which operators there are."""
-UNLISTED: Mapping[str, frozenset[str]] = {
-    "RKNN": frozenset(("GatherND", "Gelu", "Neg", "Not", "Reciprocal")),
-    "QNN provider": frozenset(("ConstantOfShape", "Erf", "GatherND", "Reciprocal", "ScatterND")),
+UNLISTED: Mapping[str, tuple[str, ...]] = {
+    "RKNN": ("GatherND", "Gelu", "Neg", "Not", "Reciprocal"),
+    "QNN provider": ("ConstantOfShape", "Erf", "GatherND", "Reciprocal", "ScatterND"),
 }
-"""Operators of these graphs that public lists call unsupported or leave out; docs/npu.md names the lists."""
+"""Operators of these graphs that the vendors' public lists call unsupported or leave out."""
 Counts = Mapping[StageName, Mapping[str, int]]
 
 
@@ -45,62 +41,15 @@ def counts_of(model: str, rewrites: Iterable[str], stages: Collection[StageName]
     return found
 
 
-def table(plain: Counts, substituted: Counts) -> str:
-    """Markdown: a row for each operator, columns for the stages, as exported and with all substitutions.
-
-    A number that stays the same is written once.
-    """
-    names = sorted({name for counts in (plain, substituted) for stage in counts.values() for name in stage})
-    head = ["operator", *(stage.value for stage in StageName), "not listed by"]
-    lines = [head, ["---", *["---:"] * len(StageName), "---"]]
-    for name in names:
-        cells = [_cell(plain[stage].get(name, 0), substituted[stage].get(name, 0)) for stage in StageName]
-        lines.append([f"`{name}`", *cells, ", ".join(vendor for vendor, names in UNLISTED.items() if name in names)])
-    sums = [_cell(sum(plain[stage].values()), sum(substituted[stage].values())) for stage in StageName]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [*lines, ["all", *sums, ""]])
-
-
-def read_table(page: str, model: str) -> dict[StageName, dict[str, int]]:
-    """The counts as exported that a page shows of a model; ValueError where it has none."""
-    shown = re.search(f"{_start(model)}(.*?)<!-- end -->", page, re.DOTALL)
-    if shown is None:
-        raise ValueError(f"{PAGE.name}: one place {_start(model).strip()} … <!-- end --> is needed")
-    found: dict[StageName, dict[str, int]] = {stage: {} for stage in StageName}
-    for name, *cells in re.findall(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|", shown[1], re.MULTILINE):
-        for stage, cell in zip(StageName, cells, strict=True):
-            count = int(cell.partition("→")[0].strip() or 0)
-            found[stage] |= {name: count} if count else {}
-    return found
-
-
-def filled(page: str, tables: Mapping[str, str]) -> str:
-    """The page with these tables, by model, in their places."""
-    for model, text in tables.items():
-        read_table(page, model)
-        page = re.sub(f"{_start(model)}.*?<!-- end -->", f"{_start(model)}{text}<!-- end -->", page, flags=re.DOTALL)
-    return page
-
-
-def _start(model: str) -> str:
-    return f"<!-- operators: {model} -->\n"
-
-
-def _cell(plain: int, substituted: int) -> str:
-    if plain == substituted:
-        return str(plain or "")
-    return f"{plain} → {substituted}"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.static_graphs.operators", description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put them into docs/{PAGE.name}")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    arguments = parser.parse_args()
-    tables = {model: table(counts_of(model, ()), counts_of(model, REWRITES)) for model in arguments.models}
-    if arguments.write:
-        PAGE.write_text(filled(PAGE.read_text(), tables))
-    else:
-        print("\n".join(f"{model}\n\n{text}" for model, text in tables.items()))
+    arguments = options(__doc__).parse_args()
+    models = {model: {"plain": counts_of(model, ()), "substituted": counts_of(model, REWRITES)} for model in MODELS}
+    for model, counts in models.items():
+        for name, stages in counts.items():
+            print(
+                f"{model}, {name}: {', '.join(f'{stage.value} {sum(each.values())}' for stage, each in stages.items())}"
+            )
+    keep(arguments.json, {"machine": machine_facts(), "unlisted": UNLISTED, "models": models})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one c
 class Aging:
     """How a robot compensates the age of its actions. 0 turns a setting off.
 
-    Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
+    Chunks of several actions need no look-ahead: their rows are for the moments at which they are executed.
     """
 
     look_ahead_s: float | None = None

@@ -1,7 +1,7 @@
 """Blending of chunks: the values to execute if several chunks have an action for the same moment. numpy only.
 
 Every policy is a pure function of the newest chunk, the earlier ones and their stamps. It is applied once, when a
-chunk arrives, so that playing depends on the blended chunk and the clock alone. Chunks are aligned to whole steps: row
+chunk arrives, so that execution depends only on the blended chunk and the clock. Chunks are aligned to whole steps: row
 j of the newest meets row j + k of one captured k steps before, k rounded to the nearest.
 """
 

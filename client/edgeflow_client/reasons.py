@@ -8,8 +8,8 @@ from enum import Enum
 class Reason(str, Enum):
     """Why a request was rejected, a frame left without an action, a robot holds, or a session ended.
 
-    Values travel in gRPC trailers and messages, and are labels of metrics; docs/reasons.md explains each of them. An
-    error without a specific reason carries the name of its gRPC status.
+    Values travel in gRPC trailers and messages, and are labels of metrics; docs/reference/reasons.md explains each of
+    them. An error without a specific reason carries the name of its gRPC status.
     """
 
     # Requests that open a session.

@@ -1,4 +1,4 @@
-"""artifact.json: the description of a model that was exported as static graphs (docs/npu.md), and of its tensors.
+"""artifact.json: the description of exported static graphs and of their tensors (docs/develop/static-graphs.md).
 
 A folder of an artifact has this file, a graph (ONNX) for every stage and bucket, the weights that they share, and the
 JSON files of the checkpoint. Torch-free.

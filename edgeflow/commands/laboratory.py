@@ -88,7 +88,7 @@ COMMANDS = (
 
 
 def loaded(line: LabCommand) -> typer.Typer:
-    """The command as an application of its name alone; DependencyError where it is not installed."""
+    """The command as an application of only its name; DependencyError where it is not installed."""
     with _naming_what_is_missing(line):
         module = importlib.import_module(f"edgeflow.lab.commands.{line.module}")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -220,7 +220,7 @@ def token_new(
         OptionalFloat, typer.Option(min=0, max=36500, help="Days until the token expires; default: never.")
     ] = None,
     out: Annotated[
-        OptionalPath, typer.Option(help="New file for the token, readable by you alone; default: print it.")
+        OptionalPath, typer.Option(help="New file for the token, readable only by you; default: print it.")
     ] = None,
 ) -> None:
     """Create an access token and print it, once: the tokens file stores its SHA-256 only.

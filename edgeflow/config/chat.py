@@ -22,16 +22,18 @@ MOST_ROWS = 63  # of a verification, and of the head's own drafts in a pass
 class ChatMessage(Section):
     """A message of a fixed prefix."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str = Field(min_length=1, max_length=1 << 20)
+    role: Literal["system", "user", "assistant"] = Field(description="who says it")
+    content: str = Field(min_length=1, max_length=1 << 20, description="its text")
 
 
 class ChatSlot(Section):
     """A fixed prefix, computed once at start: messages for the chat template, or plain text."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
-    messages: list[ChatMessage] = Field(default_factory=list, max_length=64)
-    text: str = Field("", max_length=1 << 20)
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="name of the slot, in requests and metrics")
+    messages: list[ChatMessage] = Field(
+        default_factory=list, max_length=64, description="the prefix as messages, for the chat template"
+    )
+    text: str = Field("", max_length=1 << 20, description="the prefix as plain text, instead of messages")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> ChatSlot:
@@ -41,7 +43,7 @@ class ChatSlot(Section):
 
 
 class LongConfig(Section):
-    """Prompts longer than a slot, by a memory gate (docs/long_context.md). Off without a gate."""
+    """Prompts longer than a slot, by a memory gate (docs/chat/long-context.md). Off without a gate."""
 
     gate: str = Field(
         "",
@@ -77,7 +79,7 @@ class LongConfig(Section):
 
 
 class EagleConfig(Section):
-    """Drafts by an EAGLE-3 head (docs/chat.md). Off without a head."""
+    """Drafts by an EAGLE-3 head (docs/chat/drafts.md). Off without a head."""
 
     model: str = Field("", description="directory or hub id of the chat model's EAGLE-3 head; empty = none")
     rows: int | None = Field(
@@ -173,7 +175,10 @@ class ChatConfig(Section):
     )
     decode_model: str = Field("", description="another checkpoint of the same shape for decode steps; empty = model")
     alias: str = Field("", max_length=128, description="model name for clients; default: the last part of model")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="auto: bfloat16 on CUDA, and on a CPU with bfloat16 for a 16-bit checkpoint; else float32",
+    )
     weights: Literal["float", "int8", "fp8", "auto"] = Field(
         "float",
         description="int8: 8-bit weights in decode steps (CPU); auto: int8 where it is faster; fp8: as for the policy",
@@ -199,7 +204,9 @@ class ChatConfig(Section):
     )
     eagle3: EagleConfig = EagleConfig()
     lookup: LookupConfig = LookupConfig()
-    slots: list[ChatSlot] = Field(default_factory=list, max_length=16)
+    slots: list[ChatSlot] = Field(
+        default_factory=list, max_length=16, description="fixed prefixes, each computed once and kept"
+    )
     max_tokens: int = Field(256, ge=1, description="tokens of an answer if the request sets no limit")
     max_tokens_limit: int = Field(2048, ge=1, description="largest limit a request may set")
     queue: int = Field(16, ge=0, le=256, description="requests that may wait for their turn")

@@ -25,15 +25,19 @@ class Section(BaseModel):
 class GrpcConfig(Section):
     """Address of the gRPC control plane; port 0 = any free port."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(50051, ge=0, le=65535)
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; other than loopback needs tls and tokens_file, or insecure"
+    )
+    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 = any free port")
 
 
 class HttpConfig(Section):
     """Address of the HTTP server; port 0 = any free port."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; other than loopback needs tls and tokens_file, or insecure"
+    )
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free port")
     names: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default_factory=list,
         max_length=64,
@@ -45,8 +49,8 @@ class HttpConfig(Section):
 class HealthConfig(Section):
     """Address of the health listener: plain HTTP without TLS or token, answered by its own thread."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8001, ge=0, le=65535)
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8001, ge=0, le=65535, description="port to listen on; 0 = any free port")
 
 
 WIDEST_PEERS = {4: 8, 6: 16}  # bits of the network, by version of IP
@@ -115,7 +119,7 @@ class OpenpiConfig(FrontendConfig):
 class ForcedFault(Section):
     """A fault for tests of clients: how requests of a session are answered instead of by the policy."""
 
-    answer: Literal["hold", "stop", "reject", "delay"]
+    answer: Literal["hold", "stop", "reject", "delay"] = Field(description="what a request gets")
     session: int = Field(0, ge=0, description="which session since the start, from 1; 0 = each")
     first: int = Field(1, ge=1, description="its first request that is answered so")
     last: int = Field(0, ge=0, description="its last one; 0 = no last one")
@@ -125,8 +129,10 @@ class ForcedFault(Section):
 class FrontendsConfig(Section):
     """Robots' own clients, with their own process and port (HTTP and websocket)."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8002, ge=0, le=65535)
+    host: str = Field(
+        "127.0.0.1", description="address to listen on; other than loopback needs tls and tokens_file, or insecure"
+    )
+    port: int = Field(8002, ge=0, le=65535, description="port to listen on; 0 = any free port")
     openpi: OpenpiConfig = OpenpiConfig()
     openvla: FrontendConfig = FrontendConfig()
     faults: list[ForcedFault] = Field(
@@ -264,7 +270,7 @@ class CandidateWeights(Section):
     """Weights of what the chunks that answer one frame are scored by; the lowest sum is sent."""
 
     distance: float = Field(
-        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk being played, normalised"
+        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk in execution, normalised"
     )
     roughness: float = Field(1.0, ge=0, le=1e6, description="of the mean squared jerk per step, normalised")
     limits: float = Field(1.0, ge=0, le=1e6, description="of the mean excess over the limits, as a share of each")

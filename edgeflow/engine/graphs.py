@@ -1,4 +1,4 @@
-"""Programs recorded once per shape and replayed: a pass becomes one launch (docs/architecture.md).
+"""Programs recorded once per shape and replayed: a pass becomes one launch (engine/README.md).
 
 A recording consists of addresses and of every number chosen by the host; whatever differs between replays lies in
 memory. It does not own the memory that existed before the capture, so each `GraphRecording` keeps its program, and

@@ -1,6 +1,6 @@
 """One pass as a program over device tensors: what it reads, what it does, what it leaves.
 
-The host decides by the *shape* alone; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
+The host decides only by the *shape*; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
 one buffer, and how far each slot is in the state of the slots. So the program can be run, or recorded once per shape
 and replayed.
 """
@@ -50,14 +50,14 @@ class ReadRows:
     reach: int
     """A bound on where rows end, on the host."""
     sampled: bool
-    """Whether the newest token is known, so that there is something to draft behind."""
+    """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
     """The host may read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanRows:
-    """The rows of a pass behind its forward pass, of sequences with drafts."""
+    """The rows of a pass after its forward pass, of sequences with drafts."""
 
     read: ReadRows
     """These, as a drafter reads them."""
@@ -70,7 +70,7 @@ class RanRows:
 
 
 class Verifier(Protocol):
-    """Settles tokens behind the forward pass, and makes drafts for the next one.
+    """Verifies tokens after the forward pass, and makes drafts for the next one.
 
     taps: layers of the decoder whose input it reads. store: keys and values of the drafter, which follow those of the
     slots; None where it has none.
@@ -82,8 +82,8 @@ class Verifier(Protocol):
     @property
     def store(self) -> KVSlots | None: ...
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is settled.
+    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+        """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is verified.
 
         allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
         of engine/sampling/sample.py, None where nothing is sampled.
@@ -113,7 +113,7 @@ class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
-    keeps_guesses: behind a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
+    keeps_guesses: after a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
     replaces them.
     """
 
@@ -144,7 +144,7 @@ class PassProgram:
         if shape.drafts:
             self._guess(shape, inputs, base)
         drafted = shape.form is not DraftForm.NONE
-        taps = Taps(self._verifying.taps) if drafted and self._verifying.taps else None
+        taps = Taps(self._required_verifier.taps) if drafted and self._required_verifier.taps else None
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
         end = base + (1 if shape.single_rows else inputs.rows)
         results = logits = None
@@ -156,7 +156,7 @@ class PassProgram:
         if drafted:
             features = None if taps is None else taps.features
             outputs = PassOutputs(None, logits, features, layout.rope_position)
-            return outputs if shape.sampling is None else self._settled(shape, inputs, outputs, shape.sampling)
+            return outputs if shape.sampling is None else self._verified(shape, inputs, outputs, shape.sampling)
         if shape.moves:
             self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
@@ -167,7 +167,7 @@ class PassProgram:
         layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
-            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is settled may ride one pass more
+            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is verified may ride one pass more
         if shape.single_rows:
             layout.row_position.copy_(base)
         else:
@@ -206,16 +206,16 @@ class PassProgram:
         layout.rope_position[0] = position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
-            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
+            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie after the end
 
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """The tokens of prompts, which may be run again or looked up, and of each the one behind its last row."""
+        """The tokens of prompts, which may be run again or looked up, and of each the one after its last row."""
         given = self._contract.ids(shape.prefills, inputs.numbers)
         for ids, slot, first in zip(given, torch.split(inputs.slots, 1), torch.split(base, 1), strict=False):
             self._state.ids[slot, first + torch.arange(len(ids), device=ids.device)] = ids
 
     def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""
+        """Write the drafts after each prompt: the tokens of another answer, or the first guess."""
         first, prompts = self._drafting.first[: shape.drafts], len(shape.prefills)
         source, position, rows = inputs.guesses.unbind(1)
         ahead = torch.arange(shape.drafts, device=first.device)
@@ -233,7 +233,7 @@ class PassProgram:
         return drafting
 
     def _place_rope(self, shape: PassShape, inputs: PassInputs, position: Tensor) -> None:
-        """Positions of prompts as they were given, behind them by the shift of the slot."""
+        """Positions of prompts as they were given, after them by the shift of the slot."""
         layout, prompts = inputs.layout, len(shape.prefills)
         rows = sum(shape.prefills)
         given = self._contract.positions(shape.prefills, inputs.numbers) if prompts else None
@@ -244,7 +244,7 @@ class PassProgram:
             layout.rope_position[:, rows:] = position[rows:] + shift
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
-        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences behind theirs."""
+        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences after theirs."""
         parts: list[Tensor] = []
         if shape.prefills:
             parts += self._contract.embed(shape.prefills, inputs.numbers, inputs.payload)
@@ -262,7 +262,7 @@ class PassProgram:
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
         return hidden
 
-    def settle(
+    def verify(
         self,
         shape: PassShape,
         outputs: PassOutputs,
@@ -296,22 +296,22 @@ class PassProgram:
             on_host=on_host,
         )
         ran = RanRows(read=read, verifies=shape.verifies, stage=shape.stage, logits=outputs.logits)
-        return self._verifying.settle(ran, kind, allowed)
+        return self._required_verifier.verify(ran, kind, allowed)
 
-    def _settled(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
+    def _verified(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
         counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
-        results = self.settle(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
+        results = self.verify(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
         return replace(outputs, results=results)
 
     @property
-    def _verifying(self) -> Verifier:
+    def _required_verifier(self) -> Verifier:
         if self._verifier is None:
             raise ValueError("nobody drafts for the sequences of this executor")
         return self._verifier
 
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
-        """The results of one row of each slot [n], behind the end of its sequence."""
+        """The results of one row of each slot [n], after the end of its sequence."""
         places = self._state.length[slots]
         drawn = self._drawn(slots, places)
         rows = sample(
@@ -342,26 +342,28 @@ class PassProgram:
         rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
             return plain_lines(self._store(rows, slots, places, kind)), end
-        return self._verify(inputs, rows, slots, places, end)
+        return self._accept_guesses(inputs, rows, slots, places, end)
 
-    def _verify(
+    def _accept_guesses(
         self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Tokens are settled up to the first that replaces a wrong draft, or that is not of finite logits."""
+        """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits."""
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
-        right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
-        settled = 1 + right.long().cumprod(1).sum(1, keepdim=True)
-        results = guessed_lines(rows, spread, counts, settled)
+        right = self._accepted(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        verified = 1 + right.long().cumprod(1).sum(1, keepdim=True)
+        results = guessed_lines(rows, spread, counts, verified)
         if self._keeps_guesses:
-            guessed = (at >= settled) & (at < counts)
+            guessed = (at >= verified) & (at < counts)
             kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
             rows = replace(rows, ids=drafted.where(kept, rows.ids))
         self._state.ids[slots, places] = rows.ids
-        return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
+        return results, end.index_add(0, inputs.owner[spread[:, 0]], (verified - counts).flatten())
 
-    def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
-        """[n] whether the draft behind each row is the token that the row gives, or near enough."""
+    def _accepted(
+        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
+    ) -> Tensor:
+        """[n] whether the draft after each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:
             return (drafted == rows.ids) & rows.finite

@@ -262,7 +262,9 @@ class Pong:
     settling_bins: list[int] = field(default_factory=list)
     settling_passes: list[int] = field(default_factory=list)
     settling_done: list[bool] = field(default_factory=list)
-    """The settling_… fields hold a SettlingSample (scheduler/settling.py) per frame with drafts since the last Pong."""
+    """These four: a VerificationSample (scheduler/verification.py) per frame that drafted and left since the last
+    Pong.
+    """
     unusual_states: int = 0
     """Frames whose state was outside the range of its statistics."""
 

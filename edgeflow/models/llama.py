@@ -2,7 +2,7 @@
 
 Qwen2 is Llama with biases on queries, keys and values; Qwen3 has a norm of each head's query and key instead, and
 heads of any width. DeepSeek's dense layout attends over latents (models/attention/latent.py). What serves each call is
-looked up per stage of a pass (docs/operators.md).
+looked up per stage of a pass (docs/develop/kernels.md).
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class LlamaDecoder:
         """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
         The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
-        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as of `forward`, and
+        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in `forward`, and
         of all rows.
         """
         self._check(taps)

@@ -1,4 +1,4 @@
-"""Every reason is a member of one enum, used in the package and explained in docs/reasons.md."""
+"""Every reason is a member of one enum, used in the package and explained in docs/reference/reasons.md."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_names_are_values_and_every_one_is_used():
 
 
 def test_the_documentation_explains_all_and_no_other():
-    rows = re.findall(r"^\| `(\w+)` \| \S", (ROOT / "docs" / "reasons.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| \S", (ROOT / "docs/reference/reasons.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(VALUES)
 
 

@@ -1,10 +1,10 @@
-"""The roofline page: its tables are the code's, and the code's figures are those of a hand calculation."""
+"""Roofline bounds: the code's figures are those of a hand calculation."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.roofline import DEVICES, OPENVLA, PAGE, filled, fp8_floor_s
+from benchmarks.roofline import DEVICES, OPENVLA, fp8_floor_s
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.lab.gpu.subjects.floors import (
     attention_work,
@@ -13,16 +13,6 @@ from edgeflow.lab.gpu.subjects.floors import (
     pipelined_spans,
     text_work,
 )
-
-
-def test_the_page_shows_what_the_code_computes():
-    page = PAGE.read_text()
-    assert filled(page) == page, "run `python -m benchmarks.roofline --write`"
-
-
-def test_a_page_without_a_place_for_a_table_is_refused():
-    with pytest.raises(ValueError, match="devices"):
-        filled("# Performance\n")
 
 
 def test_a_decode_row_of_openvla_reads_its_weights_once():

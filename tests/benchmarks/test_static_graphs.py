@@ -1,4 +1,4 @@
-"""The benchmark of static graphs and the tables of docs/npu.md: shapes, work, both sides, tables, picture."""
+"""The benchmark of static graphs and the tables of their page: shapes, work, both sides, tables, picture."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.pages.files import results
 from benchmarks.static_graphs.measuring import MODELS, PREFIXES, SUFFIXES, inputs_of, shaped, work_of
-from benchmarks.static_graphs.operators import MODELS as EMBEDDED
-from benchmarks.static_graphs.operators import PAGE, counts_of, filled, read_table, table
+from benchmarks.static_graphs.operators import counts_of
 from benchmarks.static_graphs.report import (
     ENGINE16,
     ENGINE32,
@@ -21,7 +21,6 @@ from benchmarks.static_graphs.report import (
     ONNX,
     ShapeRow,
     as_json,
-    picture,
     tables,
 )
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
@@ -125,11 +124,6 @@ def test_a_row_is_kept_with_its_floor():
     assert (kept["flops"], kept["bytes"]) == (10**9, 10**8)
 
 
-def test_the_picture_is_written(tmp_path):
-    picture(tmp_path / "latency.png", rows(), RATES)
-    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
-
-
 @pytest.mark.night
 def test_both_sides_compute_the_same(tmp_path):
     shape = shaped(TINY.shape, *TINY.tick)
@@ -149,33 +143,7 @@ def test_both_sides_compute_the_same(tmp_path):
         torch.testing.assert_close(velocity, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_page_shows_the_operators_of_a_new_graph():
+def test_the_operators_on_file_are_those_of_a_new_graph():
     step = StageName.STEP
-    shown = read_table(PAGE.read_text(), "demo-flow")[step]
-    assert shown == counts_of("demo-flow", (), [step])[step], (
-        "run `python -m benchmarks.static_graphs.operators --write`"
-    )
-
-
-def test_the_page_shows_every_embedded_model():
-    page = PAGE.read_text()
-    for model in EMBEDDED:
-        shown = read_table(page, model)
-        assert all(shown[stage] for stage in StageName)
-
-
-def test_a_table_is_put_into_its_place_and_read_again():
-    plain = {
-        StageName.TOWERS: {"Add": 1},
-        StageName.PREFILL: {"Add": 2, "ScatterND": 4},
-        StageName.STEP: {"Neg": 1},
-    }
-    rewritten = {**plain, StageName.PREFILL: {"Add": 2, "Neg": 3}}
-    page = "before\n<!-- operators: m -->\nold\n<!-- end -->\nbehind\n"
-    full = filled(page, {"m": table(plain, rewritten)})
-    assert full.startswith("before\n") and full.endswith("<!-- end -->\nbehind\n") and "old" not in full
-    assert "| `ScatterND` |  | 4 → 0 |  | QNN provider |" in full
-    assert "| all | 1 | 6 → 5 | 1 |" in full
-    assert read_table(full, "m") == plain
-    with pytest.raises(ValueError, match="operators: other"):
-        filled(page, {"other": ""})
+    kept = results()["static-graphs-operators"].data["models"]["demo-flow"]["plain"][step]
+    assert kept == counts_of("demo-flow", (), [step])[step], "run `python -m benchmarks.static_graphs.operators`"

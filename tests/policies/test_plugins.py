@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file
 
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import CheckOutcome
@@ -165,15 +165,17 @@ def test_a_checkpoint_that_a_built_in_one_recognises_is_its_own(install: Install
     assert family_of(directory, "other").name == "other"
 
 
-def test_the_one_of_the_documents_runs(install: Install, tmp_path: Path):
-    text = (ROOT / "docs/policies.md").read_text().partition("## A policy of your own")[2]
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def test_the_one_of_the_documents_runs(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = (ROOT / "docs/policies/write-your-own.md").read_text()
+    start, code, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code.endswith(f"\n{start}")
     name, value = re.search(r'policies"\]\n(\w+) = "(.*)"', text).groups()
     distribution = re.search(r'^name = "(.*)"', text, re.MULTILINE)[1]
     install(code, distribution=distribution, name=name, value=value)
-    directory = folder_of(tmp_path / "linear", type="linear", joints=2, horizon=3, rate_hz=10)
-    weights = np.random.default_rng(0).uniform(-1, 1, (6, 5)).astype(np.float32)
-    save_file({"weights": weights}, directory / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    exec(checkpoint, {})  # writes the folder "linear"
+    directory = tmp_path / "linear"
+    weights = load_file(directory / "model.safetensors")["weights"]
     check_model_directory(directory)
     image = Image(96, 96, bytes([255, 0, 51]) * 96 * 96)
     seen = Observation(images={"wrist": image}, state={"joints": (0.5, -0.25)}, instruction="")

@@ -194,7 +194,7 @@ def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | N
     """The age beyond which an action is not executed; None = no limit.
 
     limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries, of which at most
-    MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age foretold for the session.
+    MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age forecast for the session.
     """
     if limit_s is not None:
         return None if math.isinf(limit_s) else round(limit_s * 1e9)

@@ -58,7 +58,7 @@ def loadtest(
         _option(
             SENT,
             "Another field of the plan, of its session, pattern, limits or chat, such as pattern.window=4 or "
-            "limits.max_misses=0; see docs/loadtest.md. Repeatable.",
+            "limits.max_misses=0; see docs/operate/load-test.md. Repeatable.",
             "--set",
             metavar="KEY=VALUE",
         ),

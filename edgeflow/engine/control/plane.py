@@ -42,7 +42,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.scheduler.settling import SettlingSample
+from edgeflow.scheduler.verification import VerificationSample
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
@@ -79,7 +79,7 @@ class ControlLoop:
         self._tracks: dict[FrameRef, FrameRecord] = {}
         self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
-        self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
+        self._verification: deque[VerificationSample] = deque(maxlen=KEPT_FRAMES)
 
     def launch(self, turn_ns: int) -> Running[FrameRef] | None:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
@@ -98,7 +98,7 @@ class ControlLoop:
         self._leave([departure for departure in left if departure.why is not Leaving.DONE])
         for departure in left:
             if departure.why is Leaving.DONE:
-                self._settle(departure)
+                self._note_passes(departure)
                 self._answer(self._answers.take(departure.frame), departure.passes)
         shape = len(planned.prefills), planned.decode_rows
         sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
@@ -110,7 +110,7 @@ class ControlLoop:
         return self._scheduler.wake_at_ns()
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
+        """Every pass since the last call: its shape and its time, on the device where launching only enqueues, else
         the time of its turn of the loop.
         """
         passes = list(self._passes)
@@ -119,8 +119,8 @@ class ControlLoop:
 
     def pong(self, nonce: int) -> Pong:
         """The counts so far, with every pass, and every frame that drafted and left, since the last call."""
-        counts, passes, frames = self._scheduler.counts, self.take_passes(), list(self._settling)
-        self._settling.clear()
+        counts, passes, frames = self._scheduler.counts, self.take_passes(), list(self._verification)
+        self._verification.clear()
         return Pong(
             nonce=nonce,
             passes=counts.passes,
@@ -133,7 +133,7 @@ class ControlLoop:
             settling_stages=[sample.stages for sample in frames],
             settling_bins=[sample.tolerance_bins for sample in frames],
             settling_passes=[sample.passes for sample in frames],
-            settling_done=[sample.settled for sample in frames],
+            settling_done=[sample.verified for sample in frames],
             unusual_states=self._engine.policy.unusual_states,
         )
 
@@ -193,7 +193,7 @@ class ControlLoop:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            self._refuse(ref, error)
+            self._reject(ref, error)
             return
         self._waiting[ref] = message
         self._tracks[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
@@ -223,8 +223,8 @@ class ControlLoop:
     def awaits_answer(self, now_ns: int) -> bool:
         """True if a frame that begins next may have to continue an answer whose pass is not committed."""
         return any(
-            self._scheduler.lands(ref.session) and self._opened[ref.session].follows
-            for ref in self._scheduler.begins(now_ns)
+            self._scheduler.is_finishing(ref.session) and self._opened[ref.session].needs_previous
+            for ref in self._scheduler.next_frames(now_ns)
         )
 
     @property
@@ -233,22 +233,22 @@ class ControlLoop:
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _begin(self, now_ns: int) -> Begun:
-        """Prepare the frames that the next pass begins with; those that the policy refuses leave.
+        """Prepare the frames that the next pass begins with; those that the policy rejects leave.
 
         Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """
         begun, complete = Begun(started_ns=self._clock.now_ns()), False
         while not complete:
             complete = True
-            for ref in self._scheduler.begins(now_ns):
+            for ref in self._scheduler.next_frames(now_ns):
                 if ref in begun.prompts:
                     continue
                 begun.stamp = begun.stamp or self._engine.stamp()
                 try:
                     begun.prompts[ref] = self._prepare(self._waiting[ref], self._tracks[ref])
                 except RequestError as error:
-                    self._scheduler.refuse(ref)
-                    self._refuse(ref, error)
+                    self._scheduler.reject(ref)
+                    self._reject(ref, error)
                     complete = False
         return begun
 
@@ -266,7 +266,7 @@ class ControlLoop:
             self._pacer.hold(planned, begun.started_ns)
         return running
 
-    def _refuse(self, ref: FrameRef, error: RequestError) -> None:
+    def _reject(self, ref: FrameRef, error: RequestError) -> None:
         """A frame leaves with the reason why the policy does not take it."""
         self._waiting.pop(ref, None)
         self._tracks.pop(ref, None)
@@ -293,7 +293,7 @@ class ControlLoop:
         ref = answer.frame
         track, opened = self._tracks.pop(ref), self._opened[ref.session]
         if answer.finite:
-            steady = opened.steady.of(ref.epoch, answer.token_ids, answer.settled)
+            steady = opened.steady.of(ref.epoch, answer.token_ids, answer.verified)
             answer = replace(answer, token_ids=steady)
         chosen, report = self._choose(answer, track, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
@@ -313,7 +313,7 @@ class ControlLoop:
                 queue_ns=track.started_ns - track.arrived_ns,
                 inference_ns=self._clock.now_ns() - track.started_ns,
                 passes=passes,
-                settled=answer.settled,
+                settled=answer.verified,
                 report=report,
             )
         )
@@ -349,19 +349,19 @@ class ControlLoop:
 
     def _leave(self, departures: list[Departure]) -> None:
         for departure in departures:
-            self._settle(departure)
+            self._note_passes(departure)
             self._waiting.pop(departure.frame, None)
             self._tracks.pop(departure.frame, None)
             self._answers.drop(departure.frame)
             self._publish(departed(departure.frame, departure.why))
 
-    def _settle(self, departure: Departure) -> None:
-        """Note the passes that a frame needed to settle its drafts, or that it left before."""
+    def _note_passes(self, departure: Departure) -> None:
+        """Note the passes in which a frame was verified, or that it had when it left before."""
         track = self._tracks.get(departure.frame)
         if track is not None and departure.passes and track.drafts:
             stages = track.drafts + 1
-            settled = departure.settled >= stages
-            self._settling.append(SettlingSample(stages, track.tolerance_bins, departure.passes, settled))
+            verified = departure.verified >= stages
+            self._verification.append(VerificationSample(stages, track.tolerance_bins, departure.passes, verified))
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

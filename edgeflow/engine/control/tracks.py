@@ -22,7 +22,7 @@ AGREEMENT_BINS = 2
 
 
 class SteadyTokens:
-    """The last such tokens of one session. One that is not settled changes only when two frames in a row agree on it.
+    """The last such tokens of one session. One that is not verified changes only when two frames in a row agree on it.
 
     near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
     that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
@@ -34,8 +34,8 @@ class SteadyTokens:
         self._before: dict[int, int] = {}
         self._in_force: dict[int, int] = {}
 
-    def of(self, epoch: int, tokens: Sequence[int], settled: int) -> tuple[int, ...]:
-        """The tokens to act on [K]. settled: how many of them are."""
+    def of(self, epoch: int, tokens: Sequence[int], verified: int) -> tuple[int, ...]:
+        """The tokens to act on [K]. verified: how many of them are."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._before.clear()
@@ -44,7 +44,7 @@ class SteadyTokens:
         for index in self._exact:
             token = tokens[index]
             agreed = abs(token - self._before.get(index, token)) <= AGREEMENT_BINS
-            if index >= settled and not agreed:
+            if index >= verified and not agreed:
                 chosen[index] = self._in_force[index]
             self._before[index], self._in_force[index] = token, chosen[index]
         return tuple(chosen)
@@ -58,10 +58,10 @@ class FrameRecord:
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
-    """Behind its prompt, and their tolerance."""
+    """After its prompt, and their tolerance."""
     tolerance_bins: int = 0
     plan: PlayedRows | None = None
-    """What is played from its capture on, as known when it was launched."""
+    """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
     """Or why there is none."""
     continues: bool = False
@@ -95,7 +95,7 @@ class SessionParameters:
     """The last ones; None where answers are single actions."""
 
     @property
-    def follows(self) -> bool:
+    def needs_previous(self) -> bool:
         """True if what answers a frame depends on the answers before it."""
         return self.chunks is not None and (self.rtc or self.trajectory.limits)
 

@@ -31,7 +31,7 @@ class DraftSizes:
     """The rows of a verification in each form that requests may have."""
     head: Eagle3Config | None = None
     """The head of EAGLE-3; None without one, and then there is nothing else."""
-    behind: int = 0
+    extra_places: int = 0
     """Places of the head's slots beyond those of the base's."""
     width: int = 0
     """Rows of its forwards while a tree grows."""
@@ -52,12 +52,12 @@ def lookup_sizes(drafts: int) -> DraftSizes:
 
 
 def eagle_sizes(head: Eagle3Config, tree: TreeSizes | None, depth: int) -> DraftSizes:
-    """The sizes of an EAGLE-3 head's drafts. tree, depth: as of `kinds.Eagle`."""
+    """The sizes of an EAGLE-3 head's drafts. tree, depth: as in `kinds.Eagle`."""
     grown = {DraftForm.CHAIN: chain_of(depth), **({DraftForm.TREE: tree} if tree else {})}
     return DraftSizes(
         rows={form: sizes.rows for form, sizes in grown.items()},
         head=head,
-        behind=max(sizes.places for sizes in grown.values()) + depth + 2,
+        extra_places=max(sizes.places for sizes in grown.values()) + depth + 2,
         width=max(sizes.width for sizes in grown.values()),
     )
 
@@ -112,7 +112,7 @@ class Eagle:
 
     head: Eagle3Head
     tree: TreeSizes | None
-    """The sizes of its trees; None to draft chains alone, of depth + 1 tokens."""
+    """The sizes of its trees; None to draft only chains, of depth + 1 tokens."""
     depth: int
     name: str = "eagle3"
 
@@ -132,8 +132,8 @@ class Eagle:
         sizes = {DraftForm.CHAIN: chain_of(self.depth)}
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
-        behind = self.sizes.behind
-        capacity = rounded_capacity(kv.capacity + behind)
+        extra_places = self.sizes.extra_places
+        capacity = rounded_capacity(kv.capacity + extra_places)
         store = self.head.kv_slots(kv.slots, capacity, kv.format.turned(kv.capacity) + capacity - kv.capacity)
         return EagleDrafter(self.head, store, state, sizes)
 
@@ -165,7 +165,7 @@ def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
 
 
 def draft_sizes(config: ChatConfig, head: Eagle3Config | None) -> DraftSizes | None:
-    """The sizes of the configured drafts; None if none are. head: as of `eagle_header`."""
+    """The sizes of the configured drafts; None if none are. head: as in `eagle_header`."""
     if config.draft_kind == "lookup":
         return lookup_sizes(config.lookup.drafts)
     return None if head is None else eagle_sizes(head, _tree(config), config.eagle3.depth)

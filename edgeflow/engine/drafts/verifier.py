@@ -23,7 +23,7 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 def accepted_of_chain(right: Tensor) -> Tensor:
-    """The tokens that each chain settles [S].
+    """How many tokens of each chain are verified [S].
 
     right [S, R - 1] bool: whether each draft is the token that the row before it gives.
     """
@@ -31,10 +31,10 @@ def accepted_of_chain(right: Tensor) -> Tensor:
 
 
 def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The tokens that each tree settles [S], and the rows that give them [S, width], the last one repeated.
+    """How many tokens of each tree are verified [S], and the rows that give them [S, width], the last one repeated.
 
-    right [S, R] bool: as of a chain, where the row before is the parent; that of the root is not read. bits, depth
-    [S, R]: as of `DraftTrees`.
+    right [S, R] bool: as in a chain, where the row before is the parent; that of the root is not read. bits, depth
+    [S, R]: as in `DraftTrees`.
     """
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
@@ -74,7 +74,7 @@ class DraftVerifier:
         """The most tokens that a verification in this form gives."""
         return self._drafter.width(form)
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         read = ran.read
         if ran.logits is None:
             self._drafter.draft(read)
@@ -87,17 +87,17 @@ class DraftVerifier:
             read, rows = verify(read, choose)
         else:
             read, rows = self._continue(read, choose)
-        settled = read.counts if ran.verifies else torch.ones_like(read.counts)
-        finite = rows.finite.view(len(settled), -1)
+        verified = read.counts if ran.verifies else torch.ones_like(read.counts)
+        finite = rows.finite.view(len(verified), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
-        unsettled = at >= settled[:, None]
+        unverified = at >= verified[:, None]
         if kind.penalised and self._state.sampling is not None:
-            slots = read.slots.repeat_interleave(len(at), output_size=unsettled.numel())
-            self._state.sampling.remember(slots, rows.ids, ~unsettled.flatten())
-        sound = (finite | unsettled).all(1).long()
+            slots = read.slots.repeat_interleave(len(at), output_size=unverified.numel())
+            self._state.sampling.remember(slots, rows.ids, ~unverified.flatten())
+        sound = (finite | unverified).all(1).long()
         found = self._drafter.draft(read)
-        standing = read.slots.new_empty(len(settled), 0) if allowed is None else self._standing(read)
-        return drafted_lines(rows, sound, settled, found, standing)
+        standing = read.slots.new_empty(len(verified), 0) if allowed is None else self._standing(read)
+        return drafted_lines(rows, sound, verified, found, standing)
 
     def _continue(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """The last row of each segment gives one token."""
@@ -107,7 +107,7 @@ class DraftVerifier:
         return read, rows
 
     def _verify_chain(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those up to the first that replaces its draft are settled."""
+        """Every row gives a token; those up to the first that replaces its draft are verified."""
         state, slots, firsts = self._state, read.slots, read.firsts
         at = torch.arange(read.lengths[0], device=slots.device)
         places = firsts[:, None] + at
@@ -116,13 +116,13 @@ class DraftVerifier:
         rows = choose(slots, places + 1, before)
         given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
         right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(read.counts)[:, None])
-        settled = accepted_of_chain(right)
+        verified = accepted_of_chain(right)
         state.ids[slots[:, None], places + 1] = given
-        state.length.index_copy_(0, slots, firsts + settled)
-        return replace(read, counts=settled), rows
+        state.length.index_copy_(0, slots, firsts + verified)
+        return replace(read, counts=verified), rows
 
     def _verify_tree(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those on the accepted path are settled, and the rows of the path are kept."""
+        """Every row gives a token; those on the accepted path are verified, and the rows of the path are kept."""
         state, slots, firsts, length = self._state, read.slots, read.firsts, read.lengths[0]
         bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
         at = torch.arange(length, device=slots.device)
@@ -132,19 +132,19 @@ class DraftVerifier:
         given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
         right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
         right = right & (at < choose.most(read.counts)[:, None])
-        settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(read.form), length))
+        verified, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(read.form), length))
         self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
         index = (path + length * torch.arange(len(slots), device=slots.device)[:, None]).flatten()
         rows, kept = rows.select(index), torch.arange(1, path.shape[1] + 1, device=slots.device)
         state.ids[slots[:, None], firsts[:, None] + kept] = rows.ids.view(path.shape)
-        state.length.index_copy_(0, slots, firsts + settled)
+        state.length.index_copy_(0, slots, firsts + verified)
         features = None if read.features is None else read.features.index_select(0, index)
         lengths = (path.shape[1],) * len(slots)
         rope = read.rope.index_select(1, index)
-        return replace(read, counts=settled, lengths=lengths, features=features, rope=rope), rows
+        return replace(read, counts=verified, lengths=lengths, features=features, rope=rope), rows
 
     def _standing(self, read: ReadRows) -> Tensor:
-        """The drafts behind the newest tokens [S, K], for a grammar on the host."""
+        """The drafts after the newest tokens [S, K], for a grammar on the host."""
         newest = read.firsts + read.counts
         at = torch.arange(1, self._drafter.rows(read.form), device=newest.device)
         return self._state.ids[read.slots[:, None], newest[:, None] + at]
@@ -159,10 +159,10 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """As of `Verifier.settle`."""
+    """As in `Verifier.verify`."""
 
     def most(self, counts: Tensor) -> Tensor:
-        """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""
+        """How many of so many tokens may be verified [S]: after its last mask a grammar says nothing."""
         return counts if self.allowed is None else counts.clamp(max=len(self.allowed))
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
@@ -172,7 +172,7 @@ class _Choose:
         owners = slots.repeat_interleave(count // len(slots), output_size=count) if count > len(slots) else slots
         drawn = drawn if folded is None else drawn + folded[owners]
         allowed = self.allowed
-        if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
+        if allowed is not None:  # rows after a draft that the grammar forbids are not accepted: anything is permitted
             more = allowed.new_ones(max(count - len(allowed), 0), allowed.shape[1])
             allowed = torch.cat([allowed, more])[:count]
         earlier = None

@@ -32,7 +32,7 @@ PrecisionName = Literal["float32", "int16", "w8a16", "w8a8"]
 
 
 class RewriteName(str, Enum):
-    """The substitutions, as of lab/export/graphs/rewrites.py."""
+    """The substitutions, as in lab/export/graphs/rewrites.py."""
 
     ERF_GELU = "erf-gelu"
     ROPE_CONCAT = "rope-concat"
@@ -113,7 +113,7 @@ def export(
     rewrite: Annotated[Optional[list[RewriteName]], typer.Option(help=REWRITE_HELP)] = None,  # noqa: UP045 - typer
     frames: Annotated[OptionalPath, typer.Option(help=FRAMES_HELP)] = None,
     first_step: Annotated[
-        bool, typer.Option("--first-step", help="Calibrate on the first denoising step alone, for comparisons.")
+        bool, typer.Option("--first-step", help="Calibrate only on the first denoising step, for comparisons.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -167,7 +167,7 @@ def cosim(
     With --prompt the linears of the layers are computed as on the accelerator, to the last bit, and everything else
     on the CPU. Exits with code 1 if its greedy tokens differ from the W4A16 reference's in float32.
 
-    Refused are models that the board's 4 GB of memory cannot hold, and linears with more than 8192 inputs.
+    Rejected are models that the board's 4 GB of memory cannot hold, and linears with more than 8192 inputs.
     """
     from edgeflow.lab.kv260.command import cosim_command
 

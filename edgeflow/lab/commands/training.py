@@ -24,8 +24,8 @@ from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import MOST_TOLERANCE_BINS, Mode
 
 EXECUTION_HELP = (
-    "How chunks are played. rtc: each continues the one being played; fresh: each begins anew; synchronous: the robot "
-    "rests while it waits. Repeat for several."
+    "How chunks are executed. rtc: each continues the one in execution; fresh: each begins anew; synchronous: the "
+    "robot rests while it waits. Repeat for several."
 )
 PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx5090, FILE."
 
@@ -150,7 +150,7 @@ def train_gate(
 ) -> None:
     """Train the memory gate of a chat model, so that it answers from texts longer than its slot.
 
-    Only the gate's weights move, and the model's files stay as they are. Of a text every token behind the first
+    Only the gate's weights move, and the model's files stay as they are. Of a text every token after the first
     segment is learned, of messages only the assistant's answers. The bar shows the time that is left; a run that was
     stopped goes on. A file of draw-logs needs its --sink, --window and
     --segment. Llama, Qwen2, Qwen2.5, Qwen3.

@@ -145,15 +145,13 @@ def _answer(values: Fields, chunk: int) -> tuple[str, int]:
 
 
 class ACTSettings(BaseModel):
-    """Settings of an ACT policy that its checkpoint does not have."""
+    """Settings of an ACT policy that its checkpoint does not have: the control rate, and the names of its numbers."""
 
     model_config = STRICT
 
-    control_rate_hz: Rate
-    """Rate at which the training's actions followed each other."""
-    action_names: list[Name] = []
-    state_names: list[Name] = []
-    """Both: of their numbers, in order; empty = not stated."""
+    control_rate_hz: Rate = Field(description="rate of the actions in the training data")
+    action_names: list[Name] = Field([], description="names of the numbers of an action; empty = not stated")
+    state_names: list[Name] = Field([], description="names of the numbers of the state vector; empty = not stated")
 
 
 def read_settings(settings: Settings, config: ACTConfig) -> ACTSettings:

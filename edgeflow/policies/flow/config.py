@@ -182,50 +182,55 @@ def _rate(value: float) -> float:
 
 
 class ChunkingSettings(BaseModel):
-    """Real-time chunking: how an answer continues the chunk that is being played."""
+    """Real-time chunking: how an answer continues the chunk in execution. By default, answers start anew."""
 
     model_config = STRICT
 
-    schedule: Literal["ZEROS", "ONES", "LINEAR", "EXP"] = "LINEAR"
-    execution_horizon: Annotated[int, Field(ge=1)] | None = None
-    """Rows that are drawn to it, at most; None = 10, or the chunk."""
-    max_guidance_weight: Annotated[float, _between(0.0, MOST_GUIDANCE)] = 10.0
-    """Bound of the guidance."""
-    mode: Literal["guided", "trained"] = "guided"
-    """Trained = rows that will have passed are set, not guided."""
-    trained_max_delay: Annotated[int, Field(ge=1)] | None = None
-    """Most rows that the checkpoint's training set; None = rtc_training_max_delay of its config.json."""
+    schedule: Literal["ZEROS", "ONES", "LINEAR", "EXP"] = Field(
+        "LINEAR", description="weights of the guidance over the rows that continue the chunk"
+    )
+    execution_horizon: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="rows that are guided, at most; unset = 10, or the chunk"
+    )
+    max_guidance_weight: Annotated[float, _between(0.0, MOST_GUIDANCE)] = Field(
+        10.0, description="bound of the guidance"
+    )
+    mode: Literal["guided", "trained"] = Field(
+        "guided", description="trained: rows that will have been executed are set instead of guided"
+    )
+    trained_max_delay: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="most rows that the training set; unset = rtc_training_max_delay of the checkpoint"
+    )
 
 
 class FlowSettings(BaseModel):
-    """Settings of a flow-matching policy that its checkpoint does not have."""
+    """Settings of a flow-matching policy that its checkpoint lacks: the control rate, and what its numbers mean."""
 
     model_config = STRICT
 
-    control_rate_hz: Annotated[float, AfterValidator(_rate)]
-    """Rate at which the training's actions followed each other. action_*: of the numbers of an action, in order;
-    empty = not stated.
-    """
-    action_names: list[Name] = []
-    action_units: list[Name] = []
-    action_low: list[float] = []
-    action_high: list[float] = []
-    action_relative: list[bool] = []
-    frame: Literal["tool", "base"] = "base"
-    rotation: Literal["rotvec", "euler_xyz"] = "euler_xyz"
-    """Both: as of ActionSchema."""
-    state_names: list[Name] = []
-    state_units: list[Name] = []
-    absent_cameras: list[Name] = []
-    """Names of the checkpoint's cameras that the robot does not have."""
-    steps: Annotated[int, _between(1, MOST_STEPS)] | None = None
-    """N; None = the checkpoint's."""
-    noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = 0
-    """The noise seed of the noise that answers begin with."""
-    candidates: Annotated[int, _between(1, MOST_CANDIDATES)] = 1
-    """Chunks that are denoised for a frame."""
-    rtc: ChunkingSettings | None = None
-    """None = answers begin anew."""
+    control_rate_hz: Annotated[float, AfterValidator(_rate)] = Field(
+        description="rate of the actions in the training data"
+    )
+    action_names: list[Name] = Field([], description="names of the numbers of an action; empty = not stated, as below")
+    action_units: list[Name] = Field([], description="units of the numbers of an action")
+    action_low: list[float] = Field([], description="lowest value of each number of an action")
+    action_high: list[float] = Field([], description="highest value of each number of an action")
+    action_relative: list[bool] = Field([], description="per number of an action: true for a displacement")
+    frame: Literal["tool", "base"] = Field("base", description="frame of displacements of the tool")
+    rotation: Literal["rotvec", "euler_xyz"] = Field("euler_xyz", description="form of rotations in an action")
+    state_names: list[Name] = Field([], description="names of the numbers of the state vector")
+    state_units: list[Name] = Field([], description="units of the numbers of the state vector")
+    absent_cameras: list[Name] = Field([], description="cameras of the checkpoint that the robot does not have")
+    steps: Annotated[int, _between(1, MOST_STEPS)] | None = Field(
+        None, description="denoising steps; unset = those of the checkpoint"
+    )
+    noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = Field(
+        0, description="seed of the noise that answers start from"
+    )
+    candidates: Annotated[int, _between(1, MOST_CANDIDATES)] = Field(
+        1, description="chunks that are computed per frame; the best one is sent"
+    )
+    rtc: ChunkingSettings | None = Field(None, description="real-time chunking; unset = answers start anew")
 
 
 def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig) -> FlowSettings:

@@ -1,4 +1,4 @@
-"""Flow-matching policies that were exported as static graphs (docs/npu.md): form of the graphs, and loading them."""
+"""Flow-matching policies as static graphs (docs/develop/static-graphs.md): form of the graphs, and loading them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVLA as static graphs (docs/npu.md): towers, prefill and a decode step of several frames."""
+"""OpenVLA as static graphs (docs/develop/static-graphs.md): towers, prefill and a decode step of several frames."""
 
 from __future__ import annotations
 

@@ -60,24 +60,37 @@ class _Sampling(ClientObject):
     """Fields of both routes. Omitted sampling fields, and null, default to the checkpoint's generation_config."""
 
     model: str = ""
+    """Name of the chat model; empty = the one that is served."""
     max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of an answer; unset = `chat.max_tokens`."""
     temperature: float | None = Field(None, ge=0, le=2)
+    """0 takes the likeliest token."""
     top_p: float | None = Field(None, gt=0, le=1)
+    """Share of probability that is sampled from."""
     top_k: int | None = Field(None, ge=-1, le=1 << 20)
     """0 and -1: off."""
     min_p: Probability | None = None
+    """Lowest probability that is sampled, relative to the likeliest token's."""
     repetition_penalty: float | None = Field(None, gt=0, le=10)
+    """Divisor for tokens that stand in the sequence; 1 = off."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted once for tokens that the answer has."""
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted for each time that the answer has a token."""
     seed: int | None = Field(None, ge=0, lt=1 << 63)
+    """Seed of the sampling, for answers that can be repeated."""
     n: int = Field(1, ge=1, le=4)
     """Answers to each prompt."""
     stop: Stop | None = None
+    """Texts that end the answer, which does not contain them."""
     stream: bool = False
+    """Send the answer as server-sent events, piece by piece."""
     stream_options: StreamOptions | None = None
+    """With stream: `include_usage` sends the token counts in a last chunk."""
     user: str | None = Field(None, max_length=256)
     """Ignored."""
     slot: str | None = Field(None, max_length=64)
+    """The fixed prefix to continue; `NAME:SLOT` as the model says the same."""
     logit_bias: Annotated[Any, OnlyValues({})] = None
 
     @property
@@ -102,12 +115,19 @@ class ChatBody(_Sampling):
     """The body of POST /v1/chat/completions."""
 
     messages: Messages
+    """The conversation."""
     max_completion_tokens: int | None = Field(None, ge=1)
+    """Another name of max_tokens, which it overrides."""
     logprobs: bool = False
+    """Return the log probability of each token."""
     top_logprobs: int | None = Field(None, ge=0, le=5)
+    """With logprobs: the most likely alternatives per token."""
     response_format: ResponseFormat | None = None
+    """JSON, or a JSON schema, that the answer must follow."""
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    """Functions that the answer may call."""
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    """Which of the tools the answer must call, if any."""
     parallel_tool_calls: bool = True
     """False: the answer ends with its first call."""
     metadata: Annotated[dict[str, MetadataText], Field(max_length=16)] | None = None
@@ -191,6 +211,7 @@ class CompletionBody(_Sampling):
     prompt: Prompt
     """A text or its token ids, or a list of either; the choices of the first prompt come first."""
     logprobs: int | None = Field(None, ge=0, le=5)
+    """Alternatives per token whose log probabilities are returned."""
     best_of: Annotated[Any, OnlyValues(1)] = None
     echo: Annotated[Any, OnlyValues(False)] = None
     suffix: Annotated[Any, OnlyValues("")] = None
@@ -213,8 +234,11 @@ class TokenizeBody(ClientObject):
     """The body of POST /tokenize: plain text, or messages for the chat template."""
 
     model: str = ""
+    """Name of the chat model; empty = the one that is served."""
     prompt: str | None = None
+    """Plain text."""
     messages: Messages | None = None
+    """A conversation, for the chat template."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
@@ -231,7 +255,9 @@ class PrefixBody(ClientObject):
     """A fixed prefix: messages (chat completions), or text (completions)."""
 
     messages: Annotated[list[PrefixMessage], FailFast()] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    """A conversation, for chat completions."""
     text: str = Field("", max_length=1 << 20)
+    """Plain text, for completions."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> PrefixBody:

@@ -94,6 +94,7 @@ def _check_count(numbers: int, field: str) -> None:
 
 _Image = Annotated[bytes, BeforeValidator(_bytes_of)]
 _IMAGE_TEXT = "base64 in JSON, raw bytes in msgpack"
+_FORMAT_TEXT = "a JPEG, or height x width x 3 bytes"
 _WIDTH_TEXT = "required with rgb8; read from the header of a JPEG"
 
 
@@ -104,7 +105,7 @@ class ImageBody(BaseModel):
 
     data: _Image = Field(description=_IMAGE_TEXT)
     """A JPEG, or height*width*3 raw bytes with format rgb8."""
-    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$", description=_FORMAT_TEXT)
     width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
     height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
 
@@ -125,8 +126,8 @@ class ActBody(BaseModel):
     images: Annotated[dict[str, ImageBody], BeforeValidator(_named_images), WithJsonSchema(_IMAGES_SCHEMA)] = Field(
         default_factory=dict, description="images by camera, instead of image; a JPEG may stand for its object"
     )
-    instruction: str
-    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$")
+    instruction: str = Field(description="what the robot is to do")
+    format: str = Field("jpeg", pattern="^(jpeg|rgb8)$", description=_FORMAT_TEXT)
     width: int = Field(0, ge=0, lt=1 << 32, description=_WIDTH_TEXT)
     height: int = Field(0, ge=0, lt=1 << 32, description="required with rgb8")
     proprio: Annotated[dict[str, float], BeforeValidator(_named_numbers)] = Field(
@@ -136,8 +137,8 @@ class ActBody(BaseModel):
         default_factory=dict,
         description="proprioceptive vectors by name, instead of proprio; a number may stand for a vector of one",
     )
-    model: str = ""
-    unnorm_key: str = ""
+    model: str = Field("", description="name of the policy; empty = the one that is served")
+    unnorm_key: str = Field("", description="action statistics of the checkpoint; empty = its only ones")
     mode: str = Field(
         "",
         pattern="^(|serial|pipelined|speculative|auto)$",

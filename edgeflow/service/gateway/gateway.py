@@ -1,4 +1,4 @@
-"""The gateway process: HTTP for strangers, apart from the robots' sessions (docs/architecture.md)."""
+"""The gateway process: HTTP for strangers, apart from the robots' sessions (service/README.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -34,10 +34,11 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import Control
+from edgeflow.service.gateway.documents import document_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
-from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES, Hosts, PublicMiddleware
+from edgeflow.service.http.middleware import MODEL, MODELS, PREFIXES, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import SharedLimits
 from edgeflow.service.http.server import HttpServer, load_pair, server_context
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -240,7 +241,7 @@ def _labelled(line: str, process: str) -> str:
 def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    return application([*routes, *(_documents(routes) if is_loopback(config.http.host) else [])])
+    return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 
 def _act(observations: Observations, control: Control, shown: Gateway) -> list[Route]:
@@ -303,38 +304,6 @@ def _chat(chat: ChatSide | None, shown: Gateway) -> list[Route]:
         return PassThrough(chat, pace)
 
     return [Route(path, passed, methods=[method], name=name) for name, (method, path) in CHAT_ROUTES.items()]
-
-
-def _documents(routes: list[Route]) -> list[Route]:
-    """The routes of the OpenAPI document, which a thread makes at the first request."""
-
-    def made() -> dict[str, Any]:
-        from edgeflow.service.gateway import openapi  # a second of work that serving does not need
-
-        return openapi.document(routes)
-
-    def shown() -> bytes:
-        from edgeflow.service.gateway import openapi
-
-        return openapi.page()
-
-    async def document(_: Request) -> Response:
-        """Return the OpenAPI document."""
-        return JSONResponse(await asyncio.to_thread(made))
-
-    async def docs(_: Request) -> Response:
-        """Show the OpenAPI document."""
-        return HTMLResponse(await asyncio.to_thread(shown))
-
-    async def part(request: Request) -> Response:
-        """Send a file that the page loads."""
-        from edgeflow.service.gateway import openapi
-
-        name = request.url.path.rpartition("/")[2]
-        return Response(await asyncio.to_thread(openapi.page_part, name), media_type=PAGE_PARTS[name])
-
-    parts = [Route(f"{DOCS}/{name}", part, methods=["GET"]) for name in PAGE_PARTS]
-    return [Route(OPENAPI, document, methods=["GET"]), Route(DOCS, docs, methods=["GET"]), *parts]
 
 
 def _check_open(shown: Gateway) -> None:

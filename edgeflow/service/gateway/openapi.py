@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from importlib import resources
 from typing import Any
 
@@ -18,139 +19,200 @@ from edgeflow import __version__
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import DOCS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
+from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 
 TITLE = "edgeflow"
-_EXAMPLE = {"image": "gICA", "format": "rgb8", "width": 1, "height": 1, "instruction": "grasp the red handle"}
+SECTIONS = {
+    "Actions": ("/v1/act",),
+    "Models": (MODELS,),
+    "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
+    "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
+}
+"""Beginnings of paths, by section of the document."""
+_PIXEL = "gICA"  # one grey pixel, three bytes in base64
+_EXAMPLES = {
+    "one camera": {
+        "image": _PIXEL,
+        "format": "rgb8",
+        "width": 1,
+        "height": 1,
+        "instruction": "grasp the red handle",
+    },
+    "several cameras and state": {
+        "images": {"wrist": {"data": _PIXEL, "format": "rgb8", "width": 1, "height": 1}},
+        "state": {"observation.state": [0.1, -0.4, 0.2, 0.0, 1.1, 0.3]},
+        "instruction": "put the cube into the box",
+    },
+}
 
 
-class _ActAnswer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class ErrorDetail(_ActAnswer):
+class ErrorDetail(_Described):
     """The cause of an error."""
 
     message: str
+    """One line for people."""
     type: str
+    """The kind of error, as clients of OpenAI's API know it."""
     param: str | None
+    """The field at fault, or null."""
     code: str
     """A gRPC status name."""
     field: str
-    """`field`, `param`: the part of the request at fault, if any."""
+    """The field at fault, dotted, or empty."""
 
 
-class ErrorAnswer(_ActAnswer):
+class ErrorAnswer(_Described):
     """Every error has this form."""
 
     error: ErrorDetail
+    """The cause."""
 
 
-class StateAnswer(_ActAnswer):
+class StateAnswer(_Described):
     """The state of the service."""
 
     state: str
+    """starting, warming, ready, degraded, draining, stopped or fault."""
 
 
-class SchemaAnswer(_ActAnswer):
+class SchemaAnswer(_Described):
     """The meaning of an action's numbers, one entry per number."""
 
     names: list[str]
+    """Names of the numbers."""
     units: list[str]
+    """Units of the numbers."""
     low: list[float | None]
+    """Lowest values; null without a limit."""
     high: list[float | None]
-    """Both: null without a limit."""
+    """Highest values; null without a limit."""
     relative: list[bool]
+    """True for a displacement."""
     frame: str
+    """The frame of displacements of the tool: tool or base."""
     rotation: str
+    """The form of rotations: rotvec or euler_xyz."""
     control_rate_hz: float
-    """Relative numbers stand for one control step at this rate; 0 = not stated."""
+    """Displacements stand for one control step at this rate; 0 = not stated."""
     whole_way: bool
-    """They are the whole way to their target instead."""
+    """Displacements are the whole way to their target instead."""
     horizon: int
+    """Actions per chunk."""
     step_ms: float
-    """Both: actions per chunk, and the time between them."""
+    """Time between the actions of a chunk."""
 
 
-class TimingsAnswer(_ActAnswer):
+class TimingsAnswer(_Described):
     """Time spent in each stage, in milliseconds."""
 
     decode: float
+    """Decoding the images."""
     queue: float
+    """Waiting for a pass."""
     inference: float
+    """From the start of the first pass to the end of the last."""
     server: float
+    """From the request to the answer."""
 
 
-class LimitedAnswer(_ActAnswer):
-    """The effect of a limit on a dimension of the chunk, in its units (docs/robot.md)."""
+class LimitedAnswer(_Described):
+    """The effect of a limit on a dimension of the chunk (section `trajectory.limits` of the configuration)."""
 
     dimension: str
+    """Name of the number."""
     limit: str = Field(pattern="^(velocity|acceleration|jerk|workspace|braking|start)$")
+    """The limit."""
     beyond: float
+    """The most by which the policy's chunk exceeded it, in the unit of the limit."""
     changed: float
+    """The most by which all limits together moved the dimension, in its unit."""
 
 
-class CandidateAnswer(_ActAnswer):
+class CandidateAnswer(_Described):
     """The scores of one of several chunks, the lower the better."""
 
     score: float
+    """The weighted sum of the others."""
     distance: float
+    """Mean squared distance to the chunk in execution, normalised."""
     roughness: float
+    """Mean squared jerk per step, normalised."""
     beyond: float
+    """Mean excess over the limits, as a share of each."""
 
 
-class ActAnswer(_ActAnswer):
-    """One answer."""
+class ActAnswer(_Described):
+    """The action for one observation."""
 
     action: list[float]
-    """Row 0, the one for the moment of the frame, however long the answer took: play the chunk where the horizon is
-    above 1.
-    """
+    """Row 0 of the chunk, for the moment of the frame; execute the chunk where the horizon is above 1."""
     chunk: list[list[float]]
     """Actions for the moment of the frame and each step_ms after it."""
     step_ms: float
+    """Time between the rows of the chunk."""
     command: str = Field(pattern="^(act|hold|stop)$")
+    """The command for the robot."""
     reason: str
-    """Why the robot must hold, if so."""
+    """Why the robot must hold or stop; empty for act."""
     token_ids: list[int]
+    """Action tokens that the numbers stand for."""
     valid_for_ms: int
     """How long the answer may be executed."""
     max_age_ms: int
-    """The limit of each action from its own moment on, so for row i that of the frame plus i * step_ms."""
+    """Limit of each row's age, counted from its own moment: that of the frame plus i * step_ms."""
     limited: list[LimitedAnswer]
-    """Empty where the policy's chunk kept the service's limits."""
+    """Effects of the service's limits; empty where the policy's chunk kept them."""
     candidates: list[CandidateAnswer]
-    """Where the policy gave several chunks, of which `chosen` was sent."""
+    """Scores of all chunks, where the policy gave several."""
     chosen: int
+    """The candidate that was sent."""
     action_schema: SchemaAnswer = Field(alias="schema")
+    """The meaning of the numbers."""
     timings_ms: TimingsAnswer
+    """Time spent in each stage."""
 
 
 class ModelAnswer(BaseModel):
-    """A served model; more fields follow once a worker is ready."""
+    """A served model; more fields follow once a worker is ready: cameras, state, action elements, limits of prompts."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     id: str
+    """Name of the model."""
     object: str
+    """Always model."""
     created: int
+    """Start of the service, in seconds since 1970."""
     owned_by: str
+    """Always edgeflow."""
 
 
-class ModelsAnswer(_ActAnswer):
+class ModelsAnswer(_Described):
     """The policy and, where chat is served, the chat model under each of its names."""
 
     object: str
+    """Always list."""
     data: list[ModelAnswer]
+    """The models."""
 
 
 def _failures(why: dict[int, str], model: type[BaseModel] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": model, "description": text} for status, text in why.items()}
 
 
+def _named(examples: dict[str, Any]) -> dict[str, Any]:
+    return {name: {"value": value} for name, value in examples.items()}
+
+
 ACT_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            JSON_TYPE: {"schema": ActBody.model_json_schema(), "example": _EXAMPLE},
+            JSON_TYPE: {"schema": ActBody.model_json_schema(), "examples": _named(_EXAMPLES)},
             MSGPACK_TYPES[0]: {"schema": ActBody.model_json_schema()},
         },
     }
@@ -190,13 +252,24 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     for each in routes:
         (method,) = (each.methods or set()) - {"HEAD"}
         texts = {"name": each.name, "description": inspect.getdoc(each.endpoint), **operations[method, each.path]}
-        app.add_api_route(each.path, _handler(each.path), methods=[method], **texts)
-    return app.openapi()
+        sections: list[str | Enum] = [name for name, starts in SECTIONS.items() if each.path.startswith(starts)]
+        app.add_api_route(each.path, _handler(each.path), methods=[method], tags=sections, **texts)
+    return _without_validation(app.openapi())
+
+
+def _without_validation(made: dict[str, Any]) -> dict[str, Any]:
+    """Remove the answer 422 that FastAPI adds to every route with parameters: this service answers 400."""
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+    return made
 
 
 def page() -> bytes:
     """The page that shows the document; its parts come from this service, since a robot's network has no internet."""
-    script, style, icon = (f"{DOCS}/{name}" for name in PAGE_PARTS)
+    script, style, icon = (f"{API}/{name}" for name in PAGE_PARTS)
     shown = get_swagger_ui_html(
         openapi_url=OPENAPI,
         title=f"{TITLE} - Swagger UI",

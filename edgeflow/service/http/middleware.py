@@ -35,12 +35,13 @@ PREFIXES = f"{ADMIN_PATH}v1/prefixes"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
 DOCS, OPENAPI = "/docs", "/openapi.json"
+API = f"{DOCS}/api"  # the page of the OpenAPI document
 PAGE_PARTS = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "favicon.png": "image/png",
 }
-"""Script, style and icon of the page at DOCS, with their media types."""
+"""Script, style and icon of the page at API, with their media types."""
 ROLES: dict[str, frozenset[Role]] = {
     "/v1/act": CONTROL,
     MODELS: ANY,
@@ -48,7 +49,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
-    **dict.fromkeys((OPENAPI, DOCS, *(f"{DOCS}/{name}" for name in PAGE_PARTS)), OBSERVE),
+    **dict.fromkeys(("/", OPENAPI, DOCS), OBSERVE),
 }
 PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
 
@@ -98,7 +99,7 @@ class PublicMiddleware(Middleware):
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
-    reader_s: as of Middleware. roles: by path. peers: networks without tokens, by path.
+    reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class PublicMiddleware(Middleware):
 
 def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
     """The path in `roles` that a path belongs to; "unknown" for another."""
-    known = MODELS if path.startswith(f"{MODELS}/") else path
+    known = next((top for top in (MODELS, DOCS) if path.startswith(f"{top}/")), path)
     return known if known in roles else "unknown"
 
 

@@ -178,7 +178,7 @@ def check_rtc(rtc: bool, chunks: bool) -> bool:
     """Validate that rtc is set only by clients that execute chunks; returns it."""
     if rtc and not chunks:
         raise InvalidArgument(
-            "may only be set by clients that play chunks: set open.chunks",
+            "may only be set by clients that execute chunks: set open.chunks",
             field="open.rtc",
             reason=Reason.RTC_WITHOUT_CHUNKS,
         )

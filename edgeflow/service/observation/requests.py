@@ -352,7 +352,7 @@ def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
     if schema.horizon > 1 and any(schema.relative) and not request.chunks:
         raise FailedPrecondition(
             f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
-            "client must play chunks (edgeflow's SDK does)",
+            "client must execute chunks (edgeflow's SDK does)",
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )

@@ -1,7 +1,7 @@
 """Admission: who may share the device, and at which pace, decided by forecasts before anything is sent.
 
 Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
-every open session must still get its promised rate, and the new one the rate it would have alone. A session that is
+every open session must still get its promised rate, and the new one the rate it would have by itself. A session that is
 alone is always admitted and gets what the device can do. Where frames draft, the promise is that they have their passes
 at this rate: how many of them are overtaken depends on what the camera sees.
 """
@@ -19,7 +19,7 @@ from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, fore
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
-from edgeflow.scheduler.settling import SettlingModel, SettlingSample
+from edgeflow.scheduler.verification import VerificationModel, VerificationSample
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.capacity import Decoders, per_second, prepare_ns
 from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -45,7 +45,7 @@ class SessionPlan:
     cameras: tuple[CameraSpec, ...]
     """Those that the policy gets."""
     decode_ns: int
-    """What a frame of them is expected to take."""
+    """The time that a frame of them is expected to take."""
 
     @property
     def stages(self) -> int:
@@ -54,12 +54,12 @@ class SessionPlan:
 
     @property
     def worst_age_ns(self) -> int:
-        """The greatest age foretold for its actions when they are sent."""
+        """The greatest age forecast for its actions when they are sent."""
         return self.forecast.worst_age_ns + self._beside_ns
 
     @property
     def mean_age_ns(self) -> int:
-        """The mean age foretold for its actions when they are sent."""
+        """The mean age forecast for its actions when they are sent."""
         return self.forecast.age_ns + self._beside_ns
 
     @property
@@ -98,7 +98,7 @@ class Admission:
         self._bins = False
         self._default = StageProgram.tokens(1)
         self._programs: dict[str, StageProgram] = {}
-        self._settling = SettlingModel()
+        self._verification = VerificationModel()
         self._prepares = False
         self._reach_ns = 0  # how long after a frame the last action of its answer is due
         self._plans: dict[int, SessionPlan] = {}
@@ -135,13 +135,13 @@ class Admission:
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
         frames = zip(pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
         drifted = self._cost.observe(PassSample(*shape) for shape in shapes)
-        settled = self._settling.observe(SettlingSample(*frame) for frame in frames)
-        return drifted or settled
+        verified = self._verification.observe(VerificationSample(*frame) for frame in frames)
+        return drifted or verified
 
     def modes(self) -> dict[str, Forecast]:
         """The forecast per mode for one robot alone at full rate, whose answers are those of the default key."""
-        settling = self._settling.of(self._default.passes, Speculation().tolerance_bins)
-        return by_mode(self._times, self._limits, settling, self._default)
+        verification = self._verification.of(self._default.passes, Speculation().tolerance_bins)
+        return by_mode(self._times, self._limits, verification, self._default)
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
@@ -218,7 +218,7 @@ class Admission:
     def _paces(self, asked: _PlannedSession, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one being played
+            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one in execution
                 return [auto_pace(asked.program)]
             return [auto_pace(asked.program), Pace(1)] if request.front else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth
@@ -248,8 +248,8 @@ class Admission:
             return replace(robot, pace=pace)
         room_ns = (asked.limit_ns or 0) - self._decoders.frame_ns(asked.cameras) - OVERHEAD_NS
         patience_ns = max(room_ns, 1) if asked.limit_ns else 0
-        settling = self._settling.of(asked.program.passes, pace.speculation.tolerance_bins)
-        return replace(robot, pace=pace, patience_ns=patience_ns, settling=settling)
+        verification = self._verification.of(asked.program.passes, pace.speculation.tolerance_bins)
+        return replace(robot, pace=pace, patience_ns=patience_ns, verification=verification)
 
     def _planned(self, robot: ForecastSession, asked: _PlannedSession) -> SessionPlan:
         robots = (*(plan.robot for plan in asked.others), robot)

@@ -148,8 +148,8 @@ def test_the_recommended_kind_of_a_verification_is_recorded_whole(
     """The end of the prompt alone is sampled apart."""
     engine = engines[kind]
     program, apart = engine._prompts._program, []
-    settle = program.settle
-    monkeypatch.setattr(program, "settle", lambda *given, **named: (apart.append(1), settle(*given, **named))[1])
+    verify = program.verify
+    monkeypatch.setattr(program, "verify", lambda *given, **named: (apart.append(1), verify(*given, **named))[1])
     for params in (PARAMS["greedy"], SamplingParams.recommended(model.generation, max_tokens=COUNT)):
         assert answered(engine, TEXTS[0], params).plan.drafts.counts.drafts > 0
     assert len(apart) == 2

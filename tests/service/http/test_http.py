@@ -181,7 +181,7 @@ async def test_pages_of_documentation_only_on_loopback(checkpoint):
         paths = (await http.get("/openapi.json")).json()["paths"]
         assert "requestBody" in paths["/v1/act"]["post"]
         assert paths["/v1/act"]["post"]["summary"] == "One action for one observation"
-        page = await http.get("/docs")
+        page = await http.get("/docs/api")
         assert not re.search(r"https?://", page.text), "a robot's network has no internet"
         for part in re.findall(r"""(?:src|href)="([^"]+)""", page.text):
             found = await http.get(part)

@@ -118,7 +118,8 @@ async def drive_http(served, heard: ServiceOutput) -> None:
         answers.append(await http.post("/v1/act", headers=good | {"authorization": f"Bearer {WRONG}"}, json=body))
         answers += [await http.get(f"/{CANARY}"), await http.get("/metrics", params={"token": TOKEN})]
         admin = {"authorization": f"Bearer {CANARY}-boss"}
-        answers += [await http.get(path, headers=admin) for path in ("/metrics", "/v1/models", f"/{CANARY}", "/docs")]
+        paths = ("/metrics", "/v1/models", f"/{CANARY}", "/docs/api")
+        answers += [await http.get(path, headers=admin) for path in paths]
     assert all(answer.status_code >= 400 for answer in answers[1:-4])
     heard.add(*(answer.text for answer in answers), *(answer.headers for answer in answers))
 

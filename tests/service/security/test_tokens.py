@@ -93,7 +93,7 @@ async def test_every_route_but_health_needs_a_token(checkpoint, tokens: str, app
         (application,) = apps
         routes = [(route.path, method) for route in application.routes for method in route.methods]
         ours = {path for path, _ in routes if not path.startswith(ADMIN_PATH)}
-        asking = {listed(path) for path in ours - OPEN_PATHS - {"/docs/oauth2-redirect"}}
+        asking = {listed(path) for path in ours - OPEN_PATHS}
         assert asking <= set(ROLES), "name a role for it"
         assert len(routes) >= 7
         for path, method in [*routes, ("/no/such/route", "GET"), ("/v1/act", "OPTIONS"), ("/v1/%61ct", "POST")]:
@@ -145,7 +145,9 @@ async def test_two_authorization_values_are_none(checkpoint, tokens: str):
     [
         ("/v1/act", "POST", {ROBOT: 415, BOSS: 415, EYE: 403}),
         ("/metrics", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
-        ("/docs", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
+        ("/", "GET", {ROBOT: 403, BOSS: 307, EYE: 307}),
+        ("/docs/", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
+        ("/docs/api", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
         ("/openapi.json", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
         ("/v1/models", "GET", {ROBOT: 200, BOSS: 200, EYE: 200}),
         ("/v1/models/demo", "GET", {ROBOT: 200, BOSS: 200, EYE: 200}),

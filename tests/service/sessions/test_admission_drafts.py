@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong
-from edgeflow.scheduler.settling import LEAST_SAMPLES
+from edgeflow.scheduler.verification import LEAST_SAMPLES
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted

@@ -54,7 +54,7 @@ class VirtualService:
     ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
-        period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
+        period_s: between camera frames. anchored: as in ActionRobot. delay: none is obeyed sooner than so long after
         its frame.
         """
         clock, camera, body = ManualClock(), SimulatedCamera(sim, self._seen), SimulatedBody(sim)
@@ -143,8 +143,8 @@ class _AnnouncingScheduler(Scheduler):
         super().__init__(limits)
         self._announce = announce
 
-    def begins(self, now_ns: int) -> list[FrameRef]:
-        frames = super().begins(now_ns)
+    def next_frames(self, now_ns: int) -> list[FrameRef]:
+        frames = super().next_frames(now_ns)
         for frame in frames:
             self._announce(frame.seq)
         return frames

@@ -40,6 +40,23 @@ class Moment:
     quaternions: Vector
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Spectator:
+    """A camera beside the table."""
+
+    target: Vector
+    """The point in the middle of its picture, `[3]`, metres."""
+    distance: float
+    """Metres to that point."""
+    azimuth: float
+    elevation: float
+    """Both in degrees."""
+    size: tuple[int, int]
+    """Width and height of the picture, at most _BUFFER."""
+    ball: tuple[Vector, float, tuple[float, float, float, float]]
+    """A translucent ball in the scene: centre and radius in metres, and red, green, blue, opacity."""
+
+
 class Scene:
     """One MuJoCo model and its state. It cannot be shared between threads: the GL context belongs to one."""
 
@@ -75,13 +92,15 @@ class Scene:
         data = self.data
         return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
 
-    def picture(self, moment: Moment) -> Image:
-        """The wrist camera's frame `[96, 96, 3]`, RGB, of a moment, in the colours that the plates have now."""
+    def picture(self, moment: Moment, spectator: Spectator | None = None) -> Image:
+        """A moment in the colours that the plates have now, RGB: the wrist camera's frame `[96, 96, 3]`, or what the
+        spectator sees.
+        """
         shown = self._shown
         shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions
         self.mujoco.mj_kinematics(self.model, shown)
         self.mujoco.mj_camlight(self.model, shown)
-        return self._camera_view.picture(shown)
+        return self._camera_view.picture(shown, spectator)
 
     def close(self) -> None:
         """Free the GL context; the scene cannot be rendered afterwards."""
@@ -101,14 +120,18 @@ class CameraView:
         self._camera = mujoco.MjvCamera()
         self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(POLICY_CAMERA).id
 
-    def picture(self, data: Any) -> Image:
+    def picture(self, data: Any, spectator: Spectator | None = None) -> Image:
         mujoco = self._mujoco
         self._gl.make_current()
+        camera = self._camera if spectator is None else _outside(mujoco, spectator)
         mujoco.mjv_updateScene(
-            self._model, data, self._option, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+            self._model, data, self._option, self._perturb, camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
-        viewport = mujoco.MjrRect(0, 0, POLICY_SIZE, POLICY_SIZE)
-        upside_down = np.empty((POLICY_SIZE, POLICY_SIZE, 3), np.uint8)
+        if spectator is not None:
+            _add_ball(mujoco, self._scene, spectator)
+        width, height = (POLICY_SIZE, POLICY_SIZE) if spectator is None else spectator.size
+        viewport = mujoco.MjrRect(0, 0, width, height)
+        upside_down = np.empty((height, width, 3), np.uint8)
         mujoco.mjr_render(viewport, self._scene, self._context)
         mujoco.mjr_readPixels(upside_down, None, viewport, self._context)
         return np.ascontiguousarray(upside_down[::-1])
@@ -119,6 +142,27 @@ class CameraView:
             self._context.free()
             self._context = None
             self._gl.free()
+
+
+def _outside(mujoco: Any, spectator: Spectator) -> Any:
+    camera = mujoco.MjvCamera()
+    camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+    camera.lookat[:] = spectator.target
+    camera.distance, camera.azimuth, camera.elevation = spectator.distance, spectator.azimuth, spectator.elevation
+    return camera
+
+
+def _add_ball(mujoco: Any, scene: Any, spectator: Spectator) -> None:
+    centre, radius, colour = spectator.ball
+    mujoco.mjv_initGeom(
+        scene.geoms[scene.ngeom],
+        type=mujoco.mjtGeom.mjGEOM_SPHERE,
+        size=np.full(3, radius),
+        pos=np.asarray(centre, np.float64),
+        mat=np.eye(3).ravel(),
+        rgba=np.array(colour, np.float32),
+    )
+    scene.ngeom += 1
 
 
 def _loadable(name: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgeflow.lab.demo.world.layout import TOOL_DOWN, Handle, sample_layout
 from edgeflow.lab.demo.world.robot import ToolMotion
-from edgeflow.lab.demo.world.scene import Image, Moment, Scene
+from edgeflow.lab.demo.world.scene import Image, Moment, Scene, Spectator
 from edgeflow.lab.demo.world.task import TIME_LIMIT, EpisodeOutcome, Task, judge_closing, sample_task
 from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply
 
@@ -114,9 +114,9 @@ class RobotSim:
         """The present view of the camera, not drawn yet."""
         return self._scene.moment()
 
-    def draw(self, moment: Moment) -> Image:
-        """The frame that `capture` gave, or would have given, at a moment of this episode."""
-        return self._scene.picture(moment)
+    def draw(self, moment: Moment, spectator: Spectator | None = None) -> Image:
+        """The frame that `capture` gave, or would have given, at a moment of this episode; or a spectator's view."""
+        return self._scene.picture(moment, spectator)
 
     def close(self) -> None:
         """Free the GL context."""
