@@ -44,7 +44,7 @@ Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """The whole service: control in this process, worker and children in theirs. status: as announced last.
+    """The whole service: control in this process, worker and children in their own. status: the last announcement.
 
     Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launch_child:
     starts a child. Default: processes.
@@ -171,7 +171,7 @@ class Service:
             self._log.event("warning", text=text)
         check_configured(config)
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
-        warnings = self._settle()
+        warnings = self._set_scheduling()
         self.metrics.open()
         self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
@@ -181,7 +181,7 @@ class Service:
         self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.admission.modes().items())
+        forecasts = tuple(_forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
@@ -214,7 +214,7 @@ class Service:
                 task.cancel()
             await asyncio.gather(children, worker, return_exceptions=True)
 
-    def _settle(self) -> list[str]:
+    def _set_scheduling(self) -> list[str]:
         """Apply control's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
         warnings = set_scheduling("front", 0, wanted.front_cpus, wanted.front_priority)
@@ -290,11 +290,11 @@ class Service:
         self.metrics.close()
 
     def _keep(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task without which the service must not go on."""
+        """Run a task whose end is a fault of the service."""
         self._vital.append(VitalTask(name, work, self._log, self.worker_fault))
 
     async def _tick(self) -> None:
-        """Tick at absolute times, so that delays are measured and do not accumulate."""
+        """Tick at absolute times, so that delays are measured but do not accumulate."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -318,7 +318,7 @@ class Service:
     def _loop_lost(self) -> None:
         self._log.event("loop_lost", text="the event loop is blocked: exiting")
         self._log.close()
-        os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
+        os._exit(1)  # the loop is blocked, so that an orderly end is impossible; the worker follows
 
     async def _watch_files(self) -> None:
         """Reload changed tokens and certificates; sessions and answers of revoked tokens end."""
@@ -337,14 +337,14 @@ class Service:
         self._announce(self.status)
 
 
-def _told(mode: str, seen: Forecast) -> tuple[str, float, float]:
+def _forecast_line(mode: str, seen: Forecast) -> tuple[str, float, float]:
     """A mode for people, its rate and its age."""
     name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
     return name, seen.fps, seen.age_ns / 1e6
 
 
 def _freeze() -> None:
-    """Exempt all live objects from garbage collection; those of an earlier freeze that died are collected first."""
+    """Exempt all live objects from garbage collection, after collecting garbage of the last freeze."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -36,14 +36,14 @@ WITH_SERVER = "ended with the fork server"
 
 
 class Forks:
-    """Launches children, all of them from one fork server, which is replaced when it is lost. Use it on the loop."""
+    """Launches children from one fork server, which is replaced if it is lost. Use it on the loop."""
 
     def __init__(self, config: ServiceConfig, log: EventLog) -> None:
         self._roles = (GATEWAY, ROBOTS, *((CHAT,) if config.chat_path is not None else ()))
-        self._every_cpu = bool(config.realtime.front_cpus)  # which this process has when the server starts
+        self._every_cpu = bool(config.realtime.front_cpus)  # the server inherits control's CPUs, which children leave
         self._log = log
         self._config = config.model_dump_json().encode()
-        self._settings = -1  # their descriptor
+        self._settings = -1  # descriptor of the sealed configuration
         self._next = Spare("child process", lambda: SocketPair(*packet_pair()), log)
         self._loads = StartLimits(FIRST_LOAD_S)
         self._one = asyncio.Lock()
@@ -66,7 +66,7 @@ class Forks:
             return LaunchedChild(pair.ours, ForkedProcess(server, pid))
 
     async def close(self) -> None:
-        """End the server, and with it every child; give up what is held; idempotent."""
+        """End the server and with it every child, and release the spare descriptors; idempotent."""
         if self._server is not None:
             await self._server.reap()
             self._server = None
@@ -76,7 +76,7 @@ class Forks:
             self._settings = -1
 
     async def _fork(self, server: _ForkServer, message: Fork, descriptors: Sequence[int]) -> int:
-        """The new child's process id; the first answer waits until the server has loaded."""
+        """The process id of a new child. The first answer comes once the server has loaded."""
         if server.answered:
             return await server.fork(message, descriptors, ANSWER_S)
         began_s = time.monotonic()
@@ -89,7 +89,7 @@ class Forks:
         return pid
 
     async def _present(self) -> _ForkServer:
-        """The server, a new one if the one before is lost."""
+        """The server; a new one if the last one is lost."""
         server = self._server
         if server is not None and server.is_lost:
             ended = await server.reap()
@@ -116,7 +116,7 @@ class Forks:
 
 
 class _ForkServer:
-    """A running fork server. is_lost: it is lost, and its children with it."""
+    """A running fork server. is_lost: it has ended, and with it its children."""
 
     def __init__(self, packets: Packets[ForkMessage], process: SpawnedProcess) -> None:
         self.is_lost = False
@@ -128,7 +128,7 @@ class _ForkServer:
         asyncio.get_running_loop().add_reader(packets.fileno(), self._read)
 
     async def fork(self, message: Fork, descriptors: Sequence[int], limit_s: float) -> int:
-        """The new child's process id; OSError if there is none. A server that does not answer in time is killed."""
+        """The process id of a new child; OSError if that fails. A server that does not answer in time is killed."""
         if self.is_lost or not self._packets.send(message, descriptors):
             self.end()
             raise ConnectionError("the fork server is lost")
@@ -139,7 +139,7 @@ class _ForkServer:
             self.end()
             raise TimeoutError("the fork server does not answer") from None
         except asyncio.CancelledError:
-            self.end()  # or its answer would be taken for that of the next request
+            self.end()  # otherwise its late answer would be taken for that of the next request
             raise
         finally:
             self._answer = None
@@ -170,7 +170,7 @@ class _ForkServer:
             self._answer.set_exception(ConnectionError("the fork server is lost"))
 
     async def reap(self) -> str:
-        """End the server, and wait; returns how it ended."""
+        """End the server and wait; returns how it ended."""
         self.end()
         return await self._process.wait(KILL_WAIT_S) or f"still running {KILL_WAIT_S:g} s after SIGKILL"
 
@@ -219,5 +219,5 @@ class ForkedProcess:
     async def wait(self, timeout_s: float) -> str | None:
         """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
         if await until_ended(self, timeout_s) is None and self._killed:
-            self._server.end()  # which does not do as it is told
+            self._server.end()  # it did not kill the child, so that only its own end helps
         return self.ended

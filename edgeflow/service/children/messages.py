@@ -17,8 +17,8 @@ from edgeflow_client.errors import RETRY_AFTER_MS, EdgeflowError, RequestError, 
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
-ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
-NUMBER = "d"  # of a chunk where they are sealed: a 64-bit float
+ACTS_AT_ONCE = 16  # the gateway's credit: observations that control answers at the same time
+NUMBER = "d"  # type code of sealed chunk values: a 64-bit float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Control's children as one: the gateway and the chat front, what they are given, and what they ask."""
+"""All children of control: the gateway, the robots' process and the chat front, and the messages for them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from edgeflow_client.clock import Clock
 from edgeflow_client.errors import WorkerError
 
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
-RETRY_TICKS = 50  # of control's ticker, between attempts to send what could not be sent
+RETRY_TICKS = 50  # of control's ticker, between attempts to send again
 MAX_KEPT = 32
 MAX_KEPT_BYTES = 1 << 20
 HAND_OVER = b"c"
 
 
 class ChildProcesses:
-    """Keeps the children; runs on the loop.
+    """Supervises the children and answers their messages; runs on the loop.
 
     models: control's entries in /v1/models. inputs: what the policy needs, None while no worker is ready.
     """
@@ -84,49 +84,49 @@ class ChildProcesses:
         }
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
-        self._owed: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: what could not be sent to it yet
+        self._unsent: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: sends that failed and are retried
         self._log = log
         self._ticks = 0
 
     async def start(self, keep: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
         """Start every child and wait until all serve; StartError if one cannot. keep: runs a task that must live."""
-        self._health.watch(lambda _: self.say_state())
+        self._health.watch(lambda _: self.send_state())
         await _start_all(supervisor.start() for supervisor in self._supervisors.values())
         for name, supervisor in self._supervisors.items():
             keep(f"{name}-supervisor", supervisor.keep())
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have all children reject new work and finish the rest."""
-        await _all(supervisor.drain(deadline_ms) for supervisor in self._supervisors.values())
+        """Tell all children to reject new work and finish the rest."""
+        await _gather(supervisor.drain(deadline_ms) for supervisor in self._supervisors.values())
 
     async def stop(self) -> None:
-        """Kill all children, once their tasks are stopped; idempotent."""
-        await _all(supervisor.stop() for supervisor in self._supervisors.values())
+        """Kill all children. Stop their tasks first; idempotent."""
+        await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
     # Calls of the service.
 
     def tick(self) -> None:
-        """Repeat the state, and write a part of the next snapshot."""
+        """Repeat the state, retry unsent messages, and write a part of the next metrics snapshot."""
         self._ticks += 1
         if self._ticks % STATE_TICKS == 0:
-            self.say_state()
+            self.send_state()
         if self._ticks % RETRY_TICKS == 0:
-            for (name, what), send in list(self._owed.items()):
+            for (name, what), send in list(self._unsent.items()):
                 if self._supervisors[name].is_running:
-                    self._owe(self._supervisors[name], what, send)
+                    self._send_or_retry(self._supervisors[name], what, send)
         text = self._snapshots.step()
         if text is not None and (gateway := self._supervisors.get(GATEWAY)) is not None:
             _send_sealed(gateway, MetricsSnapshot("control"), text)
             self.models_changed()
 
-    def say_state(self) -> None:
+    def send_state(self) -> None:
         """Send the state of the service to every child."""
         state = ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready)
         for supervisor in self._supervisors.values():
             supervisor.send(state)
 
     def models_changed(self) -> None:
-        """Send control's entries in /v1/models, and what the policy needs, to the processes that read observations."""
+        """Send control's entries in /v1/models and the policy's inputs to the processes that read observations."""
         models = json.dumps(self._models()).encode()
         for name in (GATEWAY, ROBOTS):
             if (supervisor := self._supervisors.get(name)) is not None:
@@ -135,10 +135,10 @@ class ChildProcesses:
     def credentials_changed(self) -> None:
         """Send the tokens and certificates in force to every child."""
         for supervisor in self._supervisors.values():
-            self._give(supervisor)
+            self._send_credentials(supervisor)
 
     def worker_launched(self, handover: socket.socket | None) -> None:
-        """Connect the chat front to a new worker. handover: where the worker expects chat's sockets."""
+        """Connect the chat front to a new worker. handover: the socket over which it receives chat's sockets."""
         self._handover = handover
         if (chat := self._supervisors.get(CHAT)) is not None:
             self._connect_chat(chat)
@@ -146,13 +146,13 @@ class ChildProcesses:
     # The supervisors' listener.
 
     def child_started(self, supervisor: ChildSupervisor) -> None:
-        self._owed = {key: send for key, send in self._owed.items() if key[0] != supervisor.name}
-        self._give(supervisor)
+        self._unsent = {key: send for key, send in self._unsent.items() if key[0] != supervisor.name}
+        self._send_credentials(supervisor)
         if supervisor.name != CHAT:
             self.models_changed()
         else:
             for key, data in self._kept.items():
-                self._owe(supervisor, f"kept {key}", partial(_send_sealed, supervisor, SavedState(key), data))
+                self._send_or_retry(supervisor, f"kept {key}", partial(_send_sealed, supervisor, SavedState(key), data))
             self._connect_chat(supervisor)
         supervisor.send(ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
 
@@ -174,7 +174,7 @@ class ChildProcesses:
                 case SaveState() if supervisor.name == CHAT:
                     self._keep(message, descriptors)
                 case RequestSocket() if supervisor.name == CHAT:  # at most once per second, however often it asks
-                    self._owed[supervisor.name, "socket"] = partial(_connect, supervisor, self._handover)
+                    self._unsent[supervisor.name, "socket"] = partial(_connect, supervisor, self._handover)
         finally:
             close_all(descriptors)
 
@@ -205,28 +205,28 @@ class ChildProcesses:
 
     def _connect_chat(self, supervisor: ChildSupervisor) -> None:
         """Connect the chat front to the present worker, if there is one."""
-        self._owe(supervisor, "socket", partial(_connect, supervisor, self._handover))
+        self._send_or_retry(supervisor, "socket", partial(_connect, supervisor, self._handover))
 
-    def _give(self, supervisor: ChildSupervisor) -> None:
+    def _send_credentials(self, supervisor: ChildSupervisor) -> None:
         """Send a child the tokens and, unless it is chat's, the certificates in force."""
-        self._owe(supervisor, "tokens", partial(self._give_tokens, supervisor))
+        self._send_or_retry(supervisor, "tokens", partial(self._send_tokens, supervisor))
         if self._tls is not None and supervisor.name != CHAT:
-            self._owe(supervisor, "certificates", partial(_give_certificates, supervisor, self._tls))
+            self._send_or_retry(supervisor, "certificates", partial(_send_certificates, supervisor, self._tls))
 
-    def _give_tokens(self, supervisor: ChildSupervisor) -> bool:
+    def _send_tokens(self, supervisor: ChildSupervisor) -> bool:
         entries = self._tokens.entries
         return _send_sealed(supervisor, AccessPolicy(entries is not None), write_entries(entries or []))
 
-    def _owe(self, supervisor: ChildSupervisor, what: str, send: Callable[[], bool]) -> None:
-        """Send something to a child, now or as soon as it can be sent; its successor gets all anew."""
+    def _send_or_retry(self, supervisor: ChildSupervisor, what: str, send: Callable[[], bool]) -> None:
+        """Send something to a child, now or as soon as possible. A new child gets everything again anyway."""
         if send():
-            self._owed.pop((supervisor.name, what), None)
+            self._unsent.pop((supervisor.name, what), None)
         else:
-            self._owed[supervisor.name, what] = send
+            self._unsent[supervisor.name, what] = send
 
 
 class _Snapshots:
-    """Writes control's metrics in steps, so that no step takes long."""
+    """Writes control's metrics in steps, so that no step blocks the loop for long."""
 
     def __init__(self, metrics: ProcessMetrics) -> None:
         self._metrics = metrics
@@ -234,7 +234,7 @@ class _Snapshots:
         self._rest: Iterator[bytes] = metrics.text_by_family()
 
     def step(self) -> bytes | None:
-        """Write one more family; returns the whole text after the last one."""
+        """Write one more metric family; returns the whole text after the last one."""
         part = next(self._rest, None)
         if part is not None:
             self._parts.append(part)
@@ -256,13 +256,13 @@ def _send_sealed(supervisor: ChildSupervisor, message: ToChild, *parts: bytes) -
         close_all(descriptors)
 
 
-def _give_certificates(supervisor: ChildSupervisor, tls: Tls) -> bool:
+def _send_certificates(supervisor: ChildSupervisor, tls: Tls) -> bool:
     parts = tls.parts
     return _send_sealed(supervisor, Certificates(client_ca=len(parts) > 2), *parts)
 
 
 def _connect(supervisor: ChildSupervisor, handover: socket.socket | None) -> bool:
-    """Make a socket between chat front and worker, and hand both their ends; False if that is impossible now."""
+    """Connect chat front and worker with a new socket pair; False if that is impossible now."""
     if handover is None:
         return True
     try:
@@ -285,7 +285,7 @@ async def _start_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _all(works: Iterable[Any]) -> None:
+async def _gather(works: Iterable[Any]) -> None:
     """Run all, and raise the first error once all are done."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):

@@ -1,4 +1,4 @@
-"""Control's side of single observations, over HTTP: each becomes a session of one frame."""
+"""Control's side of single observations over HTTP: each becomes a session of one frame."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 
-PACKET_NUMBERS = 4096  # of a chunk; more are sealed
-MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
+PACKET_NUMBERS = 4096  # chunk values in a packet; more are sealed
+MOST_TASKS = 2 * ACTS_AT_ONCE  # including cancelled ones that have not ended yet
 
 
 class SingleActions:
@@ -51,7 +51,7 @@ class SingleActions:
         self._forwarded = 0
 
     def act(self, supervisor: ChildSupervisor, message: Act, descriptors: list[int]) -> None:
-        """Begin to answer, or reject; WorkerError if the message is not what a gateway sends."""
+        """Start answering, or reject; WorkerError if a gateway may not send the message."""
         number = message.request
         try:
             if number in self._running:
@@ -81,13 +81,13 @@ class SingleActions:
             task.cancel()
 
     def cancel_all(self) -> None:
-        """The gateway is gone; the next one counts from the start."""
+        """The gateway is gone; the next one starts with full credit."""
         for task in self._running.values():
             task.cancel()
         self._running.clear()
 
     async def _answer(self, supervisor: ChildSupervisor, message: Act, frame: CheckedFrame) -> None:
-        """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""
+        """Send the answer. The credit is released first, because the gateway may use it once it has the answer."""
         try:
             answer = await self._result(message, frame)
         finally:
@@ -96,7 +96,7 @@ class SingleActions:
         send_answer(supervisor, answer)
 
     def _forced(self) -> ForcedFaults:
-        """The faults of the next observation that comes through a front end for robots' own clients."""
+        """The forced faults of the next observation of a front end for robots' own clients."""
         self._forwarded += 1
         return ForcedFaults(self._plane.config.frontends.faults, self._forwarded)
 
@@ -122,7 +122,7 @@ class SingleActions:
 
 
 def send_answer(supervisor: ChildSupervisor, answer: ActDone | ActRejected) -> None:
-    """Send an answer; a rejection in place of one that cannot be sent, so that its client does not wait for it."""
+    """Send an answer, or an error if it cannot be sent, so that the client does not wait."""
     if isinstance(answer, ActRejected):
         supervisor.send(answer)
     elif not send_numbers(supervisor, answer):
@@ -130,7 +130,7 @@ def send_answer(supervisor: ChildSupervisor, answer: ActDone | ActRejected) -> N
 
 
 def send_numbers(supervisor: ChildSupervisor, answer: ActDone | RobotActed) -> bool:
-    """Send an answer; the numbers of a long chunk cross as sealed memory. False if it cannot be sent now."""
+    """Send an answer; the values of a long chunk cross as sealed memory. False if it cannot be sent now."""
     chunk = answer.action.chunk
     if chunk is None or len(chunk.values) <= PACKET_NUMBERS:
         return supervisor.send(answer)

@@ -1,4 +1,4 @@
-"""Keeps a child process running: start, beats, bounds of what it sends, replacement, drain.
+"""Supervision of a child process: start, heartbeats, message rates, replacement, drain.
 
 A child never decides about the service.
 """
@@ -36,16 +36,16 @@ from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError, WorkerError
 
-MAX_PER_S = 500  # messages other than observations; a child sends a tenth of it
+MAX_PER_S = 500  # messages other than observations; a child sends about a tenth of this
 MAX_ACTS_PER_S = 5000  # observations and what sessions of robots need, of which few are open at once
 MAX_LOG_BYTES = 16 << 10
 MAX_NAMES = 64  # of events, per role
 NAME = re.compile(r"[a-z_]{1,64}")
 RESERVED = frozenset({"name", "event", "time", "process", "self"})
 CHECK_S = 0.1
-SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced
+SILENT_NS = 2_000_000_000  # permitted silence of a serving child
 FIRST_START_S = 30.0  # the same for the first one while it starts; later ones: worker/timeouts.py
-BEATING = 2  # a child that starts, and beats, may take this many times its longest silence until it serves
+BEATING = 2  # the limit of a start with heartbeats, as a multiple of the limit without
 BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
@@ -78,7 +78,7 @@ class MessageRate:
 
 
 class ForwardedLines:
-    """Writes the lines of one role's children to the log, under its name."""
+    """Writes log lines of the children of one role, under the name of the role."""
 
     def __init__(self, process: str, log: EventLog) -> None:
         self._process = process
@@ -86,7 +86,7 @@ class ForwardedLines:
         self._names: set[str] = set()
 
     def write(self, line: LogEvent) -> None:
-        """Write a line; what is not an object of moderate size, or has a strange name, is dropped."""
+        """Write a line; lines that are too large, are not objects or have an odd name are dropped."""
         values = _values(line)
         if values is None or not NAME.fullmatch(line.name):
             return
@@ -108,10 +108,10 @@ def _values(line: LogEvent) -> dict[str, Any] | None:
 
 
 class ChildListener(Protocol):
-    """The calls of a supervisor; all come on the loop."""
+    """Receiver of a supervisor's events; all come on the loop."""
 
     def child_started(self, supervisor: ChildSupervisor) -> None:
-        """A child was launched: send what it must know before it serves."""
+        """A child was launched: send the messages that it needs before it serves."""
         ...
 
     def child_message(self, supervisor: ChildSupervisor, message: Any, descriptors: list[int]) -> None:
@@ -119,22 +119,22 @@ class ChildListener(Protocol):
         ...
 
     def child_message_lost(self, supervisor: ChildSupervisor, message: Any) -> None:
-        """A message of the child whose descriptors this process has no room for."""
+        """A message of the child whose descriptors were lost, because this process has no free ones."""
         ...
 
     def child_lost(self, supervisor: ChildSupervisor) -> None:
-        """The child is gone; another one follows."""
+        """The child is gone, and will be replaced."""
         ...
 
 
 class _Life:
-    """One child, from its launch to its end. `ended` is set once it has ended, hangs, or breaks the protocol."""
+    """One child, from its launch to its end. `ended` is set once it is gone, hangs, or breaks the protocol."""
 
     def __init__(self, launched: LaunchedChild, clock: Clock, limit_s: float) -> None:
         self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
         self.process = launched.process
         self.progress = WorkerSilence(int(limit_s * NS_PER_S))
-        self.start = WorkerSilence(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
+        self.start = WorkerSilence(BEATING * int(limit_s * NS_PER_S))  # from launch to service, heartbeats or not
         self.rate = MessageRate(clock)
         self.since_ns = clock.now_ns()
         self.serving = asyncio.Event()
@@ -173,7 +173,7 @@ class ChildSupervisor:
 
     @property
     def is_running(self) -> bool:
-        """True if there is a child, serving or not."""
+        """True if there is a child, whether or not it serves yet."""
         return self._life is not None and not self._life.ended.is_set()
 
     def send(self, message: ToChild, descriptors: Sequence[int] = ()) -> bool:
@@ -199,7 +199,7 @@ class ChildSupervisor:
             raise life.failed or StartError(f"the {self.name} process ended before it served ({life.cause}; {ended})")
 
     async def keep(self) -> None:
-        """Watch the child and replace it whenever it ends, for ever; once it drains, none follows."""
+        """Watch the child and replace it whenever it ends, forever; after `drain`, it is not replaced."""
         while True:
             try:
                 await self._keep_one()
@@ -223,7 +223,7 @@ class ChildSupervisor:
             self._log.event("child_failed", child=self.name, error=type(error).__name__)
 
     async def _record_loss(self, life: _Life) -> None:
-        """Bury a child, and note what its end means for the next start."""
+        """Reap a child, and adjust the back-off and the limit of the next start."""
         self._listener.child_lost(self)
         ended = await _reap(life)
         self._log.event("child_lost", child=self.name, cause=life.cause, ended=ended)
@@ -235,7 +235,7 @@ class ChildSupervisor:
             self._starts.exceeded(reserve=False)
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have the child reject new work and finish the rest, within the deadline."""
+        """Tell the child to reject new work and finish the rest, and wait for it up to the deadline."""
         self._draining = True
         life = self._life
         if life is None or life.ended.is_set() or not life.packets.send(Drain(deadline_ms)):
@@ -260,7 +260,7 @@ class ChildSupervisor:
         return life
 
     async def _watch(self, life: _Life) -> None:
-        """Wait for the end of a child's life; its silence counts only while this loop runs."""
+        """Wait for the end of a child. Its silence counts only while this loop runs."""
         over = asyncio.create_task(life.ended.wait())
         try:
             while not life.ended.is_set():

@@ -27,7 +27,7 @@ _MCL_CURRENT, _MCL_FUTURE = 1, 2
 
 
 def check_limits() -> None:
-    """StartError for limits with which no service can start. Call it before the libraries are loaded."""
+    """StartError for resource limits with which the service cannot start. Call it before libraries are loaded."""
     for limit, option, least, each, unit in LIMITS:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < least:

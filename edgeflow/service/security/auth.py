@@ -27,7 +27,7 @@ from edgeflow_client.reasons import Reason
 KEY = "tokens_file"
 SCHEMES = ("Bearer ", "Api-Key ")  # the second is openpi's
 MAX_CREDENTIAL = 512  # characters
-TOKEN_BYTES = 32  # random ones
+TOKEN_BYTES = 32  # of randomness
 
 
 class Role(str, Enum):
@@ -53,7 +53,7 @@ class Caller:
     peer: str
     principal: str = ""
     token: str = field(default="", repr=False)
-    """Its hash; principal and token are empty where no tokens are required."""
+    """The hash of the token. principal and token are empty if no tokens are required."""
 
 
 Networks: TypeAlias = Sequence[IPv4Network | IPv6Network]
@@ -193,7 +193,7 @@ class TokensFile:
         except ConfigError as error:
             if now != self._unusable:
                 self._log.event("tokens_kept", text=error.text)
-            self._unusable = now  # tried again: it may have been a lack of descriptors
+            self._unusable = now  # logged once; the file is read again in case descriptors were lacking
             return False
         self._stamp = now
         self._log.event("tokens_read", tokens=len(self.entries))
@@ -211,7 +211,7 @@ def write_entries(entries: Sequence[TokenEntry]) -> bytes:
 
 
 def read_tokens(name: str) -> list[TokenEntry]:
-    """Read a tokens file; ConfigError says what is wrong with it."""
+    """Read a tokens file; ConfigError describes the fault."""
     data = read_file(KEY, name, private=True)
     try:
         return ENTRIES.validate_json(data)
@@ -239,7 +239,7 @@ def new_token(name: str, principal: str, roles: Sequence[str], days: float | Non
 
 @contextmanager
 def secret_file(path: Path) -> Iterator[TextIO]:
-    """A new file that its owner alone can read; nothing remains of it if writing fails."""
+    """A new file that only its owner can read; it is removed if writing fails."""
     try:
         with open(path, "x", opener=_private) as file:
             yield file

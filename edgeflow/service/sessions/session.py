@@ -13,8 +13,7 @@ Rules beyond the protocol:
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
 - Frames get their turns at the declared rate (in_flight.py). A flood of frames ends the session.
-- A change of instruction or episode that exceeds its rate, or comes with a frame above the permitted rate, is rejected
-  before it takes effect.
+- A change of instruction or episode above its rate, or with a frame above the permitted rate, has no effect.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.RingState).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
 """

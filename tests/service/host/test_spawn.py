@@ -16,7 +16,7 @@ from edgeflow.service.host import spare as spare
 from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.process import Kit
+from edgeflow.service.worker.process import WorkerConnections
 from edgeflow_client.clock import MonotonicClock
 from tests.service.processes import descriptors, state
 
@@ -71,10 +71,10 @@ def test_a_kit_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.Monk
         raise OSError(errno.EMFILE, "too many open files")
 
     before = descriptors()
-    Kit.make().close()
+    WorkerConnections.make().close()
     monkeypatch.setattr(os, "pipe", no_pipe)
     with pytest.raises(OSError, match="too many"):
-        Kit.make()
+        WorkerConnections.make()
     assert descriptors() == before
 
 

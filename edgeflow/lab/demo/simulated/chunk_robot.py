@@ -106,7 +106,7 @@ class ChunkRobot(SimulatedRobot):
         """Hand a result to the SDK, as control sends it, and execute it if the SDK does."""
         self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
         action = _action(message, START_NS + self._captured[message.seq])
-        self._session.stream_said(pb.ServerMessage(action=action))
+        self._session.stream_message(pb.ServerMessage(action=action))
         self._obey()
 
     def _obey(self) -> None:

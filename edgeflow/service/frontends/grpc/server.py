@@ -31,8 +31,8 @@ from edgeflow_client.connection.wire import schema_message
 from edgeflow_client.errors import AddressError, EdgeflowError, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 
-CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
-MOST_BYTES = 4096  # of the text as it is encoded; clients may drop a status whose trailers exceed 8 KiB
+CallOver = grpc.aio.InternalError  # raised by a write that failed because the client left
+MOST_BYTES = 4096  # of the encoded text; clients may drop a status whose trailers exceed 8 KiB
 AUTHORIZATION = "authorization"
 _OPEN = f"/{health.SERVICE_NAME}/"
 _ROLES = {"/edgeflow.v1.Control/": CONTROL, f"/{reflection.SERVICE_NAME}/": ANY}
@@ -56,7 +56,7 @@ async def abort(context: Any, error: EdgeflowError) -> None:
 
 
 def status_text(text: str) -> str:
-    """A text as it travels in a trailer, where all but plain ASCII is percent-encoded: cut where it is too long."""
+    """A text for a trailer, in which everything except plain ASCII is percent-encoded; a long text is cut."""
     left = MOST_BYTES
     for place, character in enumerate(text):
         left -= _encoded_bytes(character)
@@ -81,7 +81,7 @@ def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """An interceptor that rejects before anything of a call is read, including calls to unknown methods."""
+    """Rejects calls before anything of them is read, including calls to unknown methods."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator

@@ -138,7 +138,7 @@ class StreamCall:
             self._alarm.cancel()
 
     def _on_silence(self) -> None:
-        """Give the robot one more moment: it may be this process that stood still."""
+        """Give the robot one more moment: this process itself may have been stalled."""
         self._alarm = asyncio.get_running_loop().call_later(MOMENT_S, self._on_stall)
 
     def _on_stall(self) -> None:
