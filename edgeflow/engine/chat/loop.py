@@ -77,7 +77,7 @@ class _PlaneRequest:
         return self.grammar.result() if self.grammar is not None else None
 
 
-class ChatPlane:
+class ChatLoop:
     """Serves requests in order of arrival; the first runs to its end. The worker's loop runs the passes it plans."""
 
     def __init__(
