@@ -62,7 +62,7 @@ _WAVELENGTH = 10_000.0  # the longest of the positions' rotations
 Turn = tuple[Tensor, Tensor]
 
 
-class Parts(nn.Module):
+class NamedModules(nn.Module):
     """Modules by their names in the checkpoint."""
 
     def __init__(self, **parts: nn.Module) -> None:
@@ -121,7 +121,7 @@ class VisionModel(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(size)
-        self.encoder = Parts(layers=nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers)))
+        self.encoder = NamedModules(layers=nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers)))
         self.post_layernorm = nn.LayerNorm(size.vision_width, eps=_EPS)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class FlowLayer(nn.Module):
     def __init__(self, size: FlowSize, width: int, mlp: int, keys: int) -> None:
         super().__init__()
         inner, outer = size.heads * size.head_dim, size.kv_heads * size.head_dim
-        self.self_attn = Parts(
+        self.self_attn = NamedModules(
             q_proj=nn.Linear(width, inner, bias=False),
             o_proj=nn.Linear(inner, width, bias=False),
             k_proj=nn.Linear(keys, outer, bias=False),

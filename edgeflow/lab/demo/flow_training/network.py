@@ -17,7 +17,7 @@ from edgeflow.lab.demo.flow_training.layers import (
     ExpertLayer,
     FlowLayer,
     FlowSize,
-    Parts,
+    NamedModules,
     VisionModel,
     pixel_shuffle,
     turn_of,
@@ -29,7 +29,7 @@ class Connector(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
-        self.modality_projection, self._scale = Parts(proj=proj), size.scale_factor
+        self.modality_projection, self._scale = NamedModules(proj=proj), size.scale_factor
 
     def forward(self, patches: Tensor) -> Tensor:
         out: Tensor = self.modality_projection.proj(pixel_shuffle(patches, self._scale))
@@ -55,10 +55,10 @@ class TrainedFlowNetwork(nn.Module):
         super().__init__()
         self.size = size
         e = size.expert_width
-        vlm = Parts(vision_model=VisionModel(size), connector=Connector(size), text_model=_text_model(size))
+        vlm = NamedModules(vision_model=VisionModel(size), connector=Connector(size), text_model=_text_model(size))
         experts = (ExpertLayer(size, crossing=bool(index % 2)) for index in range(size.layers))
-        expert = Parts(layers=nn.ModuleList(experts), norm=RmsNorm(e, TEXT_EPS))
-        self.vlm_with_expert = Parts(vlm=Parts(model=vlm), lm_expert=expert)
+        expert = NamedModules(layers=nn.ModuleList(experts), norm=RmsNorm(e, TEXT_EPS))
+        self.vlm_with_expert = NamedModules(vlm=NamedModules(model=vlm), lm_expert=expert)
         self.state_proj = nn.Linear(size.state, size.width)
         self.action_in_proj, self.action_out_proj = nn.Linear(size.action, e), nn.Linear(e, size.action)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * e, e), nn.Linear(e, e)
@@ -148,8 +148,8 @@ class TrainedFlowNetwork(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
-def _text_model(size: FlowSize) -> Parts:
-    return Parts(
+def _text_model(size: FlowSize) -> NamedModules:
+    return NamedModules(
         embed_tokens=nn.Embedding(size.vocab, size.width),
         layers=nn.ModuleList(FlowLayer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
         norm=RmsNorm(size.width, TEXT_EPS),
