@@ -23,7 +23,11 @@ ARG ARCHITECTURES="8.0 8.6 8.9 9.0 12.0"
 COPY deploy/build_flashinfer.py deploy/
 RUN FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
     python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer
+# What writes the documentation, for /docs of a service, stays in this stage.
+COPY constraints/docs-cuda.txt constraints/
+RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cuda.txt
 COPY . .
+RUN PYTHON=/opt/docs/bin/python scripts/docs
 RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
     && cd / && python -m edgeflow.kernels.native.build  # of the installed package, not of /src
 

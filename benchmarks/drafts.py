@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.drafts --json benchmarks/results/drafts-cpu.json
 
 Every question is answered in both ways right after each other, in turns, on one thread; all tokens must be identical.
-The rate is that of tokens behind the first one, as a client sees it: it counts everything but the prompt. `--drafts
-none` answers without drafts alone, to compare two checkouts. Exit code 1 where a token differs, or where look-up is
+The rate is that of tokens after the first one, as a client sees it: it counts everything but the prompt. `--drafts
+none` answers only without drafts, to compare two checkouts. Exit code 1 where a token differs, or where look-up is
 less than 1.3 times as fast.
 """
 

@@ -8,7 +8,7 @@ per cent.
 
 The frames are those of recorded episodes in their order, since in mode speculative the passes of a frame depend on the
 one before it: from a folder (--frames), or else of the scripted expert. A session in mode speculative goes first, so
-that the service has measured in how many passes frames settle.
+that the service has measured in how many passes frames are verified.
 """
 
 from __future__ import annotations

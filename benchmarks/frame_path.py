@@ -98,7 +98,7 @@ def process_name(pid: str) -> str:
 
 
 def modules(recorded: Path) -> list[str]:
-    """Modules that a process ran for frames alone, relative to the repository."""
+    """Modules that a process ran only for frames, relative to the repository."""
     ran: dict[str, set[tuple[str, str]]] = {"1": set(), "2": set()}
     for line in recorded.read_text().splitlines():
         window, path, number = line.split()

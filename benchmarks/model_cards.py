@@ -39,7 +39,7 @@ def main() -> None:
     """Measure and print."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    policy = read_policy(EMBEDDED_POLICY)
+    facts, policy = machine_facts(), read_policy(EMBEDDED_POLICY)
     rows: list[dict[str, Any]] = []
     for name, condition, episodes in _conditions(arguments.episodes, arguments.ablation_episodes):
         rate = measure(policy, condition, episodes).rate
@@ -47,7 +47,7 @@ def main() -> None:
         rows.append({"condition": name, "successes": rate.successes, "episodes": episodes, "interval_95": [low, high]})
         print(f"policy, {name}: {rate.successes} of {episodes} ({100 * low:.1f} to {100 * high:.1f} %)", flush=True)
     chat = list(_chat(arguments.questions))
-    keep(arguments.json, {**machine_facts(), "policy": rows, "chat": chat})
+    keep(arguments.json, {**facts, "policy": rows, "chat": chat})
 
 
 def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, EpisodeCondition, int]]:

@@ -17,11 +17,11 @@ class Speculation:
     """How the drafts of a session are verified."""
 
     tolerance_bins: int = 0
-    """How far a token may be from the draft that it replaces and still be settled, 0 to MOST_TOLERANCE_BINS; 0 gives
+    """How far a token may be from the draft that it replaces and still be verified, 0 to MOST_TOLERANCE_BINS; 0 gives
     the tokens of serial decoding. It applies to displacements only.
     """
     max_passes: int = 0
-    """A frame leaves after so many passes even if tokens are not settled, 1 to K; 0 stands for K, after which all
+    """A frame leaves after so many passes even if tokens are not verified, 1 to K; 0 stands for K, after which all
     are.
     """
 
@@ -138,7 +138,7 @@ class Stage:
     group: int = 0
     """The weights that its rows use."""
     advances: bool = True
-    """Each pass enters the slot behind the one before (tokens); otherwise all of them enter at the place where the
+    """Each pass enters the slot after the one before (tokens); otherwise all of them enter at the place where the
     stage began and overwrite each other (denoising).
     """
 
@@ -176,7 +176,7 @@ class StageProgram:
 
     @property
     def drafts(self) -> int:
-        """Rows that can be drafted behind the prompt: K-1 of K tokens, 0 of any other program."""
+        """Rows that can be drafted after the prompt: K-1 of K tokens, 0 of any other program."""
         prompt, *others = self.stages
         tokens = all((stage.rows, stage.group, stage.advances) == (1, prompt.group, True) for stage in others)
         return self.passes - 1 if tokens else 0
@@ -194,7 +194,7 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Pass times in nanoseconds: on the device where that runs behind the host, else in the worker's loop."""
+    """Pass times in nanoseconds: on the device where launching only enqueues, else in the worker's loop."""
 
     stages: int
     """K."""
@@ -225,7 +225,7 @@ class PassTimes:
         of prompts.
 
         Where K is 2, the corners without a prefill are one: a further row costs what it does beside a prefill, and no
-        more than alone.
+        more than by itself.
         """
         others = max(self.stages - 1, 1)
         if prefills == 0:

@@ -4,7 +4,7 @@ python -m benchmarks.awq_search.policies --json FILE
 
 Two calibrations, each of 128 frames of the demo's closed loop; 300 held-out frames of other episodes. Groups of 32,
 duo, scales and clipping. Of the policy with action tokens: losses over all rows, the same without s = 1 (as AutoAWQ
-searches), and over the rows that give action tokens alone. Of the flow policy: the error of its chunks.
+searches), and over the rows that give action tokens only. Of the flow policy: the error of its chunks.
 """
 
 from __future__ import annotations

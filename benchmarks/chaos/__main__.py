@@ -1,5 +1,5 @@
 """Fault tests with real processes: each injects faults, and measures how fast the system reacts and what it leaves
-behind.
+after.
 
     .venv/bin/python -m benchmarks.chaos SCENARIO [--trials N] [--seed N] [--json FILE]
 

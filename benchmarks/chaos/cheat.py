@@ -218,7 +218,7 @@ def restless(link: Connection, address: str, seed: int) -> None:
 
 
 def big_pictures(link: Connection, address: str, seed: int) -> None:
-    """Work of a process: two robots with pictures that take long to decode, which declare less if they are refused."""
+    """Work of a process: two robots with pictures that take long to decode, which declare less if they are rejected."""
     image = big_picture(seed)
     rates = [itertools.chain(LESS_HZ, itertools.repeat(LESS_HZ[-1])) for _ in range(2)]
 

@@ -49,10 +49,11 @@ CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class ClientKillTimes:
-    """Raw measurements. blocks: of robots that were killed, and of those that left."""
+    """Raw measurements."""
 
     freed_ms: list[float] = field(default_factory=list)
     blocks: Spans = field(default_factory=Spans)
+    """The blocks of robots that were killed, and of those that left."""
 
 
 def main() -> int:

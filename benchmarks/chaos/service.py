@@ -35,14 +35,13 @@ SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The surroundings of a service. output, errors: descriptors; None: nowhere, and the log that `events` reads.
-
-    under: a command that runs the service's, given behind it.
-    """
+    """The surroundings of a service."""
 
     output: int | None = None
     errors: int | None = None
+    """Both: descriptors; None: nowhere, and the log that `events` reads."""
     under: Sequence[str] = ()
+    """A command that runs the service's, given after it."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

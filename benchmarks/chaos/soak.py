@@ -1,6 +1,6 @@
 """Soak test: memory, descriptors and threads of the real service under load, over the frames it answered.
 
-    scripts/soak --frames 200000 --json benchmarks/results/soak-cpu.json --png benchmarks/results/soak-cpu.png
+    scripts/soak --frames 200000 --json benchmarks/results/soak-cpu.json
     scripts/soak --frames 20000 --leak-bytes 256     with an injected leak, which the same rules must catch
 
 Frames count when they were answered with an action. The rules, for front and worker each: median resident memory of
@@ -14,10 +14,9 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from benchmarks.chaos.proc import held, memory
 from benchmarks.chaos.report import ScenarioReport, progress
@@ -26,7 +25,6 @@ from benchmarks.chaos.rules import (
     EARLY,
     GROWTH_BYTES,
     GROWTH_SHARE,
-    LATE,
     MIB,
     SLOPE_BYTES,
     SLOPE_FRAMES,
@@ -37,7 +35,6 @@ from benchmarks.chaos.rules import (
 )
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import options
-from edgeflow_client.loadtest.pictures import figure_of, save
 
 SAMPLES = 400
 FASTEST_S = 0.1  # between samples
@@ -46,10 +43,11 @@ STALLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one moment. Sizes in bytes; frames: answered with an action so far."""
+    """One process at one moment. Sizes in bytes."""
 
     seconds: float
     frames: int
+    """Answered with an action so far."""
     resident: int
     highest: int
     proportional: int
@@ -74,8 +72,6 @@ def main() -> int:
         robots.process.join()
     found = {name: growth([s.frames for s in each], [s.resident for s in each]) for name, each in series.items()}
     rows = _rows(series, found, codes, leaked)
-    if arguments.png:
-        _plot_resident(arguments.png, series)
     return report.finish(rows, **{name: [asdict(s) for s in each] for name, each in series.items()})
 
 
@@ -87,7 +83,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--robots", type=int, default=4)
     parser.add_argument("--rate", type=float, default=40.0, help="frames per second per robot")
     parser.add_argument("--leak-bytes", type=int, default=0, help="positive control: leaked with every frame")
-    parser.add_argument("--png", type=Path, help="draw resident memory over frames here")
     return parser.parse_args()
 
 
@@ -167,21 +162,6 @@ def _more(counts: list[int]) -> float:
     """Median of the last tenth minus that of the early window used for memory."""
     low, high = (int(share * len(counts)) for share in EARLY)
     return percentile(counts[-max(len(counts) // 10, 1) :], 50) - percentile(counts[low:high], 50)
-
-
-def _plot_resident(path: Path, series: Mapping[str, Sequence[Sample]]) -> None:
-    """Plot (frames, MiB), one panel per process; the two windows that are compared are grey."""
-    figure = figure_of(8.0, 2.6 * len(series))
-    panels = figure.subplots(len(series), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, samples) in zip(panels, series.items(), strict=True):
-        frames = [sample.frames for sample in samples]
-        axes.plot(frames, [sample.resident / MIB for sample in samples])
-        for low, high in (EARLY, LATE):
-            axes.axvspan(low * frames[-1], high * frames[-1], color="black", alpha=0.08, linewidth=0)
-        axes.set_ylabel(f"{name}, MiB resident")
-        axes.grid(alpha=0.3)
-    panels[-1].set_xlabel("frames answered")
-    save(figure, path)
 
 
 def _robots(link: Connection, address: str, count: int, rate_hz: float) -> None:

@@ -38,10 +38,11 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class AttackCost:
-    """Cost of an attack. did: the attackers' reports."""
+    """Cost of an attack."""
 
     spans: Spans = field(default_factory=Spans)
     did: list[float] = field(default_factory=list)
+    """The attackers' reports."""
     descriptors: int = 0  # of the front, at most
     left: int = 0  # descriptors more than before, once they were gone
     resident: list[int] = field(default_factory=list)  # bytes of the front after each
@@ -124,7 +125,7 @@ def _ages(name: str, tracks: Sequence[RobotHistory], blocks: AttackCost, bar: fl
 
 
 def _refusals() -> dict[str, list[float]]:
-    """Milliseconds from calls without a token to their refusal, by kind of call."""
+    """Milliseconds from calls without a token to their rejection, by kind of call."""
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.json"
         new_token(str(tokens), "arm-1", [Role.CONTROL.value])

@@ -1,8 +1,8 @@
 """Batch-1 chat of a 494 M Qwen2.5-shaped model with random weights, side by side in one run.
 
-Ours (one packed forward; float32, bfloat16, and 8-bit weights) against `transformers` eager in float32 and bfloat16,
-and, where an interpreter with them is named, OpenVINO and llama.cpp with 8-bit weights (GGUF Q8_0). Systems take
-turns, and every round has its own prompt. Times are medians over rounds, ratios are of times within a round.
+Here edgeflow (one packed forward; float32, bfloat16, and 8-bit weights) against `transformers` eager in float32 and
+bfloat16, and, where an interpreter with them is named, OpenVINO and llama.cpp with 8-bit weights (GGUF Q8_0). Systems
+take turns, and every round has its own prompt. Times are medians over rounds, ratios are of times within a round.
 
     .venv/bin/python -m benchmarks.chat --openvino PYTHON --llama-cpp PYTHON --json benchmarks/results/chat-cpu.json
 

@@ -44,19 +44,21 @@ class ChatTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemRow(ChatTimes):
-    """ratio: decode time of transformers' better dtype in that of this system, round by round. same: tokens that equal
-    those of transformers in float32."""
+    """The figures of one system."""
 
     ratio: float
+    """Decode time of transformers' better dtype in that of this system, round by round."""
     same: float
+    """Tokens that equal those of transformers in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure with what it must be; None where only the figure is wanted. value: None where it was not measured."""
+    """A figure with what it must be; None where only the figure is wanted."""
 
     name: str
     value: float | None
+    """None where it was not measured."""
     least: float | None = None
     most: float | None = None
 
@@ -162,7 +164,10 @@ def peer_ratios(rounds: Sequence[Round], peers: Sequence[str]) -> list[Bar]:
 
 
 def peer_bars(bits: str, rounds: Sequence[Round], ours: Sequence[float], peers: Sequence[str]) -> list[Bar]:
-    """The faster peer's time in ours, which is the bar, and the slower one's. ours: seconds per token in each round."""
+    """The faster peer's time as a part of edgeflow's, which is the bar, and the slower one's.
+
+    ours: seconds per token in each round.
+    """
     faster, slower = (
         median(pick(token_s(each[name]) for name in peers) / own for each, own in zip(rounds, ours, strict=True))
         if peers

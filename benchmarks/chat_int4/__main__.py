@@ -1,9 +1,9 @@
 """Batch-1 chat of a 494 M Qwen2.5-shaped model in 4 bits, heads in 8 bits, side by side in one run.
 
-Ours (4 bits in groups of 64, the AWQ layout; 8 bits; bfloat16 for the first token) against llama.cpp (Q4_0, embedding
-and head in Q8_0) and OpenVINO (4 bits with zero points in groups of 64, embedding and head in 8). Every system is a
-process of the same machine. Systems take turns, and every round has its own prompt. Times are medians over rounds,
-ratios are of times within a round.
+Here edgeflow (4 bits in groups of 64, the AWQ layout; 8 bits; bfloat16 for the first token) against llama.cpp (Q4_0,
+embedding and head in Q8_0) and OpenVINO (4 bits with zero points in groups of 64, embedding and head in 8). Every
+system is a process of the same machine. Systems take turns, and every round has its own prompt. Times are medians over
+rounds, ratios are of times within a round.
 
     .venv/bin/python -m benchmarks.chat_int4 --openvino PYTHON --llama-cpp PYTHON --json FILE
 
@@ -33,7 +33,7 @@ INT4, INT8, HALVES = "edgeflow, 4 bits", "edgeflow, 8 bits", "edgeflow, bfloat16
 LLAMA, OPENVINO = "llama.cpp, Q4_0", "OpenVINO, 4 bits"
 GROUP = 64
 LEAST_GAIN = 1.25
-"""Our decode rate in 4 bits over ours in 8."""
+"""The decode rate in 4 bits over that in 8."""
 MOST_FIRST_TOKEN = 1.15
 """The time to our first token in 4 bits over that in bfloat16."""
 
@@ -65,11 +65,12 @@ BITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Row(ChatTimes):
-    """peak_mb: the most memory of its process."""
+    """The figures of one system."""
 
     token_mb: float
     gb_per_s: float
     peak_mb: float
+    """The most memory of its process."""
 
 
 def system_rows(rounds: Sequence[Round], bits: Mapping[str, Bits], peaks: Mapping[str, int]) -> list[Int4Row]:

@@ -7,8 +7,8 @@ machine is. All conditions run the same episodes. Finished blocks of episodes ar
 interrupted goes on there. Blocks that do not begin within --minutes are left out: each condition says how many episodes
 it has.
 
-Writes FILE and a picture beside it. Two more files, with `-figures` in their names, hold distributions and their
-picture: success against delay, age in force, reaction latency, ticks without a new action, seams.
+Writes FILE, and beside it a file with `-figures` in its name, which holds distributions: success against delay, age in
+force, reaction latency, ticks without a new action, seams. `python -m benchmarks.pictures FILE ...` draws both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.closed_loop.blocks import run_all, stored
-from benchmarks.closed_loop.figures import plot_figures, plot_success
 from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, ClosedLoopCell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
 from benchmarks.closed_loop.targets import targets
@@ -30,7 +29,7 @@ from edgeflow.lab.demo.evaluation import result_of
 
 
 def main() -> None:
-    """Run what is missing, print every condition, and write results and pictures."""
+    """Run what is missing, print every condition, and write the results."""
     arguments = _arguments()
     every = cells(arguments.policy, arguments.most)
     facts, began_s = machine_facts(), time.monotonic()
@@ -61,10 +60,8 @@ def _write(
     path: Path, facts: dict[str, Any], rows: list[dict[str, Any]], reached: list[dict[str, Any]], figures: list[Any]
 ) -> None:
     keep(path, {**facts, "targets": reached, "conditions": rows})
-    plot_success(path.with_suffix(".png"), rows)
     beside = path.with_name(path.name.replace("closed-loop", "closed-loop-figures", 1))
     keep(beside, {**facts, "percents": PERCENTS, "conditions": figures})
-    plot_figures(beside.with_suffix(".png"), figures)
 
 
 def _row(cell: ClosedLoopCell, runs: Path) -> dict[str, Any]:

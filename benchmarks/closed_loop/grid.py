@@ -31,11 +31,12 @@ BLOCK = 50  # episodes that one process runs before their results are stored
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoopCell:
-    """One condition of the evaluation. policy: the embedded one, or the directory of another."""
+    """One condition of the evaluation."""
 
     condition: TableCondition
     episodes: int
     policy: str = EMBEDDED_MODEL
+    """The embedded one, or the directory of another."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from edgeflow.lab.demo.evaluation import load_policy
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.scene import Image, Moment, Spectator
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.demo.world.task import REACH, Outcome
+from edgeflow.lab.demo.world.task import REACH, EpisodeOutcome
 from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow_client.loadtest.drawing import GREEN, INK, VERMILION, mode_colour
 from edgeflow_client.pose import Vector
@@ -117,7 +117,7 @@ def film(results: Sequence[Mapping[str, Any]]) -> list[FilmedMode]:
         shots = [*(min(sim.shots, key=lambda shot: abs(shot.seconds - wanted)) for wanted in MOMENTS_S), sim.shots[-1]]
         facts = _facts(results, pace)
         images = [sim.draw(shot.moment, _spectator(shot, facts["mode"])) for shot in shots]
-        rows.append(FilmedMode(facts["mode"], shots, images, outcome is Outcome.SUCCESS, facts))
+        rows.append(FilmedMode(facts["mode"], shots, images, outcome is EpisodeOutcome.SUCCESS, facts))
     sim.close()
     return rows
 

@@ -2,9 +2,9 @@
 
     .venv/bin/python -m benchmarks.front_ends bad-frames --count 1000 --json FILE
 
-A bad one must get the protocol's refusal (a text frame, or a JSON object with 4xx) that names its field, and no action;
-the good one after it the right action. An openpi client at 10 Hz and a gRPC robot at 20 Hz act beside it. The limit of
-refusals per connection is raised for this, and tried apart.
+A bad one must get the protocol's rejection (a text frame, or a JSON object with 4xx) that names its field, and no
+action; the good one after it the right action. An openpi client at 10 Hz and a gRPC robot at 20 Hz act beside it. The
+limit of rejections per connection is raised for this, and tried apart.
 """
 
 from __future__ import annotations
@@ -60,15 +60,17 @@ PROBLEMS = 3  # shown of a kind
 
 @dataclass(slots=True)
 class BadFrameFindings:
-    """One kind. problems: wrong answers, of which the first are kept. slowest_ms: of the openpi robot beside it."""
+    """One kind."""
 
     kind: str
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
     slowest_ms: float = 0.0
+    """The slowest of the openpi robot beside it."""
     sent: int = 0
     wrong: int = 0
     problems: list[str] = field(default_factory=list)
+    """Wrong answers, of which the first are kept."""
 
     def note(self, problem: str) -> None:
         """Count a wrong answer; "" is none."""
@@ -135,10 +137,11 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class BadFramesPlan:
-    """The task of a stranger. kinds: whose, and which."""
+    """The task of a stranger."""
 
     port: int
     kinds: list[tuple[str, str]]
+    """Whose, and which."""
     count: int
     seed: int
 
@@ -194,7 +197,7 @@ def _good_problem(socket: OpenpiLink, scene: DistinctObservations) -> str:
 
 
 def refusal_problem(reply: bytes | str, named: str) -> str:
-    """Why a reply is not openpi's refusal that names a field; "" if it is."""
+    """Why a reply is not openpi's rejection that names a field; "" if it is."""
     if not isinstance(reply, str):
         return "an action" if rows(reply) is not None else f"no text: {reply[:100]!r}"
     if not reply.startswith(REFUSED) or "Traceback" in reply or "incident" in reply or "\n" in reply:
@@ -265,7 +268,7 @@ def _row(value: dict[str, str]) -> np.ndarray:
 
 
 def closing() -> int:
-    """How many refusals a connection gets with default limits, before it is closed as it should be."""
+    """How many rejections a connection gets with default limits, before it is closed as it should be."""
     with stub_service(1, {}) as service:
         socket, refused = OpenpiLink(service.port("robots")), 0
         deadline = time.monotonic() + PATIENCE_S

@@ -39,12 +39,14 @@ Attack = Callable[[Connect, Random, int], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class AttackRow:
-    """One attack. wrong: number of wrong answers. growth_mib: of the front, after warm-up."""
+    """One attack."""
 
     attack: str
     sent: int
     wrong: int
+    """Number of wrong answers."""
     growth_mib: float
+    """The growth mib of the front, after warm-up."""
     bar_mib: float
 
     @property
@@ -83,7 +85,7 @@ async def oversized(connect: Connect, _: Random, count: int) -> int:
 
 
 async def sizes(connect: Connect, _: Random, count: int) -> int:
-    """Open sessions with all pairs of odd sizes; each is served, or refused at the opening."""
+    """Open sessions with all pairs of odd sizes; each is served, or rejected at the opening."""
     wrong = 0
     for width, height in list(itertools.product(SIDES, SIDES))[:count]:
         wrong += not await _size_is_handled(connect(), width, height)

@@ -4,7 +4,7 @@
 
 Scenarios are drawn at random from a seed, several at a time; the same seed draws the same ones. None may fail: every
 action must equal that of a clean run for the same picture, whoever else is served. Exit code 1 otherwise. A robot that
-is refused for lack of room tries again.
+is rejected for lack of room tries again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def mistakes(world: World) -> None:
 
 
 async def nonsense(world: World) -> None:
-    """Cause more refusals than are allowed."""
+    """Cause more rejections than are allowed."""
     conversation = await world.session()
     for _ in range(101):
         await conversation.robot.send(b"\xff")
@@ -224,10 +224,11 @@ SCENARIOS: dict[Scenario, int] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the scenarios run. refused: times that there was no room."""
+    """Counts of the scenarios run."""
 
     runs: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    """Times that there was no room."""
     failures: list[str] = field(default_factory=list)
 
 

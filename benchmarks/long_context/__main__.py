@@ -6,7 +6,7 @@ the least. Every row but the first and the last two keeps as many bytes as EdgeI
 Questions are of three kinds (was it ever, what was it most often, look-ups of one line) and in two places: in what all
 of them compress or drop, and in what all of them keep.
 
-    .venv/bin/python -m benchmarks.long_context --json FILE --png FILE
+    .venv/bin/python -m benchmarks.long_context --json FILE
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from benchmarks.long_context.report import (
     evidence_table,
     exact_table,
     gain,
-    picture,
 )
 from benchmarks.long_context.snapkv import SnapKV
 from benchmarks.long_context.systems import ANSWER, ServedModel, position_bytes
@@ -120,7 +119,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", default="0", help="of the questions")
     parser.add_argument("--threads", type=_count, default=1)
-    parser.add_argument("--png", type=Path, help="draw the exact answers here")
     return parser
 
 
@@ -203,8 +201,6 @@ def _keep(
     asked = {"seed": arguments.seed, "threads": arguments.threads, "rules": subject.rules.to_json()}
     told = [{"cell": cell.name, "band": cell.band.name, "points": each.points, "met": each.met} for cell, each in gains]
     keep(arguments.json, {**machine_facts(), **asked, "rows": [row.to_json() for row in rows], "gains": told})
-    if arguments.png is not None:
-        picture(arguments.png, rows, subject.cells, (FULL, WINDOW, SNAPKV, TRAINED))
 
 
 if __name__ == "__main__":

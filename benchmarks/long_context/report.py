@@ -1,26 +1,21 @@
-"""Figures of the comparison: counts with intervals, the tables, and the picture."""
+"""Figures of the comparison: counts with intervals, and the tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
-from matplotlib.axes import Axes
 from rich.box import SIMPLE
 from rich.table import Table
 
-from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Band, Question, QuestionCell, Where, evidence, family
+from benchmarks.long_context.cells import EVIDENCE, Band, Question, QuestionCell, Where, evidence, family
 from benchmarks.long_context.systems import Reply
 from edgeflow.lab.demo.recording import Estimate, wilson
-from edgeflow_client.loadtest.pictures import figure_of, save
 
 LEAST_GAIN = 0.10
 """Summary questions in the compressed part: trained gate above sink and window."""
-ACROSS = 4
-"""Panels of the picture in a row."""
 
 
 @dataclass(slots=True)
@@ -40,14 +35,14 @@ class Score:
         self.token_s.append(reply.token_s)
 
     def counts(self, *, of: str = "", lines: str = "") -> tuple[int, int]:
-        """Exact answers and questions. of: of this family or kind alone. lines: with this evidence alone."""
+        """Exact answers and questions. of: only of this family or kind. lines: only with this evidence."""
         chosen = [
             (kind, found) for kind, found in self.asked if of in ("", kind, family(kind)) and lines in ("", found)
         ]
         return sum(self.right[each] for each in chosen), sum(self.asked[each] for each in chosen)
 
     def exact(self, of: str = "") -> Estimate:
-        """The share of exact answers. of: to this family alone."""
+        """The share of exact answers. of: only to this family."""
         return wilson(*self.counts(of=of))
 
     def to_json(self) -> dict[str, object]:
@@ -71,11 +66,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class SystemScores:
-    """One system. scores: of the cells that it was asked."""
+    """One system."""
 
     name: str
     slot_bytes: int
     scores: dict[QuestionCell, Score]
+    """The scores of the cells that it was asked."""
 
     def of_band(self, band: Band) -> list[Score]:
         """Its scores with prompts of one length."""
@@ -91,10 +87,11 @@ class SystemScores:
 
 @dataclass(frozen=True, slots=True)
 class ScoreGain:
-    """How much better one score is than another; apart: their intervals do not meet."""
+    """How much better one score is than another."""
 
     points: float
     apart: bool
+    """Their intervals do not meet."""
 
     @property
     def met(self) -> bool:
@@ -108,10 +105,11 @@ def gain(better: Score, worse: Score) -> ScoreGain:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Questions that are shown together. of: their family, "" for all of the cell."""
+    """Questions that are shown together."""
 
     cell: QuestionCell
     of: str = ""
+    """Their family, "" for all of the cell."""
 
     @property
     def title(self) -> str:
@@ -183,55 +181,3 @@ def _told(seconds: Sequence[float]) -> str:
 def _ms(seconds: Sequence[float]) -> float | None:
     timed = [each for each in seconds if each == each]  # NaN: not timed
     return 1000 * median(timed) if timed else None
-
-
-def picture(path: Path, rows: Sequence[SystemScores], cells: Sequence[QuestionCell], compared: Sequence[str]) -> None:
-    """Write a panel for each kind and place, and one of summaries by lines of evidence for each band.
-
-    compared: names of the systems in the latter.
-    """
-    bands = [[cell for cell in cells if cell.band == band] for band in dict.fromkeys(cell.band for cell in cells)]
-    height = -(-(len(columns_of(bands[0])) + 1) // ACROSS)
-    figure = figure_of(4 * ACROSS, 3.8 * height * len(bands))
-    axes = list(figure.subplots(height * len(bands), ACROSS, sharey=True, squeeze=False).flat)
-    for index, own in enumerate(bands):
-        _band(axes[index * height * ACROSS : (index + 1) * height * ACROSS], rows, own, compared)
-    figure.supylabel("exact answers")
-    save(figure, path)
-
-
-def _band(
-    axes: Sequence[Axes], rows: Sequence[SystemScores], cells: Sequence[QuestionCell], compared: Sequence[str]
-) -> None:
-    """The panels of one length of prompts."""
-    columns = columns_of(cells)
-    for each, column in zip(axes, columns, strict=False):
-        _bars(each, [row for row in rows if column.cell in row.scores], column)
-    decisive = next(cell for cell in cells if cell.decides)
-    chosen = [row for row in rows if decisive in row.scores and row.name in compared]
-    _by_evidence(axes[len(columns)], chosen, decisive)
-    for each in axes[len(columns) + 1 :]:
-        each.remove()
-
-
-def _bars(axes: Axes, rows: Sequence[SystemScores], column: Column) -> None:
-    exact = [row.scores[column.cell].exact(column.of) for row in rows]
-    axes.bar(range(len(rows)), [each.value for each in exact], yerr=_errors(exact), capsize=3)
-    axes.set_xticks(range(len(rows)), [row.name for row in rows], rotation=35, ha="right", fontsize=8)
-    axes.set_title(f"{column.title}\n{column.cell.band.name}", fontsize=9)
-    axes.set_ylim(0, 1.02)
-
-
-def _by_evidence(axes: Axes, rows: Sequence[SystemScores], cell: QuestionCell) -> None:
-    groups = [each for each in EVIDENCE if each != NO_LINES]
-    for index, row in enumerate(rows):
-        exact = [wilson(*row.scores[cell].counts(lines=each)) for each in groups]
-        places = [place + 0.06 * index for place in range(len(groups))]
-        axes.errorbar(places, [each.value for each in exact], yerr=_errors(exact), fmt="o-", capsize=3, label=row.name)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.set_title(f"summary, by lines of evidence\n{cell.band.name}", fontsize=9)
-    axes.legend(fontsize=7)
-
-
-def _errors(exact: Sequence[Estimate]) -> list[list[float]]:
-    return [[each.value - each.low for each in exact], [each.high - each.value for each in exact]]

@@ -5,7 +5,7 @@ give the rates of this machine: a least-squares line over the positions before a
 its products and whose slope is that of attention. `floor` is what these rates allow the folded prompt, which has
 the same products, those of its gate, and attention over fewer keys.
 
-    .venv/bin/python -m benchmarks.long_context.speed --json FILE --png FILE
+    .venv/bin/python -m benchmarks.long_context.speed --json FILE
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -31,7 +30,6 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, rando
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate import GateRules, MemoryGate
-from edgeflow_client.loadtest.pictures import figure_of, save
 from edgeflow_client.loadtest.terminal import table_console
 
 CPU = torch.device("cpu")
@@ -41,33 +39,38 @@ FULL, FOLDED = "full attention", "folded"
 
 @dataclass(frozen=True, slots=True)
 class PromptChunkTime:
-    """A timed pass of a prompt. keys: that its rows see, on average. gated: they read the memory."""
+    """A timed pass of a prompt."""
 
     rows: int
     keys: float
+    """That its rows see, on average."""
     gated: bool
+    """They read the memory."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTimes:
-    """A prompt. token_ms: the median of the tokens behind the first. floor_s: of the first, where it was derived."""
+    """A prompt."""
 
     system: str
     length: int
     first_token_s: float
     token_ms: float
+    """The median of the tokens after the first."""
     slot_mib: float
     floor_s: float | None = None
+    """The floor of the first, where it was derived."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """Seconds of a row's products, and of a row and a key that it sees. gate: products of a gate, of a row's own."""
+    """Seconds of a row's products, and of a row and a key that it sees."""
 
     row_s: float
     key_s: float
     gate: float
+    """Products of a gate, of a row's own."""
 
     @classmethod
     def of(cls, chunks: Sequence[PromptChunkTime], gate: float) -> RowCosts:
@@ -96,8 +99,6 @@ def main() -> None:
     _show(found)
     report = {**machine_facts(), "threads": arguments.threads, "options": _told(arguments)}
     keep(arguments.json, {**report, "measured": [asdict(each) for each in found]})
-    if arguments.png is not None:
-        _picture(arguments.png, found)
 
 
 def _arguments() -> argparse.Namespace:
@@ -110,12 +111,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=200)
     parser.add_argument("--segment", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--png", type=Path, help="draw the figures here")
     return parser.parse_args()
 
 
 def _told(arguments: argparse.Namespace) -> dict[str, object]:
-    return {name: value for name, value in vars(arguments).items() if name not in ("json", "png")}
+    return {name: value for name, value in vars(arguments).items() if name != "json"}
 
 
 def _in(gate: MemoryGate, model: ChatModel) -> MemoryGate:
@@ -191,19 +191,6 @@ def _show(found: Sequence[PromptTimes]) -> None:
                 f"{each.slot_mib / full.slot_mib:.3f}",
             )
     table_console().print(table)
-
-
-def _picture(path: Path, found: Sequence[PromptTimes]) -> None:
-    figure = figure_of(11, 4)
-    axes = figure.subplots(1, 3)
-    names = {"first_token_s": "first token, s", "token_ms": "per token, ms", "slot_mib": "slot, MiB"}
-    for axis, (name, title) in zip(axes, names.items(), strict=True):
-        for system in (FULL, FOLDED):
-            own = [each for each in found if each.system == system]
-            axis.plot([each.length for each in own], [getattr(each, name) for each in own], "o-", label=system)
-        axis.set(title=title, xlabel="tokens of the prompt", ylim=(0, None))
-    axes[0].legend()
-    save(figure, path)
 
 
 if __name__ == "__main__":

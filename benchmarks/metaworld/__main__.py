@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace, modes: list[ages.AgedMode], motions: tuple[OldActions, ...]) -> None:
-    from benchmarks.metaworld.report import as_json, as_text, plot
+    from benchmarks.metaworld.report import as_json, as_text
     from benchmarks.metaworld.table import measure
 
     rows = measure(
@@ -54,8 +54,6 @@ def _measure(arguments: argparse.Namespace, modes: list[ages.AgedMode], motions:
     print(as_text(rows))
     settings = {"episodes": arguments.episodes, "seed": arguments.seed, "look_ahead_ms": 1000 * LOOK_AHEAD_S}
     keep(arguments.out, {**machine_facts(), **settings, "conditions": as_json(rows)})
-    if arguments.png:
-        plot(arguments.png, rows)
 
 
 def _modes(arguments: argparse.Namespace) -> list[ages.AgedMode]:
@@ -79,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--step-limits", action="store_true", help="also look ahead within the limits of one step")
     add("--workers", type=int, default=2, help="processes, each with a task at a time")
     add("--out", type=Path, help="write the figures here")
-    add("--png", type=Path, help="draw the picture here")
     return parser
 
 

@@ -1,10 +1,9 @@
-"""The table of results as text and JSON, and its picture."""
+"""The table of results as text and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from benchmarks.metaworld.ages import AgedMode
 from benchmarks.metaworld.arm import CONTROL_RATE_HZ
 from edgeflow.lab.demo.recording import Estimate, wilson
-from edgeflow_client.loadtest.pictures import colours, figure_of, save
 
 FRESH = AgedMode("no delay", 0.0)
 
@@ -76,33 +74,6 @@ def as_json(rows: Sequence[ConditionRow]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def plot(path: Path, rows: Sequence[ConditionRow]) -> None:
-    """Success of all tasks with its interval, by mode and motion; the line is success without delay."""
-    fresh, others = rows[0], rows[1:]
-    modes = list(dict.fromkeys(row.mode for row in others))
-    motions = list(dict.fromkeys(row.motion for row in others))
-    figure = figure_of(2.0 + 1.6 * len(modes), 4.2)
-    axes = figure.subplots()
-    width = 0.8 / max(len(motions), 1)
-    for index, (colour, motion) in enumerate(zip(colours(len(motions)), motions, strict=True)):
-        places = [
-            modes.index(row.mode) + (index - (len(motions) - 1) / 2) * width for row in others if row.motion == motion
-        ]
-        shares = [row.share for row in others if row.motion == motion]
-        heights = [100 * share.value for share in shares]
-        errors = [
-            [100 * (share.value - share.low) for share in shares],
-            [100 * (share.high - share.value) for share in shares],
-        ]
-        axes.bar(places, heights, width, yerr=errors, capsize=3, color=colour, label=motion)
-    axes.axhline(100 * fresh.share.value, color="black", linestyle="--", linewidth=1, label=FRESH.name)
-    axes.set_xticks(range(len(modes)), [f"{mode.name}\n{mode.age_ms:.0f} ms" for mode in modes])
-    axes.set_ylim(0, 105)
-    axes.set_ylabel("success, %")
-    figure.legend(loc="outside upper center", ncols=2)
-    save(figure, path)
 
 
 def _head(row: ConditionRow) -> list[str]:

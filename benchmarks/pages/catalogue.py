@@ -42,7 +42,7 @@ SHOWN = {
     ),
     "pipeline": (
         ("pipeline-cpu", "serial, pipelined and a naive pipe", "passes.pipeline --rounds 9"),
-        ("sweep-cpu", "rate over K and prefill length", "passes.sweep --rounds 5 --png PNG"),
+        ("sweep-cpu", "rate over K and prefill length", "passes.sweep --rounds 5"),
         ("jitter-cpu", "the spread of pass times", "passes.jitter"),
         ("forecast-cpu", "forecasts against the load test", "forecast"),
     ),
@@ -86,7 +86,7 @@ SHOWN = {
         ("chaos-strangers-cpu", "slow sockets, resets, missing tokens", "chaos strangers"),
         ("chaos-cheat-cpu", "robots above their rate", "chaos cheat --trials 3 --seconds 15"),
         ("bad-frames-cpu", "24 kinds of bad frames", "fuzz.bad_frames"),
-        ("soak-cpu", "memory over 200,000 frames", "scripts/soak --frames 200000 --json FILE --png PNG"),
+        ("soak-cpu", "memory over 200,000 frames", "scripts/soak --frames 200000 --json FILE"),
         (
             "soak-leak-control-cpu",
             "the same with an injected leak",
@@ -97,13 +97,13 @@ SHOWN = {
         (
             "long-context-cpu",
             "questions about logs of 1,000 to 2,030 tokens",
-            "long_context --band 1000 2030 --png PNG",
+            "long_context --band 1000 2030",
         ),
-        ("long-context-far-cpu", "of 2,500 to 4,000 tokens", "long_context --band 2500 4000 --look-ups 100 --png PNG"),
-        ("long-context-speed-cpu", "time and memory of long prompts", "long_context.speed --png PNG"),
+        ("long-context-far-cpu", "of 2,500 to 4,000 tokens", "long_context --band 2500 4000 --look-ups 100"),
+        ("long-context-speed-cpu", "time and memory of long prompts", "long_context.speed"),
     ),
     "static-graphs": (
-        ("static-graphs-latency-cpu", "ONNX graphs: latency", "static_graphs.latency --rounds 3 --png PNG"),
+        ("static-graphs-latency-cpu", "ONNX graphs: latency", "static_graphs.latency --rounds 3"),
         ("static-graphs-precision-cpu", "ONNX graphs: errors by precision", "static_graphs.precision"),
         ("static-graphs-substitutions-cpu", "ONNX graphs: substitutions", "static_graphs.substitutions"),
         ("static-graphs-operators", "ONNX graphs: operators that remain", "static_graphs.operators"),

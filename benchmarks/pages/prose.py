@@ -33,7 +33,7 @@ WITH_UNIT = re.compile(
 MEASURING = re.compile(
     r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd]|succeed(?:s|ed)?|"
     r"success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|"
-    r"improve[sd]?|costs? only|gain(?:s|ed)?)\b",
+    r"improve[sd]?|costs? only|gain(?:s|ed)?|(?:are|were|is) (?:right|exact))\b",
     re.IGNORECASE,
 )
 """Words of measuring. Settings and limits ("at most 2 s", "waits 250 ms") have none of them."""
@@ -44,7 +44,7 @@ CODE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class UnsourcedFigure:
     """A figure that does not follow from its result file, or a sentence without a comment."""
 
     line: int
@@ -54,7 +54,7 @@ class Finding:
         return f"line {self.line}: {self.problem}"
 
 
-def wrong(page: str, results: Path) -> Iterator[Finding]:
+def wrong(page: str, results: Path) -> Iterator[UnsourcedFigure]:
     """Comments whose numbers differ from those printed before them."""
     text = CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), page)
     begin = 0
@@ -64,10 +64,10 @@ def wrong(page: str, results: Path) -> Iterator[Finding]:
             try:
                 data = json.loads((results / found["file"]).read_text())
             except OSError:
-                yield Finding(line, f"no result file {found['file']}")
+                yield UnsourcedFigure(line, f"no result file {found['file']}")
             else:
                 for problem in _differences(text[begin : found.start()], found["expressions"], data):
-                    yield Finding(line, problem)
+                    yield UnsourcedFigure(line, problem)
         begin = found.end()
 
 
@@ -94,7 +94,7 @@ def agrees(printed: str, value: float) -> bool:
     return abs(number - value) <= 0.5 * 10.0**-digits * (1 + 1e-9)
 
 
-def unexplained(page: str) -> Iterator[Finding]:
+def unexplained(page: str) -> Iterator[UnsourcedFigure]:
     """Sentences that have a number with a unit and a word of measuring, and no comment.
 
     A row of a table counts as one sentence, with the words of the table's head.
@@ -109,12 +109,12 @@ def unexplained(page: str) -> Iterator[Finding]:
             if figure and MEASURING.search(head + sentence) and not COMMENT.search(sentence):
                 at = begin + offset + len(sentence) - len(sentence.lstrip())
                 shown = f"{figure[0].strip()!r} looks measured: {' '.join(sentence.split())[:100]}"
-                yield Finding(text.count("\n", 0, at) + 1, shown)
+                yield UnsourcedFigure(text.count("\n", 0, at) + 1, shown)
     for table in re.finditer(r"(?:^\|.*\n)+", text, re.MULTILINE):
         cells = [cell for line in table[0].splitlines()[2:] for cell in line.strip("| ").split("|")[1:]]
         measured = sum(bool(FRACTION.search(cell)) for cell in cells)
         if measured >= max(4, len(cells) / 2) and not COMMENT.search(table[0]):
-            yield Finding(text.count("\n", 0, table.start()) + 1, "a table of figures looks measured")
+            yield UnsourcedFigure(text.count("\n", 0, table.start()) + 1, "a table of figures looks measured")
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -128,7 +128,8 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
 
 def _sentences(block: str) -> Iterator[tuple[int, str]]:
     begin = 0
-    for found in re.finditer(r"(?<=[.:;!?])(?:<!--.*?-->)?\s+(?=[A-Z*`(\[])", block, re.DOTALL):
+    masked = COMMENT.sub(lambda found: "x" * len(found[0]), block)
+    for found in re.finditer(r"(?<=[.:;!?])(?:x{9,})?\s+(?=[A-Z*`(\[])", masked):
         yield begin, block[begin : found.end()]
         begin = found.end()
     yield begin, block[begin:]

@@ -1,6 +1,6 @@
 """Chunks per second of two robots with a flow policy: their steps packed into shared passes, or one after the other.
 
-1. one after the other: each frame alone, a pass for its prefix and one for each step
+1. one after the other: each frame by itself, a pass for its prefix and one for each step
 2. pipelined, one after the other: each robot's frames share passes, the robots do not
 3. side by side: serial frames, whose passes the robots share
 4. packed: the steps of both robots' frames in flight with the newest prefixes

@@ -1,4 +1,4 @@
-"""Two ways to guess behind a wrong draft: what the pass gave there, or the guess of before. Passes per settled action.
+"""Two ways to guess after a wrong draft: what the pass gave there, or the guess of before. Passes per verified action.
 
     .venv/bin/python -m benchmarks.passes.guesses --json benchmarks/results/guesses-cpu-DATE.json
 

@@ -4,7 +4,7 @@ It uses the embedded policy's sizes and weights; its statistics are replaced by 
 random tokens, so the output means nothing but must be equal in both modes. The two modes alternate; the ratio is the
 median over rounds, and stands beside the bound that the pass times allow.
 
-    .venv/bin/python -m benchmarks.passes.sweep --json FILE --png PNG
+    .venv/bin/python -m benchmarks.passes.sweep --json FILE
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from edgeflow.policies.openvla.config import ActionStatistics, load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.tokens import Prompter
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow_client.loadtest.pictures import figure_of, save
 from edgeflow_client.loadtest.terminal import table_console
 from edgeflow_client.types import Mode
 
@@ -84,8 +83,6 @@ def main() -> None:
     }
     report |= {"profile": shares}
     keep(arguments.json, report)
-    if arguments.png:
-        _plot(cells, arguments.png)
     raise SystemExit(0 if all(cell.tokens_equal for cell in cells) else 1)
 
 
@@ -98,7 +95,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", action="store_true", help="where a full pass of the last K spends its time")
-    parser.add_argument("--png", type=Path)
     return parser.parse_args()
 
 
@@ -163,9 +159,10 @@ def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> 
 
 @dataclass(frozen=True, slots=True)
 class _SweepRun:
-    """One run. fps: in steady state, frames over the time of full pipelines only."""
+    """One run."""
 
     fps: float
+    """In steady state, frames over the time of full pipelines only."""
     tokens: list[tuple[int, ...]]
     prefill_ms: float
     decode_ms: float
@@ -220,23 +217,6 @@ def _print(cells: list[SweepCell], arguments: argparse.Namespace) -> None:
         )
     table_console().print(table)
     print("bound: (prefill + (K-1) decode) / packed, the ratio these pass times allow")
-
-
-def _plot(cells: list[SweepCell], path: Path) -> None:
-    lengths = sorted({cell.prefill_rows for cell in cells})
-    figure = figure_of(4 * len(lengths), 3.2)
-    axes = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
-    for axis, rows in zip(axes, lengths, strict=True):
-        here = [cell for cell in cells if cell.prefill_rows == rows]
-        places = np.arange(len(here))
-        axis.bar(places - 0.2, [cell.serial_fps for cell in here], 0.4, label="serial")
-        bars = axis.bar(places + 0.2, [cell.pipelined_fps for cell in here], 0.4, label="pipelined")
-        axis.bar_label(bars, [f"{cell.ratio:.1f}x" for cell in here], fontsize=8)
-        axis.set_xticks(places, [f"K={cell.action_tokens}" for cell in here])
-        axis.set_title(f"prefill of {rows} rows", fontsize=10)
-    axes[0].set_ylabel("actions per second")
-    axes[0].legend()
-    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ DTYPES = ("float32", "bfloat16")
 CAMERAS = (1, 3)
 BAR = 0.8  # of the time of LeRobot's better type
 DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.05}
-"""Of normalised actions to 5, at most. LeRobot's own in bfloat16 are 0.02 from those in float32."""
+"""Limits on normalised actions, which go up to 5. LeRobot's own in bfloat16 are 0.02 from those in float32."""
 HELPER = Path(__file__).parent / "lerobot_chunks.py"
 Chunk = Mapping[str, Any]
 """chunk_ms; cpu_ms, its processor time; parts_ms by name, which add up to chunk_ms; step_ms of each denoising step."""

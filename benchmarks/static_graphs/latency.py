@@ -1,6 +1,6 @@
 """Milliseconds of prefills and denoising steps at SmolVLA-450M's sizes: static graphs beside the engine, on this CPU.
 
-    .venv/bin/python -m benchmarks.static_graphs.latency --json FILE --png FILE
+    .venv/bin/python -m benchmarks.static_graphs.latency --json FILE
 
 In the form of EdgeFM's Tables 9 and 10, whose figures (INT16 on a Journey 6M) stand beside. Random weights; graphs of
 float32 by ONNX Runtime, and the engine's packed pass by torch in float32 and in bfloat16. All take turns in every

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, picture, tables
+from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, tables
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
@@ -39,13 +39,13 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network's sizes with the shapes that it is measured in. tick: rows of prefix and suffix of a pipelined tick,
-    which is a prefill and a step of every frame in flight."""
+    """A network's sizes with the shapes that it is measured in."""
 
     shape: FlowShape
     prefixes: tuple[int, ...]
     suffixes: tuple[int, ...]
     tick: tuple[int, int]
+    """Rows of prefix and suffix of a pipelined tick, which is a prefill and a step of every frame in flight."""
 
 
 MODELS: Mapping[str, Model] = {
@@ -56,11 +56,12 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The figures of a run. differences: of the two sides, by what was compared."""
+    """The figures of a run."""
 
     arguments: argparse.Namespace
     rows: list[ShapeRow] = field(default_factory=list)
     differences: dict[str, float] = field(default_factory=dict)
+    """The differences of the two sides, by what was compared."""
 
     def add(self, stage: str, shape: FlowShape, calls: Mapping[str, Callable[[], object]], *, repeats: int = 1) -> None:
         """Time calls in turn and keep a row for each."""
@@ -91,8 +92,6 @@ def measure(description: str | None) -> int:
     for name, difference in run.differences.items():
         print(f"{name}: differ by {difference:.1e} of the largest")
     _keep(run, found, rates)
-    if arguments.png is not None:
-        picture(arguments.png, run.rows, ceilings)
     return int(any(not difference <= CLOSE for difference in run.differences.values()))
 
 
@@ -111,7 +110,7 @@ def _ceilings(rates: Sequence[Mapping[torch.dtype, Ceilings]]) -> dict[str, Ceil
 def _measured(run: MeasuredRun, model: Model, suffix: int, prefixes: tuple[int, ...]) -> Iterator[int]:
     """Measure all prefixes with steps of so many rows; each prefix that is done.
 
-    Prefills and towers are measured with the first suffix alone.
+    Prefills and towers are measured only with the first suffix.
     """
     shapes = {prefix: shaped(model.shape, prefix, suffix) for prefix in prefixes}
     first = suffix == (run.arguments.suffixes or model.suffixes)[0]
@@ -216,7 +215,7 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 
 def _facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    asked = {name: str(value) for name, value in vars(arguments).items() if name not in ("json", "png", "folder")}
+    asked = {name: str(value) for name, value in vars(arguments).items() if name not in ("json", "folder")}
     versions = {"onnxruntime": onnxruntime.__version__, "numpy": np.__version__}
     return {**machine_facts(), **versions, "instructions": torch.backends.cpu.get_cpu_capability(), **asked}
 
@@ -238,7 +237,6 @@ def _named(rates: Mapping[torch.dtype, Ceilings]) -> dict[str, dict[str, float]]
 
 def _arguments(description: str | None) -> argparse.Namespace:
     parser = options(description)
-    parser.add_argument("--png", type=Path, help="write a picture here")
     parser.add_argument("--model", choices=list(MODELS), default=next(iter(MODELS)), help="tiny: to try the benchmark")
     parser.add_argument("--prefixes", type=int, nargs="+")
     parser.add_argument("--suffixes", type=int, nargs="+")

@@ -3,8 +3,8 @@
 python -m benchmarks.static_graphs.precision --json FILE
 
 On held-out frames of the demo's closed loop, against the same graphs in float32 (all three substitutions). ONNX Runtime
-computes 16 bits in floats on the CPU: these are errors, not speeds. Once with all stages quantised, and once with the
-steps alone, where the calibration matters. Exits with code 1 where the bar is missed.
+computes 16 bits in floats on the CPU: these are errors, not speeds. Once with all stages quantised, and once with only
+the steps, where the calibration matters. Exits with code 1 where the bar is missed.
 """
 
 from __future__ import annotations

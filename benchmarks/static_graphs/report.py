@@ -1,4 +1,4 @@
-"""Tables of the latencies, in the form of the paper's, and their picture.
+"""Tables of the latencies, in the form of the paper's.
 
 The paper's figures are those of EdgeFM's Tables 9 and 10: SmolVLA-0.45B in INT16 on the BPU of a Horizon Journey 6M.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from edgeflow.lab.gpu.subjects.floors import Ceilings, PassFloor
-from edgeflow_client.loadtest.pictures import figure_of, save
 
 JOURNEY = "Journey 6M, INT16 (EdgeFM's paper)"
 JOURNEY_PREFILL: Mapping[int, float] = {512: 74.26, 1024: 248.27, 2048: 899.39}
@@ -28,21 +26,22 @@ JOURNEY_STEP: Mapping[tuple[int, int], tuple[float, float, float, float]] = {
 }
 """Mean, median, least and most milliseconds by rows of prefix and suffix."""
 ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
-ROOM = 5  # above the highest bar, for the legend
 FIGURES = ("mean", "median", "min", "max", "cpu_median")
 STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": "prefill and a step of every frame"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRow:
-    """A system in one shape. ms: figures of its times. work: of the call."""
+    """A system in one shape."""
 
     stage: str
     prefix: int
     suffix: int
     system: str
     ms: Mapping[str, float]
+    """Figures of its times."""
     work: PassFloor
+    """The work of the call."""
 
 
 Rates = Mapping[str, Ceilings]
@@ -102,35 +101,3 @@ def _place(stage: str, place: tuple[int, int]) -> tuple[str, str]:
     """Towers and prefills have no suffix, towers no prefix."""
     prefix, suffix = map(str, place)
     return ("-" if stage == "towers" else prefix), (suffix if stage in ("step", "tick") else "-")
-
-
-def picture(path: Path, rows: Sequence[ShapeRow], rates: Rates) -> None:
-    """Bars of the medians by shape, prefill and step, with the floor of each system and the paper's figures."""
-    figure = figure_of(14, 5)
-    for axes, stage in zip(figure.subplots(1, 2), ("prefill", "step"), strict=True):
-        chosen = [row for row in rows if row.stage == stage]
-        places = list(dict.fromkeys((row.prefix, row.suffix) for row in chosen))
-        systems = list(dict.fromkeys(row.system for row in chosen))
-        width = 0.8 / (len(systems) + 1)
-        for index, system in enumerate(systems):
-            own = [
-                row for place in places for row in chosen if (row.prefix, row.suffix, row.system) == (*place, system)
-            ]
-            at = [place + index * width for place in range(len(places))]
-            axes.bar(at, [row.ms["median"] for row in own], width, label=system)
-            label = "floor of each on this machine" if index == 0 else None
-            axes.plot(at, [floor_ms(row, rates) for row in own], "k_", markersize=12, label=label)
-        published = [(index, journey(stage, place)[0]) for index, place in enumerate(places) if journey(stage, place)]
-        at = [index + len(systems) * width for index, _ in published]
-        axes.bar(at, [mean for _, mean in published], width, color="0.7", label=f"{JOURNEY}, mean")
-        axes.set_xticks(
-            [place + width * len(systems) / 2 for place in range(len(places))],
-            ["/".join(_place(stage, place)).removesuffix("/-") for place in places],
-        )
-        axes.set_yscale("log")
-        axes.set_title(
-            f"{STAGES[stage]}, median ms, by rows of " + ("prefix" if stage == "prefill" else "prefix/suffix")
-        )
-        axes.set_ylim(top=axes.get_ylim()[1] * ROOM)
-        axes.legend(fontsize=8, loc="upper left")
-    save(figure, path)

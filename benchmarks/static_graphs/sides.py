@@ -69,7 +69,7 @@ class OnnxSide:
 def export_graphs(
     shapes: Mapping[int, FlowShape], batches: Mapping[int, tuple[int, ...]], folder: Path, *, towers: bool
 ) -> dict[int, tuple[StageGraph, ...]]:
-    """Write the graphs of shapes that differ in their prefixes alone, by their rows; the stages of each.
+    """Write the graphs of shapes that differ only in their prefixes, by their rows; the stages of each.
 
     towers: write those of the first.
     """

@@ -3,7 +3,7 @@
 python -m benchmarks.static_graphs.substitutions --json FILE
 
 Chunk errors on held-out frames against float32 graphs without substitutions; in float32, and with all stages in INT16.
-Without finite-mask INT16 graphs are refused; here they hide scores by the least float32 number, to show what it does.
+Without finite-mask INT16 graphs are rejected; here they hide scores by the least float32 number, to show what it does.
 Times are those of a chunk by the float32 graphs on this machine.
 """
 

@@ -124,7 +124,7 @@ class Action:
     age_limit_ns: int | None = None
     """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
-    """Leading tokens that are settled, of len(token_ids)."""
+    """Leading tokens that are verified, of len(token_ids)."""
     tolerance_bins: int = 0
     max_passes: int = 0
     """Both: of Mode.SPECULATIVE as served; max_passes is 0 where the frame did not draft its tokens."""
@@ -139,7 +139,7 @@ class Action:
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk came about; in it `continues` is a number as that of `push`."""
     apart: bool = False
-    """Another chunk than that one was played when it came."""
+    """Another chunk than that one was executed when it came."""
     advice: Advice = field(default_factory=Advice)
     """The advice of the session."""
 
@@ -159,8 +159,8 @@ class Action:
 
     @property
     def late(self) -> bool:
-        """True if it does not fit what was played when it came: it came later than it was conditioned on, or another
-        chunk was played than the one that it continues.
+        """True if it does not fit what was executed when it came: it came later than it was conditioned on, or another
+        chunk was executed than the one that it continues.
         """
         return self.apart or self.report.is_late(self.age_ns, self.step_ns)
 

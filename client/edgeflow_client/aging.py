@@ -17,7 +17,7 @@ LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one c
 class Aging:
     """How a robot allows for the age of its actions. Each setting is off at 0.
 
-    Chunks of several actions need no look-ahead: their rows are for the moments at which they are played.
+    Chunks of several actions need no look-ahead: their rows are for the moments at which they are executed.
     """
 
     look_ahead_s: float | None = None

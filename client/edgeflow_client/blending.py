@@ -1,7 +1,7 @@
-"""Blending of chunks: what is played where several chunks have an action for the same moment. numpy only.
+"""Blending of chunks: what is executed where several chunks have an action for the same moment. numpy only.
 
 Every policy is a pure function of the newest chunk, the earlier ones and their stamps. It is applied once, when a
-chunk arrives, so that playing depends on the blended chunk and the clock alone. Chunks are aligned to whole steps: row
+chunk arrives, so that execution depends only on the blended chunk and the clock. Chunks are aligned to whole steps: row
 j of the newest meets row j + k of one captured k steps before, k rounded to the nearest.
 """
 
@@ -39,12 +39,12 @@ class Blending(Protocol):
         """The most earlier chunks that are needed."""
 
     def blend(self, raw: Vector, timeline: Timeline, earlier: Sequence[TimedChunk], /) -> Vector:
-        """The chunk to be played [horizon, dims], on the timeline of the newest, `raw`. earlier: the oldest first."""
+        """The chunk to be executed [horizon, dims], on the timeline of the newest, `raw`. earlier: the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Plays the newest chunk alone."""
+    """Executes only the newest chunk."""
 
     def keeps(self, _horizon: int, /) -> int:
         return 0
@@ -55,7 +55,7 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """Plays (1 - new) of the chunk as played so far plus `new` of the newest, where both have a row for a moment."""
+    """Executes (1 - new) of the chunk so far plus `new` of the newest, where both have a row for a moment."""
 
     new: float = 0.7
 
@@ -76,7 +76,7 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class TemporalEnsemble:
-    """Plays the mean of all chunks' rows for a moment, weighted by exp(-coefficient * i), i = 0 the oldest chunk.
+    """Executes the mean of all chunks' rows for a moment, weighted by exp(-coefficient * i), i = 0 the oldest chunk.
 
     As in ACT (Zhao et al., 2023, arXiv 2304.13705), there with 0.01. Averaged are the newest chunks as the policy gave
     them, at most as many as the horizon has steps, and MAX_ENSEMBLE.
@@ -130,7 +130,7 @@ def overlap(shift: int, horizon: int) -> tuple[slice, slice]:
 class Blender:
     """Blends each new chunk with the earlier ones of its epoch since the last `restart`.
 
-    A chunk of one action is played as it is.
+    A chunk of one action is executed as it is.
     """
 
     def __init__(self, blending: Blending = LATEST) -> None:
@@ -139,7 +139,7 @@ class Blender:
         self._earlier: list[TimedChunk] = []
 
     def blended(self, raw: Vector, timeline: Timeline, epoch: int) -> TimedChunk:
-        """The chunk as it would be played if it were accepted; changes nothing."""
+        """The chunk as it would be executed if it were accepted; changes nothing."""
         played = raw
         if self._earlier and epoch == self._epoch:
             played = self._blending.blend(raw, timeline, self._earlier)

@@ -1,4 +1,4 @@
-"""Reading of regular files alone: a device has no end, and a pipe may never say anything."""
+"""Reading of regular files only: a device has no end, and a pipe may never say anything."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ class Statistics:
     too_old: int
     """Beyond their age limit when they arrived."""
     late: int
-    """They did not fit the chunk that was played when they came (`Action.late`)."""
+    """They did not fit the chunk that was executed when they came (`Action.late`)."""
     late_played: int
-    """Those of them that were played, since no row of another was due."""
+    """Those of them that were executed, since no row of another was due."""
     holds: int
     """HOLD and STOP directives."""
     steps: int

@@ -46,11 +46,11 @@ class RobotClient:
     cameras, state: of every frame. control_period_s: time between pushes. mode: None = the service's default, which is
     Mode.AUTO unless it is configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with
     Mode.DEPTH.
-    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be settled, 0 (the tokens of
+    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be verified, 0 (the tokens of
     serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
-    not settled, 1 to K; 0 = K. Each action says how many of its tokens are settled.
+    not verified, 1 to K; 0 = K. Each action says how many of its tokens are verified.
     max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
-    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age foretold for the
+    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age forecast for the
     session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
     longer interruption needs `reset`. Beyond 2 s it applies only after the service said that it lost its worker
     (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
@@ -58,7 +58,7 @@ class RobotClient:
     in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
     tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
     (docs/robots); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
-    is played where chunks of several actions overlap (there too). rtc: answers continue the chunk being played
+    is executed where chunks of several actions overlap (there too). rtc: answers continue the chunk in execution
     (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
     farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
     millimetres taken for metres are noticed.

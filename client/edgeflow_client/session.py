@@ -235,14 +235,14 @@ class ClientSession:
         return True
 
     def _accepted(self, action: Action, chunk: TimedChunk) -> None:
-        """An action is played from now on."""
+        """An action is executed from now on."""
         self._reserved = None
         self._blender.accepted(chunk, action.epoch)
         self.flight.acted_on(action.age_ns)
         self.flight.late_played += action.late
 
     def _notice_reserve(self, now: Directive) -> None:
-        """Note that the chunk in reserve is played, or never will be."""
+        """Note that the chunk in reserve is executed, or never will be."""
         if self._reserved is None or self._watchdog.reserves(self._reserved[0]):
             return
         (action, chunk), self._reserved = self._reserved, None
@@ -283,7 +283,7 @@ class ClientSession:
         )
 
     def _playing_at(self, captured_ns: int) -> pb.Playing | None:
-        """The chunk of this stream, and its row, that was played at the capture of a frame."""
+        """The chunk of this stream, and its row, that was executed at the capture of a frame."""
         self.directive()  # what is in reserve may be due
         seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
         return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None

@@ -1,4 +1,4 @@
-"""The rows of a chunk in time: which one is due when, how long, and which one was played when."""
+"""The rows of a chunk in time: which one is due when, how long, and which one was executed when."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ class _Play:
 
 
 class PlayLog:
-    """When the last MAX_PLAYS chunks were played."""
+    """When the last MAX_PLAYS chunks were executed."""
 
     def __init__(self) -> None:
         self._plays: deque[_Play] = deque(maxlen=MAX_PLAYS)
 
     def begin(self, seq: int, timeline: Timeline, from_ns: int, until_ns: int) -> None:
-        """From now on the chunk that answers frame `seq` is played, until_ns at the latest, instead of another."""
+        """From now on the chunk that answers frame `seq` is executed, until_ns at the latest, instead of another."""
         self.end(from_ns)
         self._plays.append(_Play(seq, timeline, from_ns, until_ns))
 
     def end(self, now_ns: int) -> None:
-        """No chunk is played from now on."""
+        """No chunk is executed from now on."""
         if self._plays and self._plays[-1].until_ns > now_ns:
             last = self._plays.pop()
             self._plays.append(_Play(last.seq, last.timeline, last.from_ns, now_ns))
 
     def at(self, instant_ns: int) -> tuple[int, int] | None:
-        """The frame whose chunk was played at an instant, and its row; None where it was none, or one action alone."""
+        """The frame whose chunk was executed at an instant, and its row; None where it was none, or a single action."""
         for play in reversed(self._plays):
             if play.from_ns <= instant_ns:
                 played = instant_ns < play.until_ns and play.timeline.horizon > 1

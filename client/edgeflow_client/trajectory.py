@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """A row of a chunk that a robot plays."""
+    """A row of a chunk that a robot executes."""
 
     seq: int
     """The frame that the chunk answers."""
@@ -25,11 +25,11 @@ class Arrived:
 
 
 class Seam(str, Enum):
-    """How a chunk follows the one that the robot plays, or why it is a fresh one.
+    """How a chunk follows the one that the robot executes, or why it is a fresh one.
 
-    NONE: the robot plays no chunk, or nothing continues chunks here. FORGOTTEN: the chunk is of another epoch, or too
-    many came since. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk ends before the
-    answer can be played. REFUSED: the policy cannot continue it after such a delay.
+    NONE: the robot executes no chunk, or nothing continues chunks here. FORGOTTEN: the chunk is of another epoch, or
+    too many came since. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk ends before
+    the answer can be executed. REFUSED: the policy cannot continue it after such a delay.
     """
 
     NONE = ""
@@ -44,7 +44,7 @@ class LimitKind(str, Enum):
     """A limit on the motion of a dimension.
 
     BRAKING: the chunk keeps the others and could not be brought to rest within them after its last row. START: no chunk
-    within them continues what was played before, and this one begins anew.
+    within them continues what was executed before, and this one begins anew.
     """
 
     VELOCITY = "velocity"
@@ -74,7 +74,7 @@ class Candidate:
     score: float
     """The weighted sum of the others."""
     distance: float
-    """Mean squared distance to the chunk being played, over the rows that both have."""
+    """Mean squared distance to the chunk in execution, over the rows that both have."""
     roughness: float
     """Mean squared jerk per step. Both normalised."""
     beyond: float
@@ -88,7 +88,7 @@ class ChunkReport:
     continues: int = 0
     """The frame whose chunk it continues; 0 = none."""
     conditioned_steps: int = 0
-    """Its rows that were taken to have passed when it is played; played later it does not fit."""
+    """Its rows that were taken to have passed when it is executed; executed later it does not fit."""
     seam: Seam = Seam.NONE
     """Why it continues none."""
     limited: tuple[Limited, ...] = ()
@@ -99,5 +99,5 @@ class ChunkReport:
     """The one that was sent."""
 
     def is_late(self, age_ns: int, step_ns: int) -> bool:
-        """True if a chunk that continues another is played when its frame is so old, and no longer fits it."""
+        """True if a chunk that continues another is executed when its frame is so old, and no longer fits it."""
         return self.continues > 0 and age_ns > self.conditioned_steps * step_ns

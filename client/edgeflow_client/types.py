@@ -11,7 +11,7 @@ class Mode(str, Enum):
     """How the frames of a session share passes.
 
     SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
-    SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not settled. AUTO: the one of these
+    SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not verified. AUTO: the one of these
     with the highest rate within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL where
     no tokens are drafted.
     """
@@ -101,7 +101,7 @@ class ActionSchema:
     """Relative dimensions stand for one control step at this rate; 0 = not stated."""
     horizon: int = 1
     step_ms: float = 0.0
-    """Both: as of the chunks that answer frames; a chunk of several actions has a step. A longer one than
+    """Both: as in the chunks that answer frames; a chunk of several actions has a step. A longer one than
     check_chunk permits is a ValueError.
     """
     whole_way: bool = False

@@ -26,9 +26,9 @@ class Watchdog:
     """Decides what a robot may do now.
 
     - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
-    - A chunk that came too late to fit the one being played is kept in reserve, and played once no row of that one is
+    - A chunk that came too late to fit the one in execution is kept in reserve, and executed once no row of that one is
       due any more, if nothing newer came and it is still valid.
-    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was played
+    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was executed
       since the last HOLD. Anything else would start a resting robot in mid-motion.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
@@ -155,7 +155,7 @@ class Watchdog:
         return self._now
 
     def _change_to_reserve(self, now_ns: int) -> None:
-        """Play what is in reserve from the moment on at which the present chunk is over."""
+        """Execute what is in reserve from the moment on at which the present chunk is over."""
         action, reserve = self._now.action, self._reserve
         if action is None or reserve is None or now_ns < action.over_ns:
             return

@@ -179,7 +179,7 @@ class TokenForm:
     images: tuple[TensorSpec, ...]
     """Inputs of the towers besides tokens."""
     chunks: bool
-    """Prefills run behind what a slot holds."""
+    """Prefills run after what a slot holds."""
 
     def fixed_rows(self, manifest: Manifest) -> int:
         """Rows of a prompt besides those of its text; CheckpointError for graphs of other shapes than these sizes give,

@@ -270,7 +270,7 @@ class CandidateWeights(Section):
     """Weights of what the chunks that answer one frame are scored by; the lowest sum is sent."""
 
     distance: float = Field(
-        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk being played, normalised"
+        1.0, ge=0, le=1e6, description="of the mean squared distance to the chunk in execution, normalised"
     )
     roughness: float = Field(1.0, ge=0, le=1e6, description="of the mean squared jerk per step, normalised")
     limits: float = Field(1.0, ge=0, le=1e6, description="of the mean excess over the limits, as a share of each")

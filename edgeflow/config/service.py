@@ -91,13 +91,16 @@ class ServiceConfig(Section):
         0,
         ge=0,
         le=MOST_TOLERANCE_BINS,
-        description="in mode speculative, how far a token may be from its draft and still be settled; 0 = exact tokens",
+        description="in mode speculative, how far a verified token may be from its draft; 0 = exact tokens",
     )
     max_passes: int = Field(
-        0, ge=0, le=64, description="in mode speculative, the most passes of a frame, 1 to K; 0 = K, all tokens settled"
+        0,
+        ge=0,
+        le=64,
+        description="in mode speculative, the most passes of a frame, 1 to K; 0 = K, all tokens verified",
     )
     max_action_age_ms: int = Field(
-        0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age foretold for the session"
+        0, ge=0, le=60_000, description="for sessions that set none; 0 = validity plus the age forecast for the session"
     )
     admission_headroom_percent: int = Field(
         20, ge=0, le=90, description="percent of the device kept free when robots share it"

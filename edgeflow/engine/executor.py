@@ -1,6 +1,6 @@
 """Runs passes of one model: one packed forward each, over KV slots that live for the life of the process.
 
-What a pass gives stays on the device, in the state of its slots; it is copied to the host behind the pass, and read
+What a pass gives stays on the device, in the state of its slots; it is copied to the host after the pass, and read
 when the pass is collected (ActionFlow algorithm 1, lines 4 to 11). A pass is a program (engine/program.py) that is run
 as it stands, or recorded once per shape and replayed (engine/graphs.py).
 """
@@ -69,7 +69,7 @@ class CudaStamp:
 
 
 def stamp_on(device: torch.device) -> Stamp | None:
-    """A mark behind everything enqueued so far; None where launching computes."""
+    """A mark after everything enqueued so far; None where launching computes."""
     return CudaStamp(device) if device.type == "cuda" else None
 
 
@@ -84,7 +84,7 @@ class Ticket(Generic[Ref]):
     logits: Tensor | None
     started: Stamp | None
     done: Stamp | None
-    """Both: before its first copy to the device and behind its last one to the host; None where launching computes."""
+    """Both: before its first copy to the device and after its last one to the host; None where launching computes."""
     outputs: PassOutputs | None = None
     shape: PassShape | None = None
     """Both: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others."""
@@ -207,7 +207,7 @@ class Executor:
             self._find(shape)
 
     def stamp(self) -> Stamp | None:
-        """A mark behind everything enqueued so far; None where launching computes."""
+        """A mark after everything enqueued so far; None where launching computes."""
         return stamp_on(self._device)
 
     @property
@@ -301,7 +301,7 @@ class Running(Generic[Ref]):
         return cls(ticket, turn_ns, begun, begun is not None and (prepared or not begun.reached), apart)
 
     def sample(self, prefills: int, decodes: int, now_ns: int, *, on_device: bool) -> PassSample:
-        """The time of a collected pass: of its turn, or on the device: from the end of earlier work if it queued behind
+        """The time of a collected pass: of its turn, or on the device: from the end of earlier work if it queued after
         that, else from when its inputs were staged.
         """
         if not on_device:

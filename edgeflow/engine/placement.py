@@ -72,14 +72,14 @@ def operator_table(
 
 
 def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch.dtype, *, section: str = "") -> None:
-    """ConfigError where no operator but the reference serves a head in that format. section: as of `operator_table`."""
+    """ConfigError where no operator but the reference serves a head in that format. section: as in `operator_table`."""
     key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=head, shape_sig="m=1")
     if head != FLOAT and table.choose(key, hardware, dtype).implementation.impl_id == REFERENCE:
         raise ConfigError(f"{section}head: {head}: no operator serves such a head on {hardware.device_type}; use float")
 
 
 def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") -> None:
-    """ConfigError for fp8 where no kernel reads its numbers on the device. section: as of `operator_table`."""
+    """ConfigError for fp8 where no kernel reads its numbers on the device. section: as in `operator_table`."""
     if kv_format is not FP8:
         return
     least = built_in_table().implementation("packed_attention", "triton", FP8.name).least_arch

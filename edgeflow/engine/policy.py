@@ -80,7 +80,7 @@ class Policy(Protocol):
 
     @property
     def rtc(self) -> object | None:
-        """Settings of how answers continue the chunk being played; None where they cannot."""
+        """Settings of how answers continue the chunk in execution; None where they cannot."""
         ...
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
@@ -194,7 +194,7 @@ class Footprint:
     quantised: int = 0
     """Bytes of those in 4 bits."""
     graphs: bool = False
-    """Whether passes can be replayed as CUDA graphs."""
+    """True when passes can be replayed as CUDA graphs."""
     capacity: int | None = None
     """Positions of a slot where these are fixed."""
 

@@ -1,6 +1,6 @@
 """One pass as a program over device tensors: what it reads, what it does, what it leaves.
 
-The host decides by the *shape* alone; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
+The host decides only by the *shape*; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
 one buffer, and how far each slot is in the state of the slots. So the program can be run, or recorded once per shape
 and replayed.
 """
@@ -50,14 +50,14 @@ class ReadRows:
     reach: int
     """A bound on where rows end, on the host."""
     sampled: bool
-    """Whether the newest token is known, so that there is something to draft behind."""
+    """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
     """The host may read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanRows:
-    """The rows of a pass behind its forward pass, of sequences with drafts."""
+    """The rows of a pass after its forward pass, of sequences with drafts."""
 
     read: ReadRows
     """These, as a drafter reads them."""
@@ -70,7 +70,7 @@ class RanRows:
 
 
 class Verifier(Protocol):
-    """Settles tokens behind the forward pass, and makes drafts for the next one.
+    """Verifies tokens after the forward pass, and makes drafts for the next one.
 
     taps: layers of the decoder whose input it reads. store: keys and values of the drafter, which follow those of the
     slots; None where it has none.
@@ -83,7 +83,7 @@ class Verifier(Protocol):
     def store(self) -> KVSlots | None: ...
 
     def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is settled.
+        """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is verified.
 
         allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
         of engine/sampling/sample.py, None where nothing is sampled.
@@ -113,7 +113,7 @@ class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
-    keeps_guesses: behind a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
+    keeps_guesses: after a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
     replaces them.
     """
 
@@ -209,13 +209,13 @@ class PassProgram:
             layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
 
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """The tokens of prompts, which may be run again or looked up, and of each the one behind its last row."""
+        """The tokens of prompts, which may be run again or looked up, and of each the one after its last row."""
         given = self._contract.ids(shape.prefills, inputs.numbers)
         for ids, slot, first in zip(given, torch.split(inputs.slots, 1), torch.split(base, 1), strict=False):
             self._state.ids[slot, first + torch.arange(len(ids), device=ids.device)] = ids
 
     def _guess(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """Write the drafts behind each prompt: the tokens of another answer, or the first guess."""
+        """Write the drafts after each prompt: the tokens of another answer, or the first guess."""
         first, prompts = self._drafting.first[: shape.drafts], len(shape.prefills)
         source, position, rows = inputs.guesses.unbind(1)
         ahead = torch.arange(shape.drafts, device=first.device)
@@ -233,7 +233,7 @@ class PassProgram:
         return drafting
 
     def _place_rope(self, shape: PassShape, inputs: PassInputs, position: Tensor) -> None:
-        """Positions of prompts as they were given, behind them by the shift of the slot."""
+        """Positions of prompts as they were given, after them by the shift of the slot."""
         layout, prompts = inputs.layout, len(shape.prefills)
         rows = sum(shape.prefills)
         given = self._contract.positions(shape.prefills, inputs.numbers) if prompts else None
@@ -244,7 +244,7 @@ class PassProgram:
             layout.rope_position[:, rows:] = position[rows:] + shift
 
     def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
-        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences behind theirs."""
+        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences after theirs."""
         parts: list[Tensor] = []
         if shape.prefills:
             parts += self._contract.embed(shape.prefills, inputs.numbers, inputs.payload)
@@ -311,7 +311,7 @@ class PassProgram:
         return self._verifier
 
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
-        """The results of one row of each slot [n], behind the end of its sequence."""
+        """The results of one row of each slot [n], after the end of its sequence."""
         places = self._state.length[slots]
         drawn = self._drawn(slots, places)
         rows = sample(
@@ -347,7 +347,7 @@ class PassProgram:
     def _verify(
         self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Tokens are settled up to the first that replaces a wrong draft, or that is not of finite logits."""
+        """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits."""
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
         right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
@@ -361,7 +361,7 @@ class PassProgram:
         return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
 
     def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
-        """[n] whether the draft behind each row is the token that the row gives, or near enough."""
+        """[n] whether the draft after each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:
             return (drafted == rows.ids) & rows.finite

@@ -19,11 +19,11 @@ rows or a multiple of that, so no tile is added."""
 SEVERAL_STEP = 32
 """The rows of each of several prefills are padded to a multiple of it."""
 MOST_LENGTHS = 8
-"""Lengths of prompts that are told apart; where more are allowed, the steps are longer."""
+"""Lengths of prompts that are distinguished; where more are allowed, the steps are longer."""
 MOST_PREFILLS = 4
 MOST_DRAFTED_PREFILLS = 2
 DRAFTED = (0, 1, 2, 3, 4, 8)
-"""Segments behind their prompts, in passes with drafts. Each counts as K-1 rows; beside a prompt lie as many drafts."""
+"""Segments after their prompts, in passes with drafts. Each counts as K-1 rows; beside a prompt lie as many drafts."""
 REACH_STEP = 64
 """Ends of segments are rounded up to a multiple of it, or to the end of the slot."""
 LEAST_REACH = 256
@@ -37,7 +37,7 @@ class PassShape:
     prefills: tuple[int, ...]
     """Rows of each."""
     decodes: tuple[int, ...]
-    """Rows of each segment behind its prompt."""
+    """Rows of each segment after its prompt."""
     samples: tuple[int, ...]
     """Sampled rows of each segment."""
     reach: int
@@ -88,7 +88,7 @@ class PassShape:
 
     @cached_property
     def drafts(self) -> int:
-        """Draft rows behind each prompt."""
+        """Draft rows after each prompt."""
         return max((1, *self.samples[: len(self.prefills)])) - 1
 
     @cached_property
@@ -259,7 +259,7 @@ class ShapeClasses:
         return dict.fromkeys(rows for rows in found if rows is not None)
 
     def _prefill_rows(self, prefills: Sequence[int], beside: int, drafts: int = 0) -> tuple[int, ...] | None:
-        """beside: rows of other segments. drafts: behind each prompt, among its rows."""
+        """beside: rows of other segments. drafts: after each prompt, among its rows."""
         if not prefills:
             return ()
         if len(prefills) == 1:
@@ -279,7 +279,7 @@ class ShapeClasses:
         sampling: SamplingKind | None,
         form: DraftForm,
     ) -> PassShape:
-        """Without verified drafts forms differ in what is made behind sampled rows alone: others run as chains do."""
+        """Without verified drafts forms differ in what is made after sampled rows only: others run as chains do."""
         segments = len(prefills) + decodes
         alike = form is not DraftForm.NONE and not (samples and sampling)
         return PassShape(

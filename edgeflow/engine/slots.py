@@ -16,8 +16,8 @@ class SlotState:
     """Numbers that passes read and write by slot: the host may plan a pass before it knows what the last one gave.
 
     length [S]: positions that hold the sequence's KV. ids [S, T + R]: the token of each position; the one at `length`
-    enters next, those behind it are drafts. answer [S]: position of the first token behind a prompt with drafts.
-    shift [S]: RoPE position of a row behind the prompt, less its place. folded [S]: tokens that have left the slot for
+    enters next, those after it are drafts. answer [S]: position of the first token after a prompt with drafts.
+    shift [S]: RoPE position of a row after the prompt, less its place. folded [S]: tokens that have left the slot for
     its memory; None where slots have none. tree: how drafts stand, where they do so in trees.
     sampling: parameters of the requests in the slots; None where all tokens are the greedy ones. rows: R, most rows of
     a verification by a drafter, the newest token included.

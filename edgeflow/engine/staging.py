@@ -25,14 +25,14 @@ class Drafting:
     first: Tensor
     """[K-1]: the guess of a sequence that has none before it."""
     near: Tensor
-    """[K]: 1 where a token may settle within a tolerance, 0 where it settles exactly."""
+    """[K]: 1 where a token may differ within a tolerance, 0 where it must match exactly."""
 
 
 class Contract(Hashable, Protocol):
     """How the prompts of one model's sequences enter its passes.
 
     A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be
-    padded: rows behind the last one are written behind it in the slot, where the sequence's next row replaces them.
+    padded: rows after the last one are written after it in the slot, where the sequence's next row replaces them.
     """
 
     @property
@@ -40,7 +40,7 @@ class Contract(Hashable, Protocol):
 
     @property
     def drafting(self) -> Drafting | None:
-        """How drafts behind a prompt begin and settle; None where prompts have none."""
+        """How drafts after a prompt begin and are verified; None where prompts have none."""
         ...
 
     @property
@@ -74,11 +74,11 @@ class Contract(Hashable, Protocol):
         ...
 
     def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
-        """The token of each row of each segment, and the one behind the last; where `keeps_ids`."""
+        """The token of each row of each segment, and the one after the last; where `keeps_ids`."""
         ...
 
     def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-        """RoPE positions of all segments [C, rows], and the shift of each behind its prompt; None where C is 1."""
+        """RoPE positions of all segments [C, rows], and the shift of each after its prompt; None where C is 1."""
         ...
 
 
@@ -170,7 +170,7 @@ class PassInputs:
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
-    """Size of the buffer behind PassInputs."""
+    """Size of the buffer after PassInputs."""
     return 8 * _sections_of(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
@@ -288,7 +288,7 @@ def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
 
 @lru_cache(maxsize=1024)
 def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
-    """counts: whole numbers of each prefill. The key holds numbers alone, so that no model is kept alive."""
+    """counts: whole numbers of each prefill. The key holds only numbers, so that no model is kept alive."""
     lengths, sampled = () if shape.single_rows else shape.lengths, sum(shape.samples)
     sampling = [samples for samples in shape.samples if samples] if shape.most_samples > 1 else []
     several, segments = len(sampling), shape.segments

@@ -40,7 +40,7 @@ class OpenSession:
     period_ns: int = 0
     """Between frames."""
     rtc: bool = False
-    """Answers continue the chunk being played."""
+    """Answers continue the chunk in execution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class SubmitFrame:
     waited_ns: int = 0
     """Time since control received it."""
     playing: Playing | None = None
-    """The chunk played at its capture, if it may be continued."""
+    """The chunk executed at its capture, if it may be continued."""
     delay_ns: int = 0
-    """How old the frame will be when its answer is played, as measured, before the first answer as foretold; 0 =
+    """How old the frame will be when its answer is executed, as measured, before the first answer as forecast; 0 =
     unknown.
     """
     unplayed_from: int = 0
-    """Where none is played, answers to frames from this one on may be on their way to the robot; 0 = none may be.
+    """Where none is executed, answers to frames from this one on may be on their way to the robot; 0 = none may be.
     Answered by exactly one FrameResult or FrameDropped.
     """
 
@@ -163,7 +163,7 @@ class WorkerReady:
     pass_times: PassTimes
     """Measured at start."""
     inputs: PolicyInputs
-    """What the policy needs of each observation."""
+    """The needs of the policy of each observation."""
     programs: list[StageProgram]
     """By un-normalisation key, in the order of unnorm_keys."""
     row_budget: int = 1024
@@ -173,13 +173,13 @@ class WorkerReady:
     memory: str = ""
     """The KV memory of the sessions and what was free, in one line."""
     bins: bool = False
-    """Whether there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
+    """True when there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
     passes.
     """
     rtc: bool = False
-    """Answers can continue the chunk being played."""
+    """Answers can continue the chunk in execution."""
     warnings: list[str] = field(default_factory=list)
-    """What a person should know of the checkpoints."""
+    """Remarks on the checkpoints for a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class FrameResult:
     inference_ns: int
     passes: int
     settled: int
-    """Tokens that are settled, K but where a session limits passes."""
+    """Tokens that are verified, K but where a session limits passes."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk came about."""
 

@@ -95,7 +95,7 @@ class Packed:
 
 
 class GemmGelu:
-    """A GEMM with a GELU behind it, as the MLPs of vision towers begin. approximate: torch's, none or tanh."""
+    """A GEMM with a GELU after it, as the MLPs of vision towers begin. approximate: torch's, none or tanh."""
 
     def __init__(self, weight: Weight, bias: Tensor | None, approximate: str) -> None:
         self._linear = Gemm(weight, bias)

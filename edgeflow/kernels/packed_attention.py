@@ -50,7 +50,7 @@ def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - th
 def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     """Each row over all of its slot that the pass may reach, the rest hidden; slots and positions stay on the device.
 
-    As slow as that sounds; what it does depends on the shape of the pass alone, so a graph can hold it in any dtype.
+    As slow as that sounds; what it does depends only on the shape of the pass, so a graph can hold it in any dtype.
     """
     seen = layout.seen()
 

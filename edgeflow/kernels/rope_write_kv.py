@@ -38,7 +38,7 @@ class RowPlaces:
     lengths: tuple[int, ...]
     """Rows of each span, on the host."""
     live: Tensor | None = None
-    """As of PackedLayout."""
+    """As in PackedLayout."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:

@@ -86,7 +86,7 @@ class ChatModel:
     def stop_ids(self) -> frozenset[int]:
         """The tokens that end an answer: those of the configuration, and the tokenizer's own end of text.
 
-        Models made for chat from others often name the end of a turn in the tokenizer's files alone."""
+        Models made for chat from others often name the end of a turn only in the tokenizer's files."""
         own = self._tokenizer.end if self._tokenizer is not None else None
         ends = self.generation.stop_ids | ({own} if own is not None else set())
         return frozenset(each for each in ends if each < self.config.vocab_size)

@@ -40,7 +40,7 @@ def tensor_shapes_of(path: Path) -> dict[str, tuple[int, ...]]:
 class Weights(Mapping[str, Tensor]):
     """A mapping of published names to tensors, read on access and converted to one dtype and device.
 
-    Projections that a checkpoint holds in 4 bits (models/quantization.py) are read by `linear` alone.
+    Projections that a checkpoint holds in 4 bits (models/quantization.py) are read only by `linear`.
 
     Nothing is cached: the caller owns each tensor, so a model is never in memory twice. A tensor is always a copy,
     aligned for the processor and independent of the file, which is only mapped.

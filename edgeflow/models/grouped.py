@@ -2,7 +2,7 @@
 
 Both write their keys and values to the same slots, and a suffix row attends over the prefix in its slot and over its
 own segment (π0, SmolVLA: a vision-language model and its action expert). Only the number of layers, the heads and their
-width must agree. Where a layer is of kind `CROSS`, suffix rows see the prefix alone, through projections of its keys
+width must agree. Where a layer is of kind `CROSS`, suffix rows see only the prefix, through projections of its keys
 and values that are computed once per frame and replace them in the slot.
 
 Knows nothing of schedulers: the rows of a pass, and what they see, are a `GroupLayout`.
@@ -80,11 +80,11 @@ class GroupLayout:
         if kind == JOINT:
             return self.joint
         if self.cross is None:
-            raise ValueError("this pass has no layout for layers that read the prefix alone")
+            raise ValueError("this pass has no layout for layers that only read the prefix")
         return self.cross
 
     def suffix(self, kind: str) -> PackedLayout:
-        """Suffix rows alone, over everything that the pass has written; the layout itself where there are no others."""
+        """Only suffix rows, over everything that the pass has written; the layout itself where there are no others."""
         whole, first = self.of_kind(kind), self.prefix_rows
         if not first:
             return whole
@@ -199,7 +199,7 @@ class GroupedDecoder:
         condition: NormCondition | None,
         whole: bool,
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, behind the prefix rows. whole: these after their final norm too, for comparisons."""
+        """As `forward`, after the prefix rows. whole: these after their final norm too, for comparisons."""
         shared = _PassPlaces(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
@@ -249,7 +249,7 @@ class GroupedDecoder:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _stack(self, sizes: StackSizes, weights: Weights, *, own: bool) -> _Stack:
-        """own: the stack of suffix rows, whose CROSS layers have queries alone."""
+        """own: the stack of suffix rows, whose CROSS layers have only queries."""
         names = [f"layers.{index}.{norm}" for index in range(len(self.heads.kinds)) for norm in _NORMS] + ["norm"]
         layers = tuple(
             self._layer(sizes, weights.under(f"layers.{index}."), queries_alone=own and kind == CROSS)

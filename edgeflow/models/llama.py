@@ -349,7 +349,7 @@ class LlamaDecoder:
         """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
         The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
-        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as of `forward`, and
+        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in `forward`, and
         of all rows.
         """
         self._check(taps)

@@ -90,7 +90,7 @@ class GateRules:
         return self.sink + self.window + self.segment
 
     def segments(self, known: int) -> int:
-        """Whole segments behind the sink and before the window of a text of `known` tokens."""
+        """Whole segments after the sink and before the window of a text of `known` tokens."""
         return max(0, (known - self.sink - self.window) // self.segment)
 
     @classmethod
@@ -133,11 +133,11 @@ class GateHeader:
     rules: GateRules
     mlp_hidden: int
     parameters: int
-    """Numbers in the tensors. Others as of MemoryGate."""
+    """Numbers in the tensors. Others as in MemoryGate."""
     base_fingerprint: str = ""
 
     def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:
-        """The gate with its tensors; CheckpointError as of `read_layers`, and for a file of another digest.
+        """The gate with its tensors; CheckpointError as in `read_layers`, and for a file of another digest.
 
         config: of the base.
         """

@@ -24,7 +24,7 @@ DEEPSEEK: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": {"n_routed_experts": 64, "first_k_dense_replace": 0, "max_position_embeddings": 2048},
     "deepseek_v3": {"n_routed_experts": 256, "first_k_dense_replace": 3, "max_position_embeddings": 4096},
 }
-"""What the configuration class of each family says where the file is silent."""
+"""The values of each family's configuration class where the file is silent."""
 LATENT_SIZES = {
     "rank": ("kv_lora_rank", 512),
     "rotary": ("qk_rope_head_dim", 64),

@@ -1,7 +1,7 @@
 """SigLIP towers as transformers publishes them, and the projections of their features to a language model's width.
 
 Published source: transformers' modeling_siglip.py and modeling_smolvlm.py. Unlike towers of timm (models/vit.py) they
-have GELU in its tanh form, separate q, k and v, and a norm behind the last block.
+have GELU in its tanh form, separate q, k and v, and a norm after the last block.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _block(weights: Weights, sizes: TowerSizes, table: OperatorTable | None) -> 
 def projection(
     weights: Weights, name: str, outputs: int, inputs: int, *, bias: bool = True, table: OperatorTable | None = None
 ) -> Linear:
-    """A projection of the tower or behind it."""
+    """A projection of the tower or after it."""
     weight = weights.linear(name, outputs, inputs)
     return bound(weight, weights.take(f"{name}.bias", outputs) if bias else None, table)
 

@@ -81,7 +81,7 @@ class StackNorms:
         self._add_norm: AddRmsNorm = find("add_rms_norm", "input", self._weights.dtype)
 
     def _read_dense(self, weights: Weights, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The projections of all adaptive norms, one behind the other: [(2 N + 1) 3E, E] and bias.
+        """The projections of all adaptive norms, one after the other: [(2 N + 1) 3E, E] and bias.
 
         Scales are stored less one, so the bias of each has one more.
         """
@@ -129,7 +129,7 @@ class ResidualRows:
         self._next = 0
 
     def normed(self) -> Tensor:
-        """The input of the next sub-layer, or of the head behind the last one."""
+        """The input of the next sub-layer, or of the head after the last one."""
         x, self._residual = self._norms(self._next, self._added, self._residual, self._modulation)
         self._next += 1
         return x

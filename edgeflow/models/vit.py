@@ -38,12 +38,12 @@ class VisionBlock:
     norm2: tuple[Tensor, Tensor]
     """`norm1`, `norm2`: weight and bias."""
     fc1: Linear
-    """With the GELU behind it. A LayerScale is folded into the projections that it scales."""
+    """With the GELU after it. A LayerScale is folded into the projections that it scales."""
     fc2: Linear
 
 
 class VisionBlocks:
-    """Blocks one after the other, over images laid behind each other.
+    """Blocks one after the other, over images laid one after the other.
 
     like: a tensor in their dtype on their device. table: None for the built-in one.
     """

@@ -34,7 +34,7 @@ _REFUSED = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w
 
 
 def read_state_dict(path: Path, most_bytes: int, *, strip: str = "") -> dict[str, Tensor]:
-    """The tensors of a file by name; CheckpointError as of `read_weights_only`, and where it holds anything else.
+    """The tensors of a file by name; CheckpointError as in `read_weights_only`, and where it holds anything else.
 
     strip: a prefix that all names may have, and that is taken away where they do.
     """

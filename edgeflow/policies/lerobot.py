@@ -209,7 +209,7 @@ class Pipeline:
         return found[0]
 
     def ordered(self, first: str, second: str) -> None:
-        """Refuse a pipeline in which a step comes after one that it has to precede."""
+        """Reject a pipeline in which a step comes after one that it has to precede."""
         if self.names.index(first) > self.names.index(second):
             raise CheckpointError(f"{self.one(first).where}: {first} comes after {second}; served: before it")
 

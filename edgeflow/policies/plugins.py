@@ -51,7 +51,7 @@ class Plugin:
         return found
 
     def recognises(self, files: CheckpointFiles) -> bool:
-        """True for a checkpoint of this family; ConfigError as of `load`."""
+        """True for a checkpoint of this family; ConfigError as in `load`."""
         family = self.load()
         try:
             return family.detect(files)

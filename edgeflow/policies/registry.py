@@ -45,7 +45,7 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
 
 
 def detected(directory: Path, *, recorded: bool = False) -> Family | None:
-    """The family that a checkpoint's files tell; None where no family recognises it. recorded: as of `family_of`."""
+    """The family that a checkpoint's files tell; None where no family recognises it. recorded: as in `family_of`."""
     return _search(directory, recorded=recorded)[0]
 
 

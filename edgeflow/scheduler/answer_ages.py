@@ -28,7 +28,7 @@ class AnswerAges:
     The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
     of others took. Expected is the age that AGE_PERCENT of them had at most, or of few, from
     FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten. Fewer
-    than ENOUGH may all have been lucky, so then it is at least what was foretold.
+    than ENOUGH may all have been lucky, so then it is at least what was forecast.
     """
 
     def __init__(self) -> None:

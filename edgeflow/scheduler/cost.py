@@ -193,7 +193,7 @@ class ChatTurns:
         return self._cost.times.pass_ns(prefill_rows, decode_rows)
 
     def launched(self, now_ns: int, expected_ns: int) -> None:
-        """Record that a pass of anyone is launched, behind those that are."""
+        """Record that a pass of anyone is launched, after those that are."""
         self._free_ns = max(self._free_ns, now_ns) + expected_ns
 
     def finished(self) -> None:

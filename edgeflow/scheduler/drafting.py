@@ -1,6 +1,6 @@
 """How many drafts the next pass of a chat request verifies. Integers only.
 
-A verification runs the newest token and the drafts behind it, and settles a token for each draft that was right and
+A verification runs the newest token and the drafts after it, and gives a token for each draft that was right and
 one more. While a pass of several rows is in flight, nobody knows how many that will be: a plan counts on the fewest,
 one for each pass, where it asks whether the answer is complete, and on the most where it asks where rows may end.
 """
@@ -31,7 +31,7 @@ class DraftRule:
     places: int = UNBOUNDED
     """Those of the slot, which no row may leave."""
     deepest: int = 0
-    """Most rows on a path, which is what a verification can settle; 0 for all of them."""
+    """Most rows on a path, which is what a verification can accept; 0 for all of them."""
     row_permille: int = 0
     """The time of one more row, per mille of a pass of one."""
 
@@ -53,7 +53,7 @@ class DraftCounts:
     """Right ones among them."""
     drafts: int = 0
     plain: int = 0
-    """Both: passes behind the prompt with drafts, and without any."""
+    """Both: passes after the prompt with drafts, and without any."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Acceptance:
     judged: int = ASSUMED[1]
 
     def observe(self, drafts: int, accepted: int) -> None:
-        """Record a pass; drafts behind the first wrong one say nothing.
+        """Record a pass; drafts after the first wrong one say nothing.
 
         A low share recovers in passes without drafts, so that they are tried again.
         """
@@ -105,7 +105,7 @@ class Drafts:
     settled: int = 0
     """Tokens that are known."""
     found: int = 0
-    """Drafts behind the newest one, as its outcome said."""
+    """Drafts after the newest one, as its outcome said."""
     counts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _flying: deque[int] = field(default_factory=deque)  # rows of each pass in flight that gives tokens
@@ -126,7 +126,7 @@ class Drafts:
         return self.fewest == self.most
 
     def behind(self, place: int, tokens: int, ahead: int, rows: int) -> int:
-        """How many drafts run behind the newest token.
+        """How many drafts run after the newest token.
 
         place: that the token enters. tokens: most that the answer may have. ahead: drafts before the next fold. rows:
         that the pass may have.

@@ -22,7 +22,7 @@ class RouteRun:
     folded: int = 0
     """Tokens that have left the slot for its memory; a position's place is the position less these."""
     before: Before = Before.NOTHING
-    """What happens in the slot ahead of the first row."""
+    """The change in the slot ahead of the first row."""
     gated: bool = False
     """The rows read the memory."""
     again: bool = False
@@ -38,7 +38,7 @@ class Route:
     folded = 0
 
     def ahead(self, known: int) -> int:  # noqa: ARG002 - alike for all
-        """How many drafts may run behind the newest of so many known tokens before the next fold."""
+        """How many drafts may run after the newest of so many known tokens before the next fold."""
         return UNBOUNDED
 
     def settled(self, known: int) -> int:  # noqa: ARG002 - alike for all
@@ -58,9 +58,9 @@ class Route:
 class SlotUse:
     """How sequences use the slots of a store: here, slots that hold every position of a sequence.
 
-    reusable: of so many rows, behind how many another sequence may continue; it computes the rest again. again: shared
-    rows that it computes again besides: behind them, a drafter needs the features of a row and the token that follows.
-    shares_slots: a sequence that begins with a prefix runs in the prefix's slot, behind it; otherwise in one to which
+    reusable: of so many rows, after how many another sequence may continue; it computes the rest again. again: shared
+    rows that it computes again besides: after them, a drafter needs the features of a row and the token that follows.
+    shares_slots: a sequence that begins with a prefix runs in the prefix's slot, after it; otherwise in one to which
     the prefix's slot is copied.
     """
 
@@ -79,7 +79,7 @@ class SlotUse:
         return Route()
 
     def copied(self, known: int, capacity: int) -> int:  # noqa: ARG002 - alike for all
-        """How many places of a slot to copy for a sequence that continues behind its first `known` rows."""
+        """How many places of a slot to copy for a sequence that continues after its first `known` rows."""
         return known
 
     def unfolded(self, capacity: int) -> int:
@@ -111,7 +111,7 @@ class Folding(SlotUse):
     gates_first: bool = False
     """Segment 0 of a long prompt is gated too (`first_segment: zero`)."""
     again: int = 0
-    """As of SlotUse."""
+    """As in SlotUse."""
     shares_slots = False  # a sequence would change the prefix's memory
 
     @property
@@ -129,11 +129,11 @@ class Folding(SlotUse):
         return max(0, (known - self.sink - self.window) // self.segment)
 
     def end(self, segments: int) -> int:
-        """The first position behind so many segments."""
+        """The first position after so many segments."""
         return self.sink + segments * self.segment
 
     def reusable(self, prefix: int, shared: int, rows: int) -> int:
-        """As of SlotUse: the slot of the prefix holds the state behind segments(prefix) segments."""
+        """As in SlotUse: the slot of the prefix holds the state after segments(prefix) segments."""
         held, wanted, shared = self.segments(prefix), self.segments(rows), max(shared - self.again, 0)
         if wanted < held or (held and shared < self.end(held)):
             return 0

@@ -48,7 +48,7 @@ class ForecastSession:
 
     @property
     def assumed(self) -> bool:
-        """True if its frames draft and it is not known in how many passes they settle."""
+        """True if its frames draft and it is not known in how many passes they are verified."""
         return self.pace.speculation is not None and self.settling is None
 
 
@@ -65,7 +65,7 @@ class Forecast:
     overtaken: int = 0
     """Frames that drafted and left without an action."""
     assumed: bool = False
-    """It is not known in how many passes frames settle."""
+    """It is not known in how many passes frames are verified."""
 
     @property
     def fps(self) -> float:
@@ -128,7 +128,7 @@ class _Feed:
         return Frame(FrameRef(self.session, 1, self._seq), robot.rows, stamp + robot.deadline_ns, expires_ns)
 
     def outcome(self, segment: Segment[FrameRef]) -> Outcome[FrameRef]:
-        """One token of a frame per pass, and all that are left once it settles."""
+        """One token of a frame per pass, and all that are left once it is verified."""
         seq = segment.sequence.seq
         begun = self._begun.get(seq) or self._begin(seq)
         begun.passes += 1
@@ -286,7 +286,7 @@ def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[ForecastS
 def by_mode(
     times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
 ) -> dict[str, Forecast]:
-    """One robot alone at full rate, in every mode and at every depth. settling, program: as of Robot."""
+    """One robot alone at full rate, in every mode and at every depth. settling, program: as in Robot."""
     robot = ForecastSession(pace=Pace(), period_ns=0, settling=settling, program=program)
     served = _program(robot, limits)
     return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 Ref = TypeVar("Ref", bound=Hashable)
-"""What a sequence is known by: a FrameRef, or the number of a chat request."""
+"""The name of a sequence: a FrameRef, or the number of a chat request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,7 +46,7 @@ class SlotPosition:
 
 
 class DraftForm(Enum):
-    """How the drafts behind a sequence's newest token stand: there are none, each follows the one before it, or each
+    """How the drafts after a sequence's newest token stand: there are none, each follows the one before it, or each
     follows any earlier one.
     """
 
@@ -58,8 +58,8 @@ class DraftForm(Enum):
 class Before(Enum):
     """The change of a slot with memory before the rows of a segment run.
 
-    FOLD: the segment behind the sink enters the memory, and every pair behind the sink is dropped. FOLD_KEEPING: the
-    pairs behind that segment stay, and move up to the sink. REWIND: pairs behind the sink are written again.
+    FOLD: the segment after the sink enters the memory, and every pair after the sink is dropped. FOLD_KEEPING: the
+    pairs after that segment stay, and move up to the sink. REWIND: pairs after the sink are written again.
     """
 
     NOTHING = "nothing"
@@ -76,12 +76,12 @@ class Segment(Generic[Ref]):
     slot: int
     start: int
     length: int
-    """Both: rows enter the slot at positions start .. start+length-1. Behind a prompt the device knows where they
+    """Both: rows enter the slot at positions start .. start+length-1. After a prompt the device knows where they
     enter; `start` is then the furthest it may be.
     """
     stage: int
     """0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
-    are drafts, also behind a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
+    are drafts, also after a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
     """
     generation: int = 0
     """`slot`, `generation`: the slot that holds its KV, and a count that distinguishes one use of the slot from the
@@ -92,14 +92,14 @@ class Segment(Generic[Ref]):
     certain: bool = True
     """It is exact, since no pass of several rows is uncommitted."""
     guess: SlotPosition | None = None
-    """Where the drafts behind a prompt are read; None = a constant."""
+    """Where the drafts after a prompt are read; None = a constant."""
     tolerance_bins: int = 0
     """As in Speculation."""
     drafts: int = 0
     """How many of them are drafts."""
     group: int = 0
     advances: bool = True
-    """Both: as of the stage (contract.Stage); rows that do not advance the slot are written over by the sequence's
+    """Both: as in the stage (contract.Stage); rows that do not advance the slot are written over by the sequence's
     next ones.
     """
     before: Before = Before.NOTHING
@@ -168,16 +168,16 @@ def _decode_rows(segment: Segment[Ref]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Ref]):
-    """The result of a segment: the tokens that are settled now, none before the end of a prompt, at most one per
+    """The result of a segment: the tokens that are verified now, none before the end of a prompt, at most one per
     row.
     """
 
     sequence: Ref
     tokens: tuple[int, ...]
     finite: bool = True
-    """False when a logit behind them was not."""
+    """False when a logit after them was not."""
     found: int = 0
-    """Drafts that stand behind the newest token now."""
+    """Drafts that stand after the newest token now."""
 
 
 class Leaving(Enum):
@@ -205,4 +205,4 @@ class Departure:
     passes: int = field(default=0, compare=False)
     """In which it took part, as far as they are committed."""
     settled: int = field(default=0, compare=False)
-    """Its tokens that are settled, at most K; of other programs its passes."""
+    """Its tokens that are verified, at most K; of other programs its passes."""

@@ -1,7 +1,7 @@
 """Chat requests: one after the other, each in chunks of its prompt and then token by token. Integers only.
 
 A slot per declared prefix holds its rows, and slot 0 is for everything else. A request that begins with a whole prefix
-runs in that prefix's slot, behind it.
+runs in that prefix's slot, after it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RequestPlan:
         return self.route.settled(self.rows + max(self.settled - 1, 0))
 
     def next(self, most: int) -> Segment[int] | None:
-        """At most `most` rows of the prompt, or the newest token and drafts behind it; None where all is planned, or
+        """At most `most` rows of the prompt, or the newest token and drafts after it; None where all is planned, or
         where the plan waits.
         """
         if self.complete or self.waits:
@@ -173,7 +173,7 @@ class Requests:
         shared: Mapping[int, int],
         rule: DraftRule = UNDRAFTED,
     ) -> RequestPlan:
-        """Begin the first request; it runs behind the longest prefix that it begins with.
+        """Begin the first request; it runs after the longest prefix that it begins with.
 
         shared: rows of the prompt that are those of the prefix in each slot. rule: of its drafts.
         """

@@ -21,7 +21,7 @@ def row_budget_of(configured: int | None, prompt_rows: int, steps: int, step_row
     """Most rows of a pass: as configured, or else enough for what the frames of two robots need in one.
 
     prompt_rows: of the longest prompt. steps, step_rows: denoising steps of a frame, and rows of each; 0 where frames
-    have none, whose rows behind the prompt are few. A pipelined robot has a prompt and a frame in each of the steps.
+    have none, whose rows after the prompt are few. A pipelined robot has a prompt and a frame in each of the steps.
     """
     return configured or max(ROW_BUDGET, ROBOTS_THAT_STEP * (prompt_rows + steps * step_rows) if step_rows else 0)
 
@@ -128,7 +128,7 @@ class Scheduler:
         return queue is not None and queue.lands
 
     def refuse(self, frame: FrameRef) -> list[Departure]:
-        """A frame that waits leaves, since the policy refuses it; any other stays."""
+        """A frame that waits leaves, since the policy rejects it; any other stays."""
         queue = self._sessions.get(frame.session)
         return self._depart(queue.refuse(frame)) if queue is not None else []
 

@@ -2,7 +2,7 @@
 
 Each pass of a frame is the next of the session's program, which has K (contract.StageProgram). A frame lands once the
 passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
-drafts: when all of its tokens are settled, or after `max_passes`. A tick is one packed pass and `rounds - 1`
+drafts: when all of its tokens are verified, or after `max_passes`. A tick is one packed pass and `rounds - 1`
 decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.
 
 Two ways to rotate the ring (ActionFlow section 3.3):
@@ -45,9 +45,9 @@ class FrameInFlight:
     stage: int = 0
     """The stage of its next pass."""
     length: int = 0
-    """Rows of its KV in the slot. Both count one token for a pass that is not committed, the fewest it can settle."""
+    """Rows of its KV in the slot. Both count one token for a pass that is not committed, the fewest it can verify."""
     slack: int = 0
-    """Further rows that such passes may have settled."""
+    """Further rows that such passes may have verified."""
     settled: int = 0
     """Tokens known."""
     passes: int = 0
@@ -56,7 +56,7 @@ class FrameInFlight:
     """The committed of which so many are."""
 
     def leaves_after(self, stages: int) -> int:
-        """Passes after which it leaves even if tokens are not settled."""
+        """Passes after which it leaves even if tokens are not verified."""
         return self.speculation.most_passes(stages) if self.speculation else stages
 
 
@@ -236,7 +236,7 @@ class SessionQueue:
         return left
 
     def expire(self, now_ns: int) -> list[Departure]:
-        """The frames that draft and are too old to be answered, and behind which there is a newer one."""
+        """The frames that draft and are too old to be answered, and after which there is a newer one."""
         late = [flight for flight in (*self._landing, *self._flights) if self._too_old(flight, now_ns)]
         left = [self._departure(flight, Leaving.EXPIRED) for flight in late]
         self._forget(left)
@@ -271,7 +271,7 @@ class SessionQueue:
 
     @property
     def _drafts(self) -> int:
-        """Draft rows behind the prompt of the next frame."""
+        """Draft rows after the prompt of the next frame."""
         return self._most_drafts if self._pace.speculation else 0
 
     def _admit(self, frame: Frame) -> None:

@@ -1,8 +1,8 @@
-"""In how many passes the frames of sessions that draft settle: measured while they run. Integers only.
+"""In how many passes the frames of sessions that draft are verified: measured while they run. Integers only.
 
-A frame that leaves before it is settled would have needed more passes than it had. Newer frames overtake the slow ones,
-so the mean of those that settle is too small. The distribution is estimated from the share of the frames still in
-flight at a pass that settle in it, multiplied from pass to pass (Kaplan and Meier, 1958).
+A frame that leaves before it is verified would have needed more passes than it had. Newer frames overtake the slow
+ones, so the mean of those that are verified is too small. The distribution is estimated from the share of the frames
+still in flight at a pass that are verified in it, multiplied from pass to pass (Kaplan and Meier, 1958).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SettlingSample:
 
 @dataclass(frozen=True, slots=True)
 class Settling:
-    """In how many passes frames settle."""
+    """In how many passes frames are verified."""
 
     shares: tuple[int, ...]
     """The shares of those that do in their first, second, ... pass, of WHOLE."""

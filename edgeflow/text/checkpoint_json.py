@@ -128,7 +128,7 @@ class Fields:
         return str(value)
 
     def only(self, key: str, value: object) -> None:
-        """Refuse any other value of an option; a missing one has it."""
+        """Reject any other value of an option; a missing one has it."""
         found = self._values.get(key)
         if found is not None and (found != value or isinstance(found, bool) != isinstance(value, bool)):
             raise CheckpointError(f"{self.name(key)} is {found!r}; served: {value!r}")

@@ -22,7 +22,7 @@ class WeightFiles:
     places: Mapping[str, Path] | None = None
     """The file of each tensor as the index says; None without an index: one file holds all of them."""
     remark: str = ""
-    """What the directory has besides and is not read, for the log; "" = nothing."""
+    """The other files of the directory, which are not read, for the log; "" = nothing."""
 
 
 def find_weights(directory: Path) -> WeightFiles:

@@ -44,7 +44,7 @@ class BuiltEngine:
     memory: str
     """One line about its slots, for a person."""
     rounds: bool
-    """As of `warm_up`."""
+    """As in `warm_up`."""
     remark: str = ""
     """On the files of the checkpoint, for the start; "" = none."""
 
@@ -178,7 +178,7 @@ def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
     if config.mode == "depth" and config.depth > most:
         raise ConfigError(f"depth: is {config.depth}; this model takes 1 to {most}")
     if config.tolerance_bins and not any(engine.near):
-        raise ConfigError("tolerance_bins: this model has no displacements, which alone may settle within bins")
+        raise ConfigError("tolerance_bins: this model has no displacements, and only these may differ by bins")
 
 
 def choose_preprocess(name: str, device: torch.device) -> bool:

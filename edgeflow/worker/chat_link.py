@@ -50,7 +50,7 @@ class _ChatConnection:
     sock: socket.socket
     framer: Framer
     unsent: bytearray = field(default_factory=bytearray)
-    """What did not fit into it yet."""
+    """The bytes that did not fit into it yet."""
 
 
 @dataclass(slots=True)
@@ -263,7 +263,7 @@ class ChatLink:
         socks = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         if not data:
             handover.close()
-            self._handover = None  # control has gone; the leash ends this process
+            self._handover = None  # control has gone, and this process ends with it
         if data != b"c" or len(socks) != 1:
             for sock in socks:
                 sock.close()

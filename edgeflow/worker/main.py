@@ -1,4 +1,4 @@
-"""The worker process behind its entry in start.py.
+"""The worker process, after its entry in start.py.
 
 It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it. Chat comes
 through sockets that control hands over (chat_link.py).

@@ -53,7 +53,7 @@ def _work(arguments: argparse.Namespace) -> int:
             known = stand_by(arguments.fd, _load)
         except ChannelClosed:
             return 0
-    from edgeflow.worker.main import main  # seconds: the leash comes first
+    from edgeflow.worker.main import main  # takes seconds: the bond to the parent comes first
 
     return main(arguments.fd, arguments.config, known, arguments.handover)
 

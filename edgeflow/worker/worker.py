@@ -94,7 +94,7 @@ class Worker:
         return True
 
     def take_passes(self) -> list[PassSample]:
-        """As of ControlLoop."""
+        """As in ControlLoop."""
         return self._control.take_passes()
 
     def wake_at_ns(self) -> int | None:

@@ -2,7 +2,7 @@
 
 python -m tests.architecture.language            list every finding, with what to write instead
 python -m tests.architecture.language --lower    lower the baseline to what is left; it never raises a count
-python -m tests.architecture.language --write    set the baseline to what is there, after a merge or new rules
+python -m tests.architecture.language --write    set the baseline to what is there, after new rules
 """
 
 from __future__ import annotations
@@ -33,16 +33,23 @@ PER = (
     "mode|window|byte|head|element|entry|worker|connection|principal|address|tick|process|thread|page|multiprocessor|"
     "SM|program|block|cell|key|query|run|round|trial|segment|image|camera|message|quantity|case|column|phrase|place"
 )
+BARRIERS = "proxy|proxies|NAT|firewalls?|tunnel|router|descriptor|pipe|connections?"
+BY_ITSELF = (
+    "is|are|was|were|be|each|them|it|come|comes|run|runs|ran|stand|stands|left|leave|computed|robot|prefill|processors"
+)
+MOMENTS = r"now\b|today|version|release|commit|v?\d|\{\}"
 COMPARATIVES = "longer|more|less|fewer|later|earlier|older|newer|better|worse|faster|slower|higher|lower|larger|smaller"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern, where it applies, and what to write instead."""
+    """A pattern, and what to write instead."""
 
     pattern: re.Pattern[str]
     advice: str
     docstrings_only: bool = False
+    within: tuple[str, ...] = ("",)
+    """Texts without any of these, in lower case, are not searched: most of them."""
 
 
 RULES = (
@@ -61,6 +68,56 @@ RULES = (
     Rule(re.compile(r"\b(?:told|tells)\b"), "write 'reported', 'received', 'returned' or 'sent'"),
     Rule(re.compile(r"\bunder way\b"), "write 'in flight', 'running' or 'current'"),
     Rule(re.compile(r"\bof (?:its|their|our|one's) own\b"), "write 'its own ...' or 'a separate ...'"),
+    Rule(
+        re.compile(r"(?<!\bconnection )\brefus(?:es?|ed|als?|ing)\b(?!:)", re.IGNORECASE),
+        "write 'reject'; only a connection is refused",
+        within=("refus",),
+    ),
+    Rule(
+        re.compile(r"\b(?:un)?settl(?:es?|ed|ing)\b(?!:|, found|, R| \[|\.py|, program)", re.IGNORECASE),
+        "write 'verify' of tokens, 'end' or 'decide' of others",
+        within=("settl",),
+    ),
+    Rule(
+        re.compile(r"(?<!/)\bplay(?:s|ed|ing)?\b(?!:)", re.IGNORECASE),
+        "write 'execute' or 'run'; a chunk is 'in execution'",
+        within=("play",),
+    ),
+    Rule(
+        re.compile(
+            r"(?<!\bfall )(?<!\bfalls )(?<!\bfell )(?<!\bruns )(?<!\bleft )(?<!\bleaves )"
+            rf"\bbehind\b(?!:| (?:(?:an?|the|its) )?(?:{BARRIERS})\b)",
+            re.IGNORECASE,
+        ),
+        "write 'after' of time and order; a thing is behind a proxy or falls behind",
+        within=("behind",),
+    ),
+    Rule(
+        re.compile(rf"\bas of\b(?! (?:{MOMENTS}))", re.IGNORECASE),
+        "write 'as in'; 'as of' is for dates and versions",
+        within=("as of",),
+    ),
+    Rule(
+        re.compile(rf"\b(?!(?:{BY_ITSELF}) )\w+`* alone(?=[.,;:)]|$)"),
+        "write 'only ...' before the noun, or 'by itself'",
+        within=("alone",),
+    ),
+    Rule(
+        re.compile(r"\bdraw(?:s|n|ing)?(?: an?| the)? (?:\w+ )?logs?\b", re.IGNORECASE),
+        "write 'generate' of logs",
+        within=("draw",),
+    ),
+    Rule(re.compile(r"\bha(?:s|ve|d) to do\b"), "write 'does', 'must do' or 'is about'", within=("to do",)),
+    Rule(
+        re.compile(r"\bforet(?:old|ells?|elling)\b", re.IGNORECASE), "write 'forecast' or 'expected'", within=("foret",)
+    ),
+    Rule(re.compile(r"\bours\b(?!:|\.py)", re.IGNORECASE), "write edgeflow's or name the thing", within=("ours",)),
+    Rule(re.compile(r"\b(?:actions?|answers?|chunks?) leaves?\b", re.IGNORECASE), "write 'is sent'", within=("leave",)),
+    Rule(
+        re.compile(r"\b(?:desk|leash|doors?)\b", re.IGNORECASE),
+        "write 'queue', 'parent death' or 'interceptor'",
+        within=("desk", "leash", "door"),
+    ),
 )
 
 
@@ -78,14 +135,14 @@ class Finding:
 
 
 def findings_in_code(path: str, source: str) -> list[Finding]:
-    """Dialect in a module's docstrings, and in the texts of its errors, options and settings."""
+    """Dialect in a module's docstrings, also below fields and constants, and in the texts of its errors, options and
+    settings."""
     tree = ast.parse(source)
     found: list[Finding] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text is not None:
-                found += _check(path, node.body[0].lineno, " ".join(_prose(text).split()), docstring=True)
+            for text, line in _docstrings(node):
+                found += _check(path, line, " ".join(_prose(text).split()), docstring=True)
         for text in _user_texts(node):
             found += _check(path, node.lineno, text, docstring=False)  # type: ignore[attr-defined]
     return found
@@ -126,6 +183,16 @@ def lower(counts: Counter[str], old: dict[str, int]) -> dict[str, int]:
     return {path: min(counts[path], allowed) for path, allowed in sorted(old.items()) if counts[path]}
 
 
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, int]]:
+    """The docstring of a definition, and those below the fields and constants in it, each with its line."""
+    for index, part in enumerate(node.body):
+        text = part.value if isinstance(part, ast.Expr) else None
+        if not isinstance(text, ast.Constant) or not isinstance(text.value, str):
+            continue
+        if index == 0 or isinstance(node.body[index - 1], ast.Assign | ast.AnnAssign):
+            yield text.value, part.lineno
+
+
 def _user_texts(node: ast.AST) -> Iterator[str]:
     """Texts in a raise statement, and help texts and descriptions of options and settings."""
     roots: list[ast.AST] = []
@@ -147,7 +214,12 @@ def _prose(text: str) -> str:
 
 
 def _check(path: str, line: int, text: str, *, docstring: bool) -> list[Finding]:
-    rules = [rule for rule in RULES if docstring or not rule.docstrings_only]
+    lower_case = text.lower()
+    rules = [
+        rule
+        for rule in RULES
+        if (docstring or not rule.docstrings_only) and any(part in lower_case for part in rule.within)
+    ]
     return [Finding(path, line, match[0], rule.advice) for rule in rules for match in rule.pattern.finditer(text)]
 
 

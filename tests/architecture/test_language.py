@@ -35,6 +35,24 @@ def test_no_file_has_more_dialect_than_before():
         "A caller that was told.",
         "Frames under way.",
         "A process of its own.",
+        "The file is refused.",
+        "A refusal with a reason.",
+        "Refused frames.",
+        "The tokens are settled.",
+        "How many are unsettled.",
+        "The chunk that is being played.",
+        "A robot that plays chunks.",
+        "The row behind the prompt.",
+        "Copied behind the pass.",
+        "As of `load`.",
+        "For tests, as of Executor.",
+        "It reads regular files alone.",
+        "Draws long logs.",
+        "What the host has to do.",
+        "The age foretold for the session.",
+        "The reference against ours.",
+        "An action leaves at once.",
+        "The leash comes first.",
     ],
 )
 def test_dialect_is_found(text: str):
@@ -52,6 +70,14 @@ def test_dialect_is_found(text: str):
         "In a second process, after a pass.",
         "Its own process.",
         "`told` is the name of a field, and `told a pass` is code.",
+        "A connection refused by a peer.",
+        "The display of a replayed graph.",
+        "Behind a proxy, where the server falls behind.",
+        "As in `load`; supported as of version 2.",
+        "A robot alone on the device; it can run alone.",
+        "It draws a picture and logs it.",
+        "It does what it must do, and a forecast.",
+        "Frames leave the pipeline; our numbers.",
     ],
 )
 def test_plain_english_is_not(text: str):
@@ -63,6 +89,12 @@ def test_texts_of_errors_and_options_are_read_but_not_other_strings():
     assert findings_in_code("x.py", 'option(help="Frames: 20 frames a second.")\n')
     assert findings_in_code("x.py", 'setting = Field(0, description="Frames: 20 frames a second.")\n')
     assert not findings_in_code("x.py", 'text = "the answer is none of these"\n')
+
+
+def test_docstrings_below_fields_and_constants_are_read():
+    assert findings_in_code("x.py", 'class A:\n    b: int\n    """What is told."""\n')
+    assert findings_in_code("x.py", 'B = 1\n"""Of one request."""\n')
+    assert not findings_in_code("x.py", 'def f():\n    g()\n    "what is told"\n')
 
 
 def test_pages_are_read_without_their_code():

@@ -1,4 +1,4 @@
-"""The closed-loop evaluation: its grid, what it computes from logs, its store and its pictures."""
+"""The closed-loop evaluation: its grid, what it computes from logs, and its store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.closed_loop import blocks as stores
 from benchmarks.closed_loop.blocks import stored
-from benchmarks.closed_loop.figures import plot_figures, plot_success
 from benchmarks.closed_loop.grid import (
     EXACT,
     MODES,
@@ -124,21 +123,6 @@ def test_targets_say_what_is_missed():
     assert not reached["mean age, exact / pipelined"]["met"], "all modes are alike here"
     assert not reached["success at 5 cm/s, exact"]["met"]
     assert reached["success at 5 cm/s, exact - serial"]["met"]
-
-
-def test_pictures_are_drawn(tmp_path):
-    every = rows()
-    plot_success(tmp_path / "success.png", every)
-    plot_figures(tmp_path / "figures.png", [row for row in every if row["speed_cm_s"] == 5 and row["anchored"]])
-    for path in tmp_path.iterdir():
-        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
-
-
-def test_results_of_the_first_version_can_be_drawn(tmp_path):
-    """They have neither policies nor passes."""
-    for path in RESULTS.glob("closed-loop-cpu-*.json"):
-        plot_success(tmp_path / f"{path.stem}.png", json.loads(path.read_text())["conditions"])
-    assert list(tmp_path.iterdir())
 
 
 def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):

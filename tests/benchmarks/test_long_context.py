@@ -24,7 +24,7 @@ from benchmarks.long_context.cells import (
     opening_tokens,
     question_tokens,
 )
-from benchmarks.long_context.report import Score, SystemScores, cost_table, evidence_table, exact_table, gain, picture
+from benchmarks.long_context.report import Score, SystemScores, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
 from benchmarks.long_context.systems import ANSWER, Reply, ServedModel, cut, position_bytes
 from edgeflow.lab.demo.chat.logs.entries import TITLE
@@ -229,13 +229,6 @@ def test_the_tables_of_a_band_fit_a_terminal_and_keep_the_names_of_systems():
 def test_a_system_that_was_not_asked_has_no_line():
     cells = cells_of([BAND])
     assert exact_table([SystemScores("full", 1, {})], BAND, cells).row_count == 0
-
-
-def test_the_picture_is_written(tmp_path):
-    cells = cells_of([BAND, Band(700, 800)])
-    rows = [*rows_of(cells), SystemScores("three", 1, {cell: scored(5, 9) for cell in cells[4:]})]
-    picture(tmp_path / "exact.png", [rows[0], rows[2]], cells, ("EdgeInfinite, untrained", "three"))
-    assert (tmp_path / "exact.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from benchmarks.static_graphs.report import (
     ONNX,
     ShapeRow,
     as_json,
-    picture,
     tables,
 )
 from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
@@ -123,11 +122,6 @@ def test_a_row_is_kept_with_its_floor():
     kept = json.loads(json.dumps(as_json(row("prefill", 512, 32, ONNX, 40.0), RATES)))
     assert (kept["floor_ms"], kept["min_over_floor"], kept["journey_6m_ms"]) == (10.0, 4.0, [74.26])
     assert (kept["flops"], kept["bytes"]) == (10**9, 10**8)
-
-
-def test_the_picture_is_written(tmp_path):
-    picture(tmp_path / "latency.png", rows(), RATES)
-    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.night

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.commands import doctor
 from edgeflow.config.service import ServiceConfig
+from scripts.documents.links import links, resolve
 from tests.deploy.dockerfile import ImageStage, stages
 
 ROOT = Path(__file__).parents[2]
@@ -63,16 +64,34 @@ def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[Image
 
 def test_what_is_copied_is_there_and_not_ignored(built: list[ImageStage]):
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert all((ROOT / path).exists() for path in kept)
+    assert all(any(ROOT.glob(path)) for path in kept)
     for source in (rest.split()[0] for rest in built[0].all("COPY")):
         assert source == "." or (source.split("/")[0] in kept and (ROOT / source).exists()), source
 
 
 def test_the_wheels_are_locked_ones_and_nothing_is_resolved(image: str, built: list[ImageStage]):
     installs = [rest for rest in built[0].all("RUN") if "pip install" in rest]
-    assert len(installs) == 2 and all("--no-deps" in each for each in installs)
+    assert len(installs) == 3 and all("--no-deps" in each for each in installs)
     assert f"--require-hashes -r constraints/{image}.txt" in installs[0]
-    assert installs[1].startswith("pip install --no-deps ./client . ")
+    assert f"--require-hashes -r constraints/docs-{image}.txt" in installs[1]
+    assert installs[2].startswith("pip install --no-deps ./client . ")
+
+
+def test_the_documentation_is_written_before_the_package_and_its_tools_stay_behind(built: list[ImageStage]):
+    build, final = built
+    runs = build.all("RUN")
+    written = next(at for at, rest in enumerate(runs) if "scripts/docs" in rest)
+    assert written < next(at for at, rest in enumerate(runs) if "pip install --no-deps ./client ." in rest)
+    assert not any("/opt/docs" in rest for _, rest in final.lines)
+
+
+def test_the_image_has_what_the_documentation_shows():
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("edgeflow/**/README.md"), *ROOT.glob("client/README.md")]
+    names = {page: page.relative_to(ROOT).as_posix() for page in pages}
+    shown = {resolve(name, link.target)[0] for page, name in names.items() for link in links(page.read_text())}
+    inside = [path for path in shown if any(Path(path).is_relative_to(each) for each in kept)]
+    assert [path for path in shown - {*inside} if "/" in path or not path.endswith(".md")] == []
 
 
 def test_the_locks_hold_what_the_project_needs(image: str):
@@ -88,6 +107,12 @@ def test_the_locks_hold_what_the_project_needs(image: str):
     tested = dict(line.split(";")[0].strip().split("==") for line in TESTED if "==" in line)
     for name in ("triton", "safetensors", "tokenizers", "llguidance", "jinja2"):
         assert versions[name] == tested[name], f"{name} is tested in another version: scripts/check-wheels --update"
+
+
+@pytest.mark.parametrize("lock", ["docs-cuda", "docs-jetson"])
+def test_the_documentation_is_written_by_the_tested_version(lock: str):
+    tested = dict(line.split("==") for line in TESTED if line.startswith("mkdocs"))
+    assert {name: locked(lock)[name] for name in tested} == tested
 
 
 def test_a_jetsons_torch_is_never_replaced():

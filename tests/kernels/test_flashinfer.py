@@ -80,7 +80,7 @@ def test_rows_that_are_not_causal_are_refused_where_they_cannot_be_served(librar
     span = Span(0, 4, 3)
     layout = PackedLayout.of([span], CPU, sees=[window(span, 2)])
     layout = replace(layout, places=None) if in_a_graph else layout
-    with pytest.raises(ConfigError, match=f"packed_attention: {impl_id}.* serves causal rows alone"):
+    with pytest.raises(ConfigError, match=f"packed_attention: {impl_id}.* serves only causal rows"):
         TABLE.implementation("packed_attention", impl_id).load()(layout, kv)
 
 

@@ -45,10 +45,11 @@ def strangers(service: ServiceUnderTest) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Prober:
-    """Asks /ready on the health port. ready: wall times of question and answer where it was."""
+    """Asks /ready on the health port."""
 
     port: int
     ready: list[tuple[float, float]] = field(default_factory=list)
+    """Wall times of question and answer where it was."""
     asked: int = 0
     unanswered: int = 0
 

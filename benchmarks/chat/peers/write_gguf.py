@@ -58,7 +58,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, object], kind: gguf.GG
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    """Single bytes first, as byte-level BPE writes them, then made-up words; one merge, since none is refused."""
+    """Single bytes first, as byte-level BPE writes them, then made-up words; one merge, since none is rejected."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     signs = [chr(byte) for byte in shown] + [chr(256 + index) for index in range(len(hidden))]

@@ -69,9 +69,9 @@ class SessionSettings:
     state: tuple[StateSpec, ...] = ()
     """The vectors of every frame."""
     chunks: bool = True
-    """The client plays chunks of several actions; otherwise it gets the one row that is due."""
+    """The client executes chunks of several actions; otherwise it gets the one row that is due."""
     rtc: bool | None = None
-    """Answers continue the chunk being played; None = where service and policy can, True = reject those that cannot."""
+    """Answers continue the chunk in execution; None = where service and policy can, True = reject those that cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Opened:
     max_passes: int = 0
     """Both: as served; max_passes is 0 where frames do not draft their tokens."""
     rtc: bool = False
-    """Answers continue the chunk being played."""
+    """Answers continue the chunk in execution."""
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -108,7 +108,7 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
 
 
 def check_rtc(settings: SessionSettings, opened: Opened) -> None:
-    """Raise FailedPrecondition where answers have to continue the chunk being played and do not."""
+    """Raise FailedPrecondition where answers have to continue the chunk in execution and do not."""
     if settings.rtc and not opened.rtc:
         raise FailedPrecondition(
             "this policy does not continue chunks: leave rtc unset", field="rtc", reason=Reason.RTC_UNAVAILABLE
@@ -192,7 +192,7 @@ def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | N
     """The age beyond which an action is not executed; None = no limit.
 
     limit_s: the robot's own, math.inf = none, None = the action's. sent_ms: what the action carries, of which at most
-    MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age foretold for the session.
+    MAX_DECLARED_AGE_MS count; 0, from an older service, stands for its validity plus the age forecast for the session.
     """
     if limit_s is not None:
         return None if math.isinf(limit_s) else round(limit_s * 1e9)

@@ -146,7 +146,7 @@ def write_folder(folder: Path, run: Measurement, results: Results) -> None:
 
     (folder / "report.json").write_text(results_json(results) + "\n")
     write_csv(folder / "frames.csv", run)
-    draw(folder, run)
+    draw(folder, run, results)
 
 
 def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_file: Path | None) -> Credentials:

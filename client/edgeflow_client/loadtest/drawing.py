@@ -25,13 +25,21 @@ GREY: Final = "#8A8A8A"
 INK: Final = "#222222"
 MODES: Final = {
     "serial": BLUE,
-    "pipelined": VERMILION,
-    "speculative": GREEN,
     "depth 2": SKY,
     "depth 4": PURPLE,
+    "pipelined": VERMILION,
+    "speculative": GREEN,
     "speculative, 1 bin": ORANGE,
     "speculative, 1 pass": WINE,
 }
+FATES: Final = {
+    "acted": GREEN,
+    "superseded": SKY,
+    "rejected": VERMILION,
+    "dropped": PURPLE,
+    "unanswered": "#555555",
+}
+"""The dispositions of frames."""
 _DOTS_PER_INCH = 110
 
 
@@ -73,7 +81,7 @@ def share_bars(
     axes.errorbar(places, heights, yerr=errors, fmt="none", ecolor=INK, capsize=3, linewidth=1)
     for place, (share, _, high) in zip(places, shares, strict=True):
         axes.annotate(
-            f"{100 * share:.3g}", (place, 100 * high), (0, 2), textcoords="offset points", ha="center", fontsize=7
+            f"{100 * share:.3g}", (place, 100 * high), (0, 3), textcoords="offset points", ha="center", fontsize=7
         )
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 20))

@@ -1,7 +1,4 @@
-"""Plots of a load test as PNG files: age over time, its distribution, rate, and the fates of the frames.
-
-With matplotlib, but without a display or its global state.
-"""
+"""Plots of a load test as PNG files: age over time, its distribution, rate, and the fates of the frames."""
 
 from __future__ import annotations
 
@@ -11,61 +8,77 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from edgeflow_client.loadtest.robots.ledger import Fate
+from edgeflow_client.loadtest.drawing import (
+    BLUE,
+    CYCLE,
+    FATES,
+    GREY,
+    INK,
+    colours,
+    figure_of,
+    limit_line,
+    save,
+)
+from edgeflow_client.loadtest.results import Check, Results
+from edgeflow_client.loadtest.robots.plan import Bursts, Fixed, LoadPlan, Ramp
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import received_of
 
-FATE_COLOURS = {
-    Fate.ACTED: "#4a9b5f",
-    Fate.SUPERSEDED: "#c9b458",
-    Fate.REJECTED: "#d1495b",
-    Fate.DROPPED: "#8a6fae",
-    Fate.UNANSWERED: "#555555",
-}
 MAX_WINDOWS = 60
-_COLOURS = ("#3b6fb6", "#d1495b", "#4a9b5f", "#8a6fae")
-_DOTS_PER_INCH = 110
+PERCENTILES = (("p50", "o"), ("p90", "s"), ("p99", "D"))
+"""Those that are marked, with their markers."""
 
 
-def draw(folder: Path, run: Measurement) -> None:
+def draw(folder: Path, run: Measurement, results: Results) -> None:
     """Write age.png, age-distribution.png, rate.png and dispositions.png."""
-    draw_ages(folder / "age.png", run)
-    draw_distribution(folder / "age-distribution.png", run)
-    draw_rates(folder / "rate.png", run)
+    draw_ages(folder / "age.png", run, results)
+    draw_distribution(folder / "age-distribution.png", run, results)
+    draw_rates(folder / "rate.png", run, results)
     draw_dispositions(folder / "dispositions.png", run)
 
 
-def draw_ages(path: Path, run: Measurement) -> None:
-    """Plot the age of each action over time."""
-    with _axes(path, "seconds", "age, ms") as axes:
-        for colour, ledger in zip(colours(len(run.ledgers)), run.ledgers, strict=True):
+def draw_ages(path: Path, run: Measurement, results: Results) -> None:
+    """Plot the age of each action over time, and the limits asked for."""
+    many = len(run.ledgers) > len(CYCLE)
+    robots = [BLUE] * len(run.ledgers) if many else colours(len(run.ledgers))
+    with _axes(path, "Age of each action", run, "time, s", "age on receipt, ms") as axes:
+        for colour, ledger in zip(robots, run.ledgers, strict=True):
             frames = received_of(run, ledger)
             seconds = [(frame.received_ns - run.begin_ns) / 1e9 for frame in frames]
-            axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=2)
+            label = None if many else f"robot {ledger.robot}"
+            axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=3, label=label)
+        for check in _age_limits(results):
+            limit_line(axes, check.limit, _asked(check))
 
 
-def draw_distribution(path: Path, run: Measurement) -> None:
-    """Plot the cumulative distribution of the ages."""
+def draw_distribution(path: Path, run: Measurement, results: Results) -> None:
+    """Plot the cumulative distribution of the ages, with its percentiles and the limits asked for."""
     ages = np.sort([frame.age_ns / 1e6 for ledger in run.ledgers for frame in received_of(run, ledger)])
-    with _axes(path, "age, ms", "share of actions") as axes:
-        axes.set_ylim(0, 1.02)
+    with _axes(path, "Distribution of the ages", run, "age on receipt, ms", "actions, %") as axes:
+        axes.set_ylim(0, 102)
         if ages.size:
-            axes.step(ages, (np.arange(ages.size) + 1) / ages.size, where="post")
+            axes.step(ages, 100 * (np.arange(ages.size) + 1) / ages.size, where="post", color=BLUE)
+            for name, marker in PERCENTILES:
+                age = getattr(results.total.age_ms, name)
+                axes.plot([age], [float(name[1:])], marker, color=INK, markersize=5, label=f"{name}: {age:.1f} ms")
+        axes.set_xlim(left=0)
+        for check in _age_limits(results):
+            limit_line(axes, check.limit, _asked(check), upright=True)
 
 
-def draw_rates(path: Path, run: Measurement) -> None:
-    """Plot offered and acted frames per second."""
-    edges = _edges(run)
+def draw_rates(path: Path, run: Measurement, results: Results) -> None:
+    """Plot offered and acted frames per second, the mean of all robots."""
+    edges, robots = _edges(run), len(run.ledgers)
     offered = [frame.scheduled_ns for ledger in run.ledgers for frame in ledger.frames]
     acted = [frame.received_ns for ledger in run.ledgers for frame in received_of(run, ledger)]
-    with _axes(path, "seconds", "frames per second") as axes:
-        for name, instants in (("offered", offered), ("acted", acted)):
+    with _axes(path, "Rate", run, "time, s", "frames per second and robot") as axes:
+        for name, instants, colour in (("offered", offered, GREY), ("acted", acted, FATES["acted"])):
             counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
-            axes.step(edges[:-1], counts / np.diff(edges), where="post", label=name)
-        axes.legend()
+            axes.stairs(counts / np.diff(edges) / robots, edges, baseline=None, color=colour, label=name)
+        for check in results.checks:
+            if check.name == "min-fps":
+                limit_line(axes, check.limit, f"asked: at least {check.limit:g} for each robot")
 
 
 def draw_dispositions(path: Path, run: Measurement) -> None:
@@ -73,27 +86,24 @@ def draw_dispositions(path: Path, run: Measurement) -> None:
     edges = _edges(run)
     frames = [frame for ledger in run.ledgers for frame in ledger.frames]
     below = np.zeros(len(edges) - 1)
-    with _axes(path, "seconds", "frames") as axes:
-        for fate, colour in FATE_COLOURS.items():
-            due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
+    with _axes(path, "What became of the frames", run, "time when due, s", "frames") as axes:
+        for fate, colour in FATES.items():
+            due = np.array([frame.scheduled_ns for frame in frames if frame.fate.value == fate], np.float64)
             counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
-            axes.bar(edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour, label=fate.value)
+            axes.bar(
+                edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour,
+                label=f"{fate}: {counts.sum()}",
+            )  # fmt: skip
             below = below + counts
-        axes.legend()
+        axes.set_ylim(top=1.05 * max(below.max(), 1))
 
 
-def figure_of(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
+def _age_limits(results: Results) -> list[Check]:
+    return [check for check in results.checks if check.name.startswith("max-age-")]
 
 
-def colours(count: int) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
-
-
-def save(figure: Figure, path: Path) -> None:
-    FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+def _asked(check: Check) -> str:
+    return f"asked: {check.name.removeprefix('max-age-')} at most {check.limit:g} ms"
 
 
 def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -102,13 +112,40 @@ def _edges(run: Measurement) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 
 
 @contextmanager
-def _axes(path: Path, x: str, y: str) -> Iterator[Axes]:
+def _axes(path: Path, what: str, run: Measurement, x: str, y: str) -> Iterator[Axes]:
     """The axes of a picture, which is written at the end; values are 0 or more."""
-    figure = figure_of(8.0, 3.6)
+    figure = figure_of(9.0, 3.8, f"{what}\n{_conditions(run)}")
     axes = figure.subplots()
     yield axes
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=6, fontsize=8)
     save(figure, path)
+
+
+def _conditions(run: Measurement) -> str:
+    """Address, mode, load and length of a run."""
+    plan = run.plan
+    modes = dict.fromkeys(opened.mode.value for opened in run.opened if opened is not None)
+    robots = "1 robot" if plan.robots == 1 else f"{plan.robots} robots"
+    parts = (
+        plan.address,
+        " and ".join(modes),
+        f"{robots}, {_load(plan)}",
+        f"{(run.end_ns - run.begin_ns) / 1e9:.0f} s",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _load(plan: LoadPlan) -> str:
+    match plan.pattern:
+        case Fixed(rate_hz=rate):
+            return f"{rate:g} frames per second"
+        case Bursts(frames=frames, period_s=period):
+            return f"{frames} frames every {period:g} s"
+        case Ramp(first_hz=first, last_hz=last):
+            return f"{first:g} to {last:g} frames per second"
+    return "as fast as answered"

@@ -13,7 +13,7 @@ from typing import Any
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.chat import Beside
 from edgeflow_client.loadtest.measure import StepResult, knee, step_of, step_result
-from edgeflow_client.loadtest.robots.plan import LoadPlan, Ramp, parse_duration
+from edgeflow_client.loadtest.robots.plan import Bursts, ClosedLoopPlan, Fixed, LoadPlan, Ramp, parse_duration
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import (
     Generator,
@@ -28,6 +28,10 @@ CSV_COLUMNS = (
     *("robot", "frame", "due_ms", "late_ms", "fate", "reason", "age_ms", "server_ms"),
     *("decode_ms", "queue_ms", "inference_ms", "passes", "unsettled", "continued", "late"),
 )
+
+
+PATTERNS = {ClosedLoopPlan: "closed", Fixed: "fixed", Bursts: "bursts", Ramp: "ramp"}
+"""What the report calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ def results_json(results: Results) -> str:
         for each in results.predictions
     ]
     plan = asdict(results.plan)
-    plan |= {"pattern": {"kind": type(results.plan.pattern).__name__.lower(), **plan["pattern"]}}
+    plan |= {"pattern": {"kind": PATTERNS[type(results.plan.pattern)], **plan["pattern"]}}
     plan |= {"frames": str(results.plan.frames) if results.plan.frames else None}
     best = results.knee
     content: dict[str, Any] = {

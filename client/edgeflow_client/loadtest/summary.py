@@ -34,11 +34,11 @@ class FrameCounts:
     overtaken: int
     """Those superseded that were in flight on the device when a newer one was answered."""
     unsettled: int
-    """Those acted on with tokens that were not settled."""
+    """Those acted on with tokens that were not verified."""
     continued: int
-    """Those whose chunk continues the one being played."""
+    """Those whose chunk continues the one in execution."""
     late: int
-    """The late of these, those that did not fit what was played when they came."""
+    """The late of these, those that did not fit what was executed when they came."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -119,7 +119,7 @@ class Prediction:
     age_ms: float
     measured_age_ms: float
     kept: bool
-    """Whether the robot kept that period; only then are there deviations, (measured / forecast - 1) in per cent,
+    """True when the robot kept that period; only then are there deviations, (measured / forecast - 1) in per cent,
     else NaN.
     """
 

@@ -156,7 +156,7 @@ def chat_bytes(config: ServiceConfig) -> int:
 def load_chat(config: ServiceConfig, progress: Progress, record: Record | None = None) -> BuiltChat | None:
     """Load the configured chat model; None where there is none. Typed StartErrors.
 
-    `chat_bytes` is called first: it refuses what can be refused without weights.
+    `chat_bytes` is called first: it rejects what can be rejected without weights.
 
     record: shared with the control engine, whose graphs are on the same device; separate CUDA graphs if not given.
     """
@@ -212,7 +212,7 @@ def build_chat(
 
     decode: computes the decode steps, over keys and values that `model` wrote; `model` itself if not given. gate: of
     this model, for prompts longer than a slot. drafts: how answers are drafted. weights: what the model was loaded
-    with, for a person. table: chooses its operators. graphs: replay passes; `on` refuses where that cannot be.
+    with, for a person. table: chooses its operators. graphs: replay passes; `on` is an error where that cannot be.
     """
     size = SlotSize.of(config, model.config, gate)
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"

@@ -54,14 +54,14 @@ class PromptChunk:
     positions: Tensor
     """[C, n]: of RoPE, on the host."""
     shift: int = 0
-    """As of Prompt."""
+    """As in Prompt."""
     ids: Sequence[int] = ()
-    """Their tokens, and the one behind them if the prompt goes on."""
+    """Their tokens, and the one after them if the prompt goes on."""
 
 
 class TextTokens:
     """The contract of a chat model. Payload: embedded rows. Numbers: for M-RoPE three positions of each row, and the
-    shift; then, where they are kept, the token of each row and the one behind the last.
+    shift; then, where they are kept, the token of each row and the one after the last.
     """
 
     def __init__(self, model: ChatModel, *, keeps_ids: bool = False) -> None:
@@ -135,8 +135,8 @@ class ChatEngine:
     decode: the model of decode rows, where another computes prompts; it reads what that one wrote. folding: the sizes
     of slots with memory, where `kv` has them. drafts: how answers are drafted; None for a token per pass. graphs:
     replay recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
-    keep_logits: as of Executor.
-    row_permille: the time of one more row of a verification, as of `DraftRule`; it may be measured and set.
+    keep_logits: as in Executor.
+    row_permille: the time of one more row of a verification, as in `DraftRule`; it may be measured and set.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class ChatEngine:
         return 0 if self._reads_places else self._prompts.launch_ahead
 
     def stamp(self) -> Stamp | None:
-        """As of Executor."""
+        """As in Executor."""
         return self._prompts.stamp()
 
     @property
@@ -284,7 +284,7 @@ class ChatEngine:
 
     @torch.inference_mode()
     def launch(self, planned: Pass[int], sources: Mapping[int, PromptSource], *, waits: bool = False) -> Ticket[int]:
-        """Start a pass; the rows of its prompts come from `sources`. waits: as of Executor.launch."""
+        """Start a pass; the rows of its prompts come from `sources`. waits: as in Executor.launch."""
         prompts = {segment.sequence: sources[segment.sequence].chunk(segment) for segment in planned.prefills}
         return self._of(planned).launch(planned, prompts, waits=waits)
 

@@ -120,7 +120,7 @@ class Grammars:
         return Grammar(self, handle, mask, wake)
 
     def _narrowed(self, schema: str, handle: int, end_s: float) -> InvalidArgument | None:
-        """The error of the first alternative that is rejected alone; None if none is found in time.
+        """The error of the first alternative that is rejected by itself; None if none is found in time.
 
         The alternatives of a forced call are tools, whose fields the chat front knows by their number.
         """

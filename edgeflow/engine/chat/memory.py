@@ -55,7 +55,7 @@ class SlotSize:
         return cls(positions=positions, memory_bytes=memory_bytes(text), length=config.long.most_tokens)
 
     def slot_bytes(self, text: LlamaConfig, dtype: torch.dtype, pairs: KVFormat) -> int:
-        """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as of `pairs_format`."""
+        """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as in `pairs_format`."""
         return slot_bytes(pairs, text.kv_shape(dtype, self.positions)) + self.memory_bytes
 
     def told(self, gate: MemoryGate | None) -> LongSlots | None:
@@ -89,7 +89,7 @@ def long_header(config: ChatConfig, path: Path) -> GateHeader | None:
 
 
 def read_long(config: ChatConfig, path: Path, device: torch.device, dtype: torch.dtype) -> MemoryGate | None:
-    """Read the configured gate; None if none is configured. path and errors: as of `long_header`, which comes first."""
+    """Read the configured gate; None if none is configured. path and errors: as in `long_header`, which comes first."""
     header = long_header(config, path)
     return None if header is None else header.read(read_published(path).text, dtype, device)
 
@@ -105,7 +105,7 @@ def pairs_format(config: ChatConfig, text: LlamaConfig) -> KVFormat:
 
 
 def store_format(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> KVFormat:
-    """How slots of a model store what they hold, a memory included; ConfigError as of `pairs_format`."""
+    """How slots of a model store what they hold, a memory included; ConfigError as in `pairs_format`."""
     return pairs_format(config, text) if gate is None else memory_format(gate, config.long.most_tokens)
 
 

@@ -161,7 +161,7 @@ class ChatPlane:
     def launch(self, most: int, turn_ns: int) -> Running[int] | None:
         """Start the next pass, of at most `most` rows of a prompt, or go on with one whose mask has come.
 
-        None where there is nothing to commit: the first request was refused, or a pass waits for its mask.
+        None where there is nothing to commit: the first request was rejected, or a pass waits for its mask.
         turn_ns: when this turn of the loop began.
         """
         begun, masked = self.engine.stamp(), self._masked

@@ -40,7 +40,7 @@ class AnswerTimes:
     compressed: int = 0
     """Tokens of the conversation that were folded into the memory; 0 without a gate."""
     passes: int = 0
-    """Those behind the prompt, where drafts may be verified; 0 elsewhere."""
+    """Those after the prompt, where drafts may be verified; 0 elsewhere."""
 
     def line(self) -> str:
         """Time to first token and tokens per second, for a person."""
@@ -139,7 +139,7 @@ def _open_exported(
 
 
 def converse(conversation: ChatSession, read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Converse until `read` raises EOFError or KeyboardInterrupt. After a refused request, which is printed, or Ctrl-C
+    """Converse until `read` raises EOFError or KeyboardInterrupt. After a rejected request, which is printed, or Ctrl-C
     in an answer, which ends there, the conversation continues.
     """
     while True:

@@ -1,4 +1,4 @@
-"""The last chunks of a session, and their rows that the robot will play from the capture of a new frame on."""
+"""The last chunks of a session, and their rows that the robot will execute from the capture of a new frame on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_APART = 1  # rows between what the robot says and what its stamps say
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayedRows:
-    """The rows that are played from the one on that is due at the capture of a frame: those of the chunk being
-    played then, and from their arrival on those of the newer answers on their way.
+    """The rows that are executed from the one on that is due at the capture of a frame: those of the chunk in
+    execution then, and from their arrival on those of the newer answers on their way.
     """
 
     seq: int
-    """The frame that the last of these chunks answers, which is played when the new answer arrives."""
+    """The frame that the last of these chunks answers, which is executed when the new answer arrives."""
     delay: int
     """Rows that will have passed by then; there are at least as many."""
     actions: NDArray[np.float64]
@@ -84,11 +84,11 @@ class Continuity:
         self._kept.clear()
 
     def plan(self, message: SubmitFrame) -> tuple[PlayedRows | None, Seam]:
-        """The rows that the robot will play from the capture of a frame on; None with the reason why there are none.
+        """The rows that the robot will execute from the capture of a frame on; None with the reason why there are none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
-        be at most MOST_APART rows from it. Where it is not, neither is believed. Where no chunk is played and an answer
-        is on its way, that one counts as if it were played: until it arrives the robot rests.
+        be at most MOST_APART rows from it. Where it is not, neither is believed. Where no chunk is executed and an
+        answer is on its way, that one counts as if it were executed: until it arrives the robot rests.
         """
         self._enter(message.epoch)
         playing = message.playing
@@ -114,11 +114,11 @@ class Continuity:
         ), Seam.CONTINUED
 
     def delay(self, message: SubmitFrame) -> int:
-        """The rows that will have passed when the answer to a frame is played."""
+        """The rows that will have passed when the answer to a frame is executed."""
         return -(-message.delay_ns // self._step_ns)
 
     def _parts(self, playing: _KeptAnswer, message: SubmitFrame) -> list[tuple[_KeptAnswer, slice]]:
-        """The chunks that are played from the capture on, with the rows of each; the last one to its end."""
+        """The chunks that are executed from the capture on, with the rows of each; the last one to its end."""
         parts, begun = [], 0
         for newer in self._on_their_way(playing, message):
             row, arrived = self._row(playing, message), self._arrival(newer, message)
@@ -129,7 +129,7 @@ class Continuity:
         return parts
 
     def _on_their_way(self, playing: _KeptAnswer, message: SubmitFrame) -> list[_KeptAnswer]:
-        """The answers that arrive between the capture of a frame and its own answer, and fit what is played then.
+        """The answers that arrive between the capture of a frame and its own answer, and fit what is executed then.
 
         One that should have arrived before the capture never will, or too late to fit.
         """
@@ -141,7 +141,7 @@ class Continuity:
         return found
 
     def _first(self, message: SubmitFrame) -> _KeptAnswer | None:
-        """The first answer that arrives at a robot that plays none."""
+        """The first answer that arrives at a robot that executes none."""
         if not message.unplayed_from:
             return None
         fresh = (each for each in self._unarrived(message) if not each.continues)

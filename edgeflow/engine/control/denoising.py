@@ -24,7 +24,7 @@ from edgeflow_client.errors import InvalidArgument
 class FlowState:
     """Numbers of S slots, one line of float32 each, which passes read and write by slot.
 
-    x [S, M, H, A]: the latents. target [S, H, A], weights [S, H], most [S], clean [S]: as of Guidance, zeros without
+    x [S, M, H, A]: the latents. target [S, H, A], weights [S, H], most [S], clean [S]: as in Guidance, zeros without
     one. state [S, n]: what every step reads of the robot's state.
     """
 
@@ -37,7 +37,7 @@ class FlowState:
         self.before_state = sizes.state_numbers - sizes.state
 
     def enter(self, slots: Tensor, lines: Tensor) -> None:
-        """Frames begin in their slots [B]. lines: as of `lines_of`, on the device."""
+        """Frames begin in their slots [B]. lines: as in `lines_of`, on the device."""
         self._lines[slots] = lines[:, : self._lines.shape[1]]
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -77,7 +77,7 @@ class Steps:
     used: Tensor
     """As guided."""
     after: Tensor
-    """X behind the step."""
+    """X after the step."""
 
 
 class FlowProgram:
@@ -243,7 +243,7 @@ class FlowEngine(PassEngine):
         horizon = settings.execution_horizon
         if not settings.trained_max_delay and previous.delay > horizon:
             raise InvalidArgument(
-                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one being played",
+                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one in execution",
                 field="previous.delay",
             )
         return replace(prompt, guidance=guidance_of(previous, settings, self.policy.sizes))
@@ -268,7 +268,7 @@ class FlowEngine(PassEngine):
         self.state.move(source, target)
 
     def _finished(self, steps: Sequence[Segment[FrameRef]], done: Steps | None) -> Tensor | None:
-        """The chunks of the frames behind their last step, on their way to the host [f, M, H, A] float64."""
+        """The chunks of the frames after their last step, on their way to the host [f, M, H, A] float64."""
         last = [index for index, each in enumerate(steps) if each.stage == self.policy.sizes.steps]
         if done is None or not last:
             return None

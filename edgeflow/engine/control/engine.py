@@ -51,9 +51,9 @@ class Answer:
 
     frame: FrameRef
     finite: bool
-    """False when a number behind it was not."""
+    """False when a number after it was not."""
     token_ids: tuple[int, ...] = ()
-    """Its K action tokens, the first `settled` of which are settled; the others are what its last pass gave behind
+    """Its K action tokens, the first `settled` of which are verified; the others are what its last pass gave after
     wrong drafts.
     """
     settled: int = 0
@@ -66,7 +66,7 @@ class Chunked(Outcome[FrameRef]):
     """An outcome of a frame whose answer is chunks."""
 
     values: NDArray[np.float64] | None = field(default=None, compare=False)
-    """As of Answer; None before its last pass."""
+    """As in Answer; None before its last pass."""
 
 
 class AnswerBook:
@@ -111,11 +111,11 @@ class PassEngine:
     kv_bytes: int = 0
     """Memory of the slots. The methods that are not abstract are those of policies whose answers are chunks."""
     near: tuple[bool, ...] = ()
-    """As of TokenPolicy, empty where answers have no tokens."""
+    """As in TokenPolicy, empty where answers have no tokens."""
     launch_ahead: int = 0
     graphs: Graphs[PassOutputs] | None = None
     record: Record | None = None
-    """All three: as of Executor."""
+    """All three: as in Executor."""
     _device: torch.device
 
     def rows(self, prompt: Any) -> int:
@@ -131,7 +131,7 @@ class PassEngine:
         raise NotImplementedError
 
     def stamp(self) -> Stamp | None:
-        """As of Executor."""
+        """As in Executor."""
         return stamp_on(self._device)
 
     def answers(self) -> AnswerBook:
@@ -144,7 +144,7 @@ class PassEngine:
         return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
 
     def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - of chunks that can continue alone
-        """The prompt, whose answer continues the chunk being played; as it is where answers cannot.
+        """The prompt, whose answer continues the chunk in execution; as it is where answers cannot.
 
         InvalidArgument for a chunk or a delay that it cannot continue.
         """
@@ -165,7 +165,7 @@ class PassEngine:
 class OnePassEngine(PassEngine):
     """Runs the frames of a pass as one batch, and keeps nothing. Passes are not replayed.
 
-    launch_ahead: 0 everywhere, since a frame that waits behind a pass can still be replaced by a newer one.
+    launch_ahead: 0 everywhere, since a frame that waits after a pass can still be replaced by a newer one.
     """
 
     def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
@@ -246,8 +246,8 @@ class PolicyEngine(Executor, PassEngine):
     """The executor of a policy, with slots for whole rings of K.
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
-    how rings rotate then. kv_format: how keys and values are stored. Other options: as of Executor. Without graphs, and
-    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts settle.
+    how rings rotate then. kv_format: how keys and values are stored. Other options: as in Executor. Without graphs, and
+    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts verify.
     """
 
     def __init__(

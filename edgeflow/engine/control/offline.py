@@ -128,7 +128,7 @@ class OfflineRun:
         return [DecodedFrame(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
     def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:
-        """Those behind settled tokens, in the order of the tokens."""
+        """Those after verified tokens, in the order of the tokens."""
         if launched.logits is None:
             return
         of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last

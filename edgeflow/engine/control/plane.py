@@ -110,7 +110,7 @@ class ControlLoop:
         return self._scheduler.wake_at_ns()
 
     def take_passes(self) -> list[PassSample]:
-        """Every pass since the last call: its shape and its time, on the device where that runs behind the host, else
+        """Every pass since the last call: its shape and its time, on the device where launching only enqueues, else
         the time of its turn of the loop.
         """
         passes = list(self._passes)
@@ -233,7 +233,7 @@ class ControlLoop:
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _begin(self, now_ns: int) -> Begun:
-        """Prepare the frames that the next pass begins with; those that the policy refuses leave.
+        """Prepare the frames that the next pass begins with; those that the policy rejects leave.
 
         Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """
@@ -356,7 +356,7 @@ class ControlLoop:
             self._publish(departed(departure.frame, departure.why))
 
     def _settle(self, departure: Departure) -> None:
-        """Note the passes that a frame needed to settle its drafts, or that it left before."""
+        """Note the passes that a frame needed to verify its drafts, or that it left before."""
         track = self._tracks.get(departure.frame)
         if track is not None and departure.passes and track.drafts:
             stages = track.drafts + 1

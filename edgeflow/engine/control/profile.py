@@ -4,9 +4,9 @@ The embedded policy takes milliseconds per pass, far less than a 7B model on the
 makes its passes last as long as theirs, so that rate and age can be seen at their true size.
 
 Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame, T_prefill + 6 T_decode, and
-the pipelined time per frame, T_packed. The split is ours: T_prefill is taken equal to T_packed (a packed pass adds six
-rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed pass, which the
-table has none of, cost what the rows of the prefill do: T_packed / 280 each.
+the pipelined time per frame, T_packed. The split is an assumption: T_prefill is taken equal to T_packed (a packed
+pass adds six rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed
+pass, which the table has none of, cost what the rows of the prefill do: T_packed / 280 each.
 """
 
 from __future__ import annotations

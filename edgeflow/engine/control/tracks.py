@@ -22,7 +22,7 @@ AGREEMENT_BINS = 2
 
 
 class SteadyTokens:
-    """The last such tokens of one session. One that is not settled changes only when two frames in a row agree on it.
+    """The last such tokens of one session. One that is not verified changes only when two frames in a row agree on it.
 
     near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
     that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
@@ -58,10 +58,10 @@ class FrameRecord:
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
-    """Behind its prompt, and their tolerance."""
+    """After its prompt, and their tolerance."""
     tolerance_bins: int = 0
     plan: PlayedRows | None = None
-    """What is played from its capture on, as known when it was launched."""
+    """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
     """Or why there is none."""
     continues: bool = False

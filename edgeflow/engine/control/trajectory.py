@@ -78,7 +78,7 @@ def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, 
 
 
 def _check_start(field: str, name: str, limits: DimensionLimits, *, relative: bool) -> None:
-    """Refuse limits that the first command of a motion would not keep, unless that is wanted."""
+    """Reject limits that the first command of a motion would not keep, unless that is wanted."""
     if limits.free_start and (relative or limits.state):
         known = "is a displacement" if relative else f"starts from {limits.state}"
         raise ConfigError(f"{field}.free_start: {name} {known}, and its first command keeps the limits: remove it")
@@ -92,7 +92,7 @@ def _check_start(field: str, name: str, limits: DimensionLimits, *, relative: bo
 
 
 def _check_braking(field: str, limits: DimensionLimits, bounds: MotionBounds, step_s: float) -> None:
-    """Refuse a workspace in which a motion of the greatest velocity needs more than MOST_BRAKING rows to rest."""
+    """Reject a workspace in which a motion of the greatest velocity needs more than MOST_BRAKING rows to rest."""
     speed, rows = bounds.velocity, MOST_BRAKING
     if not bounds.boxed or math.isinf(speed) or (found := braking_rows(speed, bounds)) <= rows:
         return
@@ -175,7 +175,7 @@ class Trajectory:
     ) -> Chosen:
         """The best of `count` chunks [H, D], within the limits.
 
-        normalised: [count, H', A] of them, by which they are compared. plan, state, delay: as of within_limits.
+        normalised: [count, H', A] of them, by which they are compared. plan, state, delay: as in within_limits.
         """
         index, scores = 0, tuple[Candidate, ...]()
         actions = actions_of(0)
@@ -192,11 +192,11 @@ class Trajectory:
     def within_limits(
         self, actions: Rows, plan: PlayedRows | None, state: Sequence[float] = (), delay: int = 0
     ) -> tuple[Rows, tuple[Limited, ...]]:
-        """A chunk [H, D] within the limits from the row on that is played first, with what they did to it.
+        """A chunk [H, D] within the limits from the row on that is executed first, with what they did to it.
 
         Where the chunk keeps them it is returned as it is. Otherwise, in the dimensions that do not, the rows that will
-        have passed become those of the chunk being played, so that it does not matter when exactly it arrives. plan:
-        what is played; None = the robot rests where the state says for `delay` rows. state: the numbers of the frame,
+        have passed become those of the chunk in execution, so that it does not matter when exactly it arrives. plan:
+        what is executed; None = the robot rests where the state says for `delay` rows. state: the numbers of the frame,
         in the policy's order.
         """
         result, found = actions, []
@@ -274,7 +274,7 @@ def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int)
 
 
 def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pose: float | None) -> MotionState:
-    """The motion after rows that are played. moved: by displacements since the capture, at which the pose was."""
+    """The motion after rows that are executed. moved: by displacements since the capture, at which the pose was."""
     last = list(rows[-HISTORY:])
     if not dimension.relative:
         return MotionState.of(last if last or pose is None else [pose])
@@ -284,9 +284,9 @@ def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pos
 
 
 def _keeps(dimension: Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None) -> bool:
-    """True if a chunk keeps the limits, whichever row up to the delay is the first to be played.
+    """True if a chunk keeps the limits, whichever row up to the delay is the first to be executed.
 
-    passed: the rows being played that are before the delay.
+    passed: the rows in execution that are before the delay.
     """
     if passed and _excesses(dimension, [], wanted, 0.0, None):
         return False

@@ -115,7 +115,7 @@ def nudged(frames: Iterable[PreparedFrame], dtype: torch.dtype) -> list[Prepared
 def deviations(right: Sequence[DecodedFrame], found: Sequence[DecodedFrame]) -> Deviations:
     """How far decodings, which must hold logits, are off those that are right.
 
-    The comparison of a frame ends behind its first token that differs, for later tokens follow from it.
+    The comparison of a frame ends after its first token that differs, for later tokens follow from it.
     """
     rows = [row for pair in zip(right, found, strict=True) for row in _compared(*pair)]
     return Deviations(
@@ -221,7 +221,7 @@ def _objection(
 
 
 def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool) -> None:
-    """Frames of several robots in one pass: actions as of each alone, up to the rounding of sums.
+    """Frames of several robots in one pass: actions as those of each by itself, up to the rounding of sums.
 
     In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are
     moved by one level.
@@ -242,7 +242,7 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool)
 
 
 def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """Frames whose steps share passes: actions as of each alone, up to the rounding of sums.
+    """Frames whose steps share passes: actions as those of each by itself, up to the rounding of sums.
 
     One of them continues a chunk, where the policy can.
     """
@@ -278,7 +278,7 @@ def _judge(
         raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
     fault = chunk_objection(alone, together, brighter)
     if fault:
-        raise WorkerError(f"the warm-up pass gave other actions {how} than alone: {fault}")
+        raise WorkerError(f"the warm-up pass gave other actions {how} than each frame by itself: {fault}")
 
 
 def _chunks(engine: OnePassEngine, frames: list[Any]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ several.
 
 EAGLE-3: drafts by a head of one layer, which reads what the base computes in three of its layers. The head has a
 separate KV store with the same slots: the row at place p is made of the base's features at p and the token at p + 1. So
-each pass extends it by the rows that are settled, and then grows a tree or a chain behind them.
+each pass extends it by the verified rows, and then grows a tree or a chain after them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 class Drafter(Protocol):
-    """Makes drafts, on the device: nothing waits for the host, and sizes depend on shapes alone.
+    """Makes drafts, on the device: nothing waits for the host, and sizes depend only on shapes.
 
     taps: layers of the base whose input it reads. store: its own keys and values, a place for each of the base's; None
     where it has none. width: the most rows on a path, the newest token included, in this form.
@@ -50,7 +50,7 @@ class Drafter(Protocol):
         ...
 
     def draft(self, read: ReadRows) -> Tensor:
-        """Take rows into account; where `read.sampled`, write drafts behind the newest token of each slot.
+        """Take rows into account; where `read.sampled`, write drafts after the newest token of each slot.
 
         They go to the tokens of the slot (`SlotState.ids`), and the shape of a tree to its trees. Returns how many
         there are: [S].
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 
 
 BEFORE, NEVER = -1, -2
-"""What stands before the first token of a slot, and what equals nothing."""
+"""The ids before the first token of a slot, and one that equals no token."""
 
 
 class LookupDrafter:

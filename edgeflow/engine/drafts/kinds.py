@@ -52,7 +52,7 @@ def lookup_sizes(drafts: int) -> DraftSizes:
 
 
 def eagle_sizes(head: Eagle3Config, tree: TreeSizes | None, depth: int) -> DraftSizes:
-    """The sizes of an EAGLE-3 head's drafts. tree, depth: as of `kinds.Eagle`."""
+    """The sizes of an EAGLE-3 head's drafts. tree, depth: as in `kinds.Eagle`."""
     grown = {DraftForm.CHAIN: chain_of(depth), **({DraftForm.TREE: tree} if tree else {})}
     return DraftSizes(
         rows={form: sizes.rows for form, sizes in grown.items()},
@@ -112,7 +112,7 @@ class Eagle:
 
     head: Eagle3Head
     tree: TreeSizes | None
-    """The sizes of its trees; None to draft chains alone, of depth + 1 tokens."""
+    """The sizes of its trees; None to draft only chains, of depth + 1 tokens."""
     depth: int
     name: str = "eagle3"
 
@@ -165,7 +165,7 @@ def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
 
 
 def draft_sizes(config: ChatConfig, head: Eagle3Config | None) -> DraftSizes | None:
-    """The sizes of the configured drafts; None if none are. head: as of `eagle_header`."""
+    """The sizes of the configured drafts; None if none are. head: as in `eagle_header`."""
     if config.draft_kind == "lookup":
         return lookup_sizes(config.lookup.drafts)
     return None if head is None else eagle_sizes(head, _tree(config), config.eagle3.depth)

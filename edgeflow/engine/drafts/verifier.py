@@ -23,7 +23,7 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 def accepted_of_chain(right: Tensor) -> Tensor:
-    """The tokens that each chain settles [S].
+    """The tokens that each chain verifies [S].
 
     right [S, R - 1] bool: whether each draft is the token that the row before it gives.
     """
@@ -31,10 +31,10 @@ def accepted_of_chain(right: Tensor) -> Tensor:
 
 
 def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The tokens that each tree settles [S], and the rows that give them [S, width], the last one repeated.
+    """The tokens that each tree verifies [S], and the rows that give them [S, width], the last one repeated.
 
-    right [S, R] bool: as of a chain, where the row before is the parent; that of the root is not read. bits, depth
-    [S, R]: as of `DraftTrees`.
+    right [S, R] bool: as in a chain, where the row before is the parent; that of the root is not read. bits, depth
+    [S, R]: as in `DraftTrees`.
     """
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
@@ -107,7 +107,7 @@ class DraftVerifier:
         return read, rows
 
     def _verify_chain(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those up to the first that replaces its draft are settled."""
+        """Every row gives a token; those up to the first that replaces its draft are verified."""
         state, slots, firsts = self._state, read.slots, read.firsts
         at = torch.arange(read.lengths[0], device=slots.device)
         places = firsts[:, None] + at
@@ -122,7 +122,7 @@ class DraftVerifier:
         return replace(read, counts=settled), rows
 
     def _verify_tree(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those on the accepted path are settled, and the rows of the path are kept."""
+        """Every row gives a token; those on the accepted path are verified, and the rows of the path are kept."""
         state, slots, firsts, length = self._state, read.slots, read.firsts, read.lengths[0]
         bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
         at = torch.arange(length, device=slots.device)
@@ -144,7 +144,7 @@ class DraftVerifier:
         return replace(read, counts=settled, lengths=lengths, features=features, rope=rope), rows
 
     def _standing(self, read: ReadRows) -> Tensor:
-        """The drafts behind the newest tokens [S, K], for a grammar on the host."""
+        """The drafts after the newest tokens [S, K], for a grammar on the host."""
         newest = read.firsts + read.counts
         at = torch.arange(1, self._drafter.rows(read.form), device=newest.device)
         return self._state.ids[read.slots[:, None], newest[:, None] + at]
@@ -159,10 +159,10 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """As of `Verifier.settle`."""
+    """As in `Verifier.settle`."""
 
     def most(self, counts: Tensor) -> Tensor:
-        """The tokens that may be settled of so many rows [S]: no grammar holds behind its last mask."""
+        """The tokens that may be verified of so many rows [S]: no grammar holds after its last mask."""
         return counts if self.allowed is None else counts.clamp(max=len(self.allowed))
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:

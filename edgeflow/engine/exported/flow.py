@@ -5,7 +5,7 @@ A bucket has places for every camera and for a number of tokens. A frame may hav
 are left over. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
 
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
-whole, and places behind a shorter bucket are cleared. So a frame that is not finite spoils its slot alone, and the next
+whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils only its slot, and the next
 frame that begins there finds nothing of it.
 """
 
@@ -43,7 +43,7 @@ class Bucket:
     text: int
     """Tokens."""
     closing: int
-    """As of FlowSizes."""
+    """As in FlowSizes."""
 
     @property
     def rows(self) -> int:
@@ -67,7 +67,7 @@ class BucketMasks:
     slot.
 
     prefix: position [1, P] int64; seen [1, P, P] bool. step: of one candidate over T places of a slot, position [R]
-    int64; seen [R, T + R] bool; crossing [R], crossed [R, T]: the same in layers that read the prefix alone, where
+    int64; seen [R, T + R] bool; crossing [R], crossed [R, T]: the same in layers that only read the prefix, where
     there are any.
     """
 
@@ -101,7 +101,7 @@ class BucketMasks:
         }
 
     def _spread(self, layout: PackedLayout, used: Tensor) -> Tensor:
-        """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves behind."""
+        """[R, T + R] of what rows see in a slot that holds a frame's rows without gaps, and themselves."""
         seen, prefix = layout.seen(), len(used)
         spread = torch.zeros(len(seen), self._past + len(seen), dtype=torch.bool)
         spread[:, used] = seen[:, :prefix]
@@ -214,7 +214,7 @@ class StaticStages:
         return None if inputs is None else self._step(steps, inputs)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:  # noqa: ARG002 - the places of a bucket are
-        """As of FlowStages; a bucket's places are copied whole."""
+        """As in FlowStages; a bucket's places are copied whole."""
         held = self._held[source]
         places = self.graphs.buckets[held.bucket].rows
         self.kv[:, :, target, :places] = self.kv[:, :, source, :places]
@@ -222,7 +222,7 @@ class StaticStages:
         self._held[target] = held
 
     def clear_behind(self, slot: int, places: int) -> None:
-        """Note that the first places of a slot are written; what was written behind them becomes zeros."""
+        """Note that the first places of a slot are written; what was written after them becomes zeros."""
         if self._written[slot] > places:
             self.kv[:, :, slot, places : self._written[slot]] = 0.0
         self._written[slot] = places

@@ -3,7 +3,7 @@ and one batched step for all single rows of a pass.
 
 Rows are opaque to the executor. Those of prompts may be embedded by the towers already; all others hold their token.
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. Where an output is not finite, all
-slots are cleared behind what their sequences see before they run again.
+slots are cleared after what their sequences see before they run again.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class SlotRows:
 
 
 class StaticDecoder:
-    """graphs: of the model. name: as of Decoder. config: of the decoder that was exported."""
+    """graphs: of the model. name: as in Decoder. config: of the decoder that was exported."""
 
     def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
         self.name = name
@@ -249,14 +249,14 @@ class _Store:
         return finite
 
     def _clean(self, segment: SlotRows) -> None:
-        """Places behind what a sequence has become zeros, where they may hold numbers that are not finite."""
+        """Places after what a sequence has become zeros, where they may hold numbers that are not finite."""
         if segment.slot in self._unclean:
             self.kv[:, :, segment.slot, segment.start :] = 0.0
             self._unclean.discard(segment.slot)
 
 
 class _Prefill:
-    """A prefill, behind the towers where rows are tokens."""
+    """A prefill, after the towers where rows are tokens."""
 
     def __init__(self, towers: GraphSession | None, prefill: GraphSession, kv: Array) -> None:
         graph = prefill.graph

@@ -1,6 +1,6 @@
 """The frames of flow policies: the sizes of answers, prepared inputs, flow times, and real-time chunking.
 
-An answer is drawn to the chunk that is being played (arXiv 2506.07339, as LeRobot computes it: the identity in place of
+An answer is drawn to the chunk in execution (arXiv 2506.07339, as LeRobot computes it: the identity in place of
 the Jacobian), or keeps its next rows (arXiv 2512.05964).
 """
 
@@ -83,10 +83,10 @@ class FlowSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Guidance:
-    """Rows of the chunk being played that an answer must continue (real-time chunking), on the host in float32."""
+    """Rows of the chunk in execution that an answer must continue (real-time chunking), on the host in float32."""
 
     target: Tensor
-    """[H, A]: normalised, zeros behind its end and in padding."""
+    """[H, A]: normalised, zeros after its end and in padding."""
     weights: Tensor
     """[H]: how firmly each row is drawn to it, 0 to 1."""
     most: float = 10.0
@@ -136,7 +136,7 @@ MOST_GUIDANCE = 100.0
 
 
 class Schedule(str, Enum):
-    """How firmly rows behind the delay are drawn to the chunk being played, up to the execution horizon.
+    """How firmly rows after the delay are drawn to the chunk in execution, up to the execution horizon.
 
     ZEROS: not at all. ONES: as firmly as those before. LINEAR, EXP: less and less.
     """
@@ -175,7 +175,7 @@ class RTCSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Previous:
-    """The chunk being played, from the row that is due at the capture of a frame."""
+    """The chunk being executed, from the row that is due at the capture of a frame."""
 
     values: NDArray[np.float64]
     """[n, A']: normalised; A' up to the numbers of a latent action."""
@@ -184,7 +184,7 @@ class Previous:
 
 
 def schedule_weights(schedule: Schedule, delay: int, horizon: int, length: int, size: int) -> Tensor:
-    """How firmly each of `size` rows is drawn to the chunk being played: [size] float32, 0 to 1.
+    """How firmly each of `size` rows is drawn to the chunk in execution: [size] float32, 0 to 1.
 
     1 up to the delay, then by the schedule, 0 from the horizon on; that is at most `length`, the rows that are left of
     the chunk.
@@ -243,5 +243,5 @@ def _check(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> None:
         raise InvalidArgument(f"is {previous.delay} rows; it must be 0 to {most}", field="previous.delay")
     if settings.trained_max_delay and previous.delay > len(values):
         raise InvalidArgument(
-            f"is {previous.delay} rows; {len(values)} are left of the chunk being played", field="previous.delay"
+            f"is {previous.delay} rows; {len(values)} are left of the chunk in execution", field="previous.delay"
         )

@@ -49,7 +49,7 @@ class FlowPlaces:
 
 
 class FlowLayouts:
-    """Makes the layouts of passes of one model. cross: it has layers that read the prefix alone."""
+    """Makes the layouts of passes of one model. cross: it has layers that only read the prefix."""
 
     def __init__(self, sizes: FlowSizes, kinds: Sequence[str], device: torch.device) -> None:
         self._sizes = sizes

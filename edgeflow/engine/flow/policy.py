@@ -53,7 +53,7 @@ class PrefixInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """The inputs of n frames that step, M candidates of each behind each other, on the device.
+    """The inputs of n frames that step, M candidates of each one after the other, on the device.
 
     x [n M, H, A]; time [n M] float32: flow time; clean [n M, H] bool: rows whose time is 0; state [n M, S'].
     """
@@ -83,7 +83,7 @@ class FlowStages(Protocol):
     """The networks of a flow policy over KV slots."""
 
     launch_ahead: int
-    """As of PassEngine, 1 where running only enqueues."""
+    """As in PassEngine, 1 where running only enqueues."""
     device: torch.device
     kv_bytes: int
     """Memory of the slots."""

@@ -12,7 +12,7 @@ be recorded with it.
 Lines. Plain segments: [finite, token], and with log probabilities those of the token and its alternatives. Segments
 whose drafts are the tokens of an earlier pass (`guessed_lines`): [sound, settled, R tokens]. Segments of sequences with
 a drafter (`drafted_lines`): [sound and sizes, settled, found, W tokens, K drafts], and with log probabilities those of
-the W tokens. finite: 1 where the logits were. sound: 1 where those behind settled tokens were finite, plus 2 where all
+the W tokens. finite: 1 where the logits were. sound: 1 where those after verified tokens were finite, plus 2 where all
 were. Log probabilities are the bits of float64.
 """
 
@@ -95,7 +95,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """ids [N] int64. finite [N] bool: whether the logits behind it are finite; negative infinity forbids a token.
+    """ids [N] int64. finite [N] bool: whether the logits after it are finite; negative infinity forbids a token.
 
     logprob [N]; top_ids, top_logprobs [N, 5], best first, fewer where the vocabulary is smaller.
     """
@@ -249,13 +249,13 @@ class Sampled(Outcome[Ref]):
     """An outcome of an executor."""
 
     guesses: tuple[int, ...] = ()
-    """Tokens of rows that are not settled, where an earlier pass made the drafts."""
+    """Tokens of rows that are not verified, where an earlier pass made the drafts."""
     guesses_finite: bool = True
-    """Whether the logits of all rows were finite."""
+    """True where the logits of all rows were finite."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Those of each token, empty where they were not asked for."""
     drafts: tuple[int, ...] = ()
-    """The chain that stands behind the newest token, if it is one."""
+    """The chain that stands after the newest token, if it is one."""
 
 
 def plain_lines(rows: SampledRows) -> Tensor:
@@ -278,7 +278,7 @@ def drafted_lines(rows: SampledRows, sound: Tensor, settled: Tensor, found: Tens
 
 def guessed_lines(rows: SampledRows, spread: Tensor, counts: Tensor, settled: Tensor) -> Tensor:
     """The lines of S segments. spread [S, R]: the rows of each; counts, settled [S, 1]: how many of them are sampled,
-    and settled.
+    and verified.
     """
     at, finite = torch.arange(spread.shape[1], device=spread.device), rows.finite[spread]
     sound = (finite | (at >= settled)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)

@@ -5,7 +5,7 @@ slots among blocks. A pass that a graph captures is planned once, for its shape:
 says how much is used, so nothing depends on where the rows go, and nothing divides a slot.
 
 Rows that are not causal are served by the prefill wrapper with a mask, where the host knows the slots. In a graph, and
-by BatchAttention, they are refused.
+by BatchAttention, they are rejected.
 
 A store's slots of T positions are pages of P positions, P a divisor of T: page j of slot s is page s * T / P + j of the
 same memory. FlashInfer divides long slots among blocks by whole pages, so pages are short; a capacity that is a
@@ -47,7 +47,7 @@ class PlannedWrapper(Protocol):
 
 
 class PagedAttention:
-    """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows alone.
+    """The wrappers of one store, for as long as it lives: one for passes with longer spans, one for decode rows only.
 
     Each plan overwrites the one before, so passes over a store run one after the other, and kinds of layers that see
     different places are planned again and again.
@@ -180,7 +180,7 @@ class MixedAttention:
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1, apart: int = 0) -> Attend:
-    """tensor_cores: use them for decode rows alone; without them groups of 1, 2, 3, 4, 6 or 8 queries are served.
+    """tensor_cores: use them for decode rows only; without them groups of 1, 2, 3, 4, 6 or 8 queries are served.
 
     apart: decode rows that follow prefills are planned and launched separately, in a query tile of their size.
     """
@@ -198,7 +198,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 
 
 def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """Refused in a graph, and for rows that are not causal."""
+    """Rejected in a graph, and for rows that are not causal."""
     _check_causal(layout, "flashinfer_mixed")
     attend_into = _attending(layout, kv.kept("flashinfer mixed", MixedAttention))
 
@@ -212,7 +212,7 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
-    """Prefills and the decode rows behind them, as layouts over the same memory; one layout where the order differs.
+    """Prefills and the decode rows after them, as layouts over the same memory; one layout where the order differs.
 
     Only what depends on lengths alone is cached: the layout itself may be gathered anew per call.
     """
@@ -295,7 +295,7 @@ def _held(layout: PackedLayout) -> AttendInto:
 def _check_causal(layout: PackedLayout, name: str) -> None:
     if layout.sees is not None:
         raise ConfigError(
-            f"operator packed_attention: {name} serves causal rows alone, and rows of this pass see other places: name "
+            f"operator packed_attention: {name} serves only causal rows, and rows of this pass see other places: name "
             "another implementation in the overlay"
         )
 

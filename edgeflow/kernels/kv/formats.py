@@ -142,7 +142,7 @@ class KVFormat(Protocol):
         ...
 
     def reusable(self, known: int) -> int:
-        """The number of a slot's first `known` positions that another sequence may continue behind.
+        """The number of a slot's first `known` positions that another sequence may continue after.
 
         The slot may have gone on since, and these positions may have been copied to another slot.
         """

@@ -50,7 +50,7 @@ class PackedLayout:
     live: Tensor | None = None
     """[L_Q]: bool, False for rows that only pad their span; None where no row does."""
     sees: Sees | None = None
-    """What the rows see; None where each sees all up to itself."""
+    """The positions that the rows see; None where each sees all up to itself."""
     kinds: Mapping[str, Sees | None] = field(default_factory=dict)
     """The same by kind of layer, where they differ."""
     gated: tuple[bool, ...] = ()

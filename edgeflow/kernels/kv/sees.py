@@ -88,7 +88,7 @@ def causal(span: SpanOfRows) -> Sees:
 
 
 def before(span: SpanOfRows, stop: int) -> Sees:
-    """Every row sees places 0 .. stop alone, as in a layer that reads a prefix."""
+    """Every row sees only places 0 .. stop, as in a layer that reads a prefix."""
     return ranges(span, stop=stop)
 
 

@@ -77,7 +77,7 @@ class KVSlots:
     def copy_rows(self, source: int, target: int, length: int) -> None:
         """The first `length` rows of a slot enter another, in every layer.
 
-        A sequence may continue behind them at `format.reusable(length)`, or at `length` where the source ends there.
+        A sequence may continue after them at `format.reusable(length)`, or at `length` where the source ends there.
         """
         for kind, tensor in zip(self._kinds, self.tensors, strict=True):
             if kind.moved:

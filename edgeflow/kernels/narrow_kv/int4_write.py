@@ -214,7 +214,7 @@ class GroupPlacesOnDevice:
 
 
 def _spans(starts: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row the first row of its span, the row behind it, and the row behind those that do not pad it [L_Q].
+    """For each row the first row of its span, the row after it, and the row after those that do not pad it [L_Q].
 
     starts [L_Q] bool. Rows that drafts share at the end of a slot belong to the span before them.
     """

@@ -24,7 +24,7 @@ _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni")
 _X86 = {"avx512": _AVX512, "avx2": _AVX2}
 SETS = {"x86_64": {**_X86, "portable": ()}}
-"""Flags of the instruction sets that are built, by machine; other machines have the portable one alone."""
+"""Flags of the instruction sets that are built, by machine; other machines have only the portable one."""
 
 MAPPED = Path("/proc/self/maps")
 MAPPED_FIELDS = 5

@@ -266,6 +266,6 @@ DEFAULTS: Mapping[str, Mapping[str, str | tuple[str, ...]]] = {
 }
 """impl_id by hardware profile ("" is any) and operator; several where each serves other KV formats.
 
-On CUDA torch's own operators serve as well as a kernel of ours would for a single move, for sequences of one length and
+On CUDA torch's own operators serve as well as a kernel would for a single move, for sequences of one length and
 for GEMMs.
 """

@@ -1,7 +1,7 @@
 """The names that the dimensions of the operator table take (EdgeFM table 1), and the shape signatures of calls.
 
 An entry may use the spelling of a checkpoint or of the paper; here it becomes the one that lookups use. A name that is
-not known is refused, for it would never match. A signature gives the sizes of a call as text, `m=512|e=4096`.
+not known is rejected, for it would never match. A signature gives the sizes of a call as text, `m=512|e=4096`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 STAGES = ("prefill", "decode", "packed")
-"""A pass of longer spans alone, of single rows alone, of both."""
+"""A pass of only longer spans, of only single rows, of both."""
 
 KV_FORMATS = ("dense", "int8", "fp8", "int4", "latent")
 """Names of the KV formats (kernels/kv/formats.py). A lookup that names none is for the first."""
@@ -156,7 +156,7 @@ Signed = tuple[str, str]
 
 
 def stage_of(lengths: Sequence[int]) -> str:
-    """prefill: longer spans alone; decode: single rows alone; packed: both."""
+    """prefill: only longer spans; decode: only single rows; packed: both."""
     kinds = {length > 1 for length in lengths}
     return "packed" if len(kinds) > 1 else "prefill" if kinds == {True} else "decode"
 

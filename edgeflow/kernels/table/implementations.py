@@ -84,7 +84,7 @@ class Implementation:
     replayable: bool = True
     """It can be captured in a graph, for the host reads nothing that differs between passes of one shape."""
     causal: bool = False
-    """Attention that refuses layouts with `sees`."""
+    """Attention that rejects layouts with `sees`."""
 
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""
@@ -165,7 +165,7 @@ FLOAT_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 def triton_kernel(
     op_name: str, file: str, limits: Mapping[str, int], *, kv: str = "", **choices: tuple[int, ...]
 ) -> Implementation:
-    """A kernel of kernels/triton/<file>.py. file: with its name behind a colon, where that is not its operator's.
+    """A kernel of kernels/triton/<file>.py. file: with its name after a colon, where that is not its operator's.
     Attention in float32 spills its registers."""
     where = f"edgeflow.kernels.triton.{file}" + ("" if ":" in file else f":{op_name}")
     dtypes = FLOAT_DTYPES - {torch.float32} if KINDS[op_name] == "attention" else FLOAT_DTYPES

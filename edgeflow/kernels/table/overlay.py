@@ -1,6 +1,6 @@
 """Overlays: JSON files of entries that win over the built-in ones, without a change of code.
 
-A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is refused; a file
+A file that the tuner wrote carries the stamp of the machine it was measured on, and elsewhere it is rejected; a file
 without a stamp, written by hand, serves everywhere. Names may be spelled as in EdgeFM's table 1
 (kernels/table/dimensions.py).
 """
@@ -101,7 +101,7 @@ def load_entries(
 ) -> Sequence[TableEntry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
 
-    tuned_for: as of `refuse_stale`.
+    tuned_for: as in `refuse_stale`.
     """
     overlay = read_overlay(path)
     if overlay.stamp is not None:

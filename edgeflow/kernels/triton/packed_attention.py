@@ -4,7 +4,7 @@ The work is a list of tiles (tile_list.py), made of the lengths and the reach of
 read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
 share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
 path with few warps; where they are split along the keys, a second kernel joins the parts. Keys that no row of a tile
-sees are never read. A layout without `sees` is served by a kernel that knows causal rows alone.
+sees are never read. A layout without `sees` is served by a kernel that knows only causal rows.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _attend(
 ):  # fmt: skip
     """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [tile parts, KH, SMALL_M,
     D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a `Sees`. SEES: 0 where rows are
-    causal, 1 with ranges alone, 2 with bits.
+    causal, 1 with ranges only, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.

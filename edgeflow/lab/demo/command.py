@@ -15,7 +15,7 @@ from rich.live import Live
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
 from edgeflow.lab.demo.evaluate import FRESH_SEEDS
-from edgeflow.lab.demo.report import conditions, mode_result, result_table, verdict, write_folder
+from edgeflow.lab.demo.report import conditions, mode_result, objects_at, result_table, verdict, write_folder
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
@@ -40,7 +40,7 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
         facts = {**conditions(run, "of the service"), "outcomes": [outcome.value for outcome in run.outcomes]}
         print(json_text({**facts, **asdict(result), "statistics": asdict(run.statistics)}))
     else:
-        view.print(result_table([run], f"{run.model}, {_objects(plan.object_speed)}"))
+        view.print(result_table([run], f"{run.model}, {objects_at(plan.object_speed)}"))
     return 0
 
 
@@ -67,7 +67,7 @@ def demo_command(seconds: float, object_speed: float, profile: str, model: str, 
                 )
                 runs.append(run_robot(address, plan, show))
     sentence = verdict(runs)
-    console.print(result_table(runs, f"{runs[0].model}, {_objects(object_speed)}, device profile {profile}"))
+    console.print(result_table(runs, f"{runs[0].model}, {objects_at(object_speed)}, device profile {profile}"))
     console.print(sentence, highlight=False)
     write_folder(out, runs, conditions(runs[0], profile), sentence)
     console.print(f"written: {out}/report.json, {out}/modes.png and further plots", highlight=False)
@@ -90,10 +90,6 @@ def _frame_hz(profile: str) -> float:
     """A camera rate somewhat above the device's pipelined rate, at most FRAME_HZ."""
     device = load_profile(profile)
     return FRAME_HZ if device is None else min(FRAME_HZ, 1.2e9 / device.packed_ns)
-
-
-def _objects(speed: float) -> str:
-    return f"objects at {100 * speed:g} cm/s" if speed else "still objects"
 
 
 class RunView:

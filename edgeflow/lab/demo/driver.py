@@ -104,24 +104,25 @@ class _Album:
     """Keeps a few frames of the run, with the commands given for them."""
 
     snapshots: list[CommandedFrame] = field(default_factory=list)
-    _images: dict[int, Image] = field(default_factory=dict)
+    _images: dict[int, tuple[Image, float]] = field(default_factory=dict)
     _next_ns: int = 0
 
-    def taken(self, seq: int, image: Image) -> None:
+    def taken(self, seq: int, image: Image, seconds: float) -> None:
+        """Note a frame. seconds: since its episode began."""
         if len(self.snapshots) < SNAPSHOTS:
-            self._images[seq] = image
+            self._images[seq] = image, seconds
             if len(self._images) > _IMAGES_KEPT:
                 del self._images[next(iter(self._images))]
 
     def commanded(self, action: Action, instruction: str) -> None:
-        image = self._images.pop(action.seq, None)
+        image, seconds = self._images.pop(action.seq, (None, 0.0))
         if image is None or action.received_ns < self._next_ns or len(self.snapshots) >= SNAPSHOTS:
             return
         self._next_ns = action.received_ns + _SNAPSHOT_EVERY_NS
         x, y, z, *_, gripper = (float(value) for value in action.values)
         grip = "close" if gripper < 0.5 else "open"
         caption = f"{instruction}\n{100 * x:+.1f} {100 * y:+.1f} {100 * z:+.1f} cm, {grip}"
-        self.snapshots.append(CommandedFrame(image, (x, -y), caption))  # the camera's up is the tool's -y
+        self.snapshots.append(CommandedFrame(image, seconds, (x, -y), caption))  # the camera's up is the tool's -y
 
 
 class DemoRobot:
@@ -188,9 +189,8 @@ class DemoRobot:
         captured_ns, pose = self._clock.now_ns(), self._sim.pose()
         image = self._sim.capture()
         state = state_of(pose, self._sim.aperture)
-        self._album.taken(
-            self._client.push(image, pose, captured_ns=captured_ns, state={STATE.name: state.tolist()}), image
-        )
+        seq = self._client.push(image, pose, captured_ns=captured_ns, state={STATE.name: state.tolist()})
+        self._album.taken(seq, image, self._sim.time)
 
     def _obey(self, directive: Directive) -> None:
         if directive is self._obeyed:

@@ -34,6 +34,7 @@ from edgeflow.scheduler.pace import auto_pace, pace_of
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError
+from edgeflow_client.loadtest.drawing import INK, figure_of, mode_colour, save
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Mode
 
@@ -76,13 +77,13 @@ class ConditionResult:
     passes: Mapping[int, int]
     """How many actions took so many passes."""
     overtaken: float
-    """Share of the frames begun that a newer one left behind."""
+    """Share of the frames begun that a newer one overtook."""
     unsettled: float
-    """Share of the actions with tokens that were not settled."""
+    """Share of the actions with tokens that were not verified."""
     late: float = 0.0
     """Share of the chunks received that came later than they were made for."""
     late_played: float = 0.0
-    """Share of those played."""
+    """Share of those executed."""
 
     @property
     def passes_mean(self) -> float:
@@ -283,7 +284,7 @@ def _write(results: list[ConditionResult], plan: EvaluationPlan, out: Path) -> N
         "conditions": [result.as_json() for result in results],
     }
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    _plot(results, out / "success.png")
+    _plot(results, plan, out / "success.png")
 
 
 def _outcome_table(results: list[ConditionResult], plan: EvaluationPlan) -> FoldingTable:
@@ -318,19 +319,19 @@ def _name(condition: TableCondition) -> str:
     return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"
 
 
-def _plot(results: list[ConditionResult], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    labels = [_name(result.condition) for result in results]
-    shares = [r.success.share for r in results]
-    errors = [
-        [share - r.success.interval[0] for share, r in zip(shares, results, strict=True)],
-        [r.success.interval[1] - share for share, r in zip(shares, results, strict=True)],
-    ]
-    figure = Figure(figsize=(9, 0.6 * len(results) + 1.4), layout="constrained")
+def _plot(results: list[ConditionResult], plan: EvaluationPlan, path: Path) -> None:
+    count = plan.episodes * len(plan.seeds)
+    title = f"Success of {plan.model} with its 95 % interval: {count} episodes per bar, camera {1 / plan.period_s:g} Hz"
+    figure = figure_of(9.5, 0.5 * len(results) + 1.6, title)
     axes = figure.subplots()
-    axes.barh(labels, shares, xerr=errors, color="#4878a8", ecolor="#333333", capsize=3)
+    for place, result in enumerate(results):
+        share, (low, high) = 100 * result.success.share, (100 * end for end in result.success.interval)
+        axes.barh(place, share, 0.7, color=mode_colour(result.condition.mode))
+        axes.errorbar(share, place, xerr=[[share - low], [high - share]], color=INK, capsize=3, linewidth=1)
+        axes.annotate(f"{share:.3g}", (high, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(results)), [_name(result.condition) for result in results])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1)
-    axes.set_xlabel("success, with its 95 % interval")
-    figure.savefig(path, dpi=110)
+    axes.set_xlim(0, 110)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("success, %")
+    save(figure, path)

@@ -111,6 +111,8 @@ class CommandedFrame:
     """A camera frame `[height, width, 3]` uint8 and the command given for it."""
 
     image: NDArray[np.uint8]
+    seconds: float
+    """When it was captured, from the beginning of its episode."""
     shift: tuple[float, float]
     """In the image plane, right and up, metres."""
     caption: str

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 import numpy as np
+from matplotlib.patches import FancyArrowPatch
 
 from edgeflow.lab.demo.driver import RobotRun
 from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
-from edgeflow_client.loadtest.pictures import colours, figure_of, save
+from edgeflow_client.loadtest.drawing import figure_of, mode_colour, save, share_bars
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
 
@@ -71,6 +73,11 @@ def verdict(runs: Sequence[RobotRun]) -> str:
     )
 
 
+def objects_at(speed: float) -> str:
+    """How fast the objects are. speed: m/s."""
+    return f"objects at {100 * speed:g} cm/s" if speed else "still objects"
+
+
 def conditions(run: RobotRun, profile: str) -> dict[str, Any]:
     """The conditions needed to repeat a run."""
     plan = run.plan
@@ -93,12 +100,13 @@ def write_folder(folder: Path, runs: Sequence[RobotRun], facts: Mapping[str, Any
         "passes_per_action": {run.mode.value: mean_passes(run) for run in runs},
     }
     write_report(folder / "report.json", {**facts, **counts}, [mode_result(run) for run in runs], sentence)
-    plot_modes(folder / "modes.png", runs)
-    plot_series(folder / "series.png", {run.mode.value: run.series for run in runs})
-    plot_ages(folder / "ages.png", {run.mode.value: run.ages_ms for run in runs})
+    title = _condition(facts, runs)
+    plot_modes(folder / "modes.png", runs, title)
+    plot_series(folder / "series.png", {run.mode.value: run.series for run in runs}, title)
+    plot_ages(folder / "ages.png", {run.mode.value: run.ages_ms for run in runs}, title)
     for run in runs:
         if run.snapshots:
-            plot_strip(folder / f"frames-{run.mode.value}.png", run.snapshots)
+            plot_strip(folder / f"frames-{run.mode.value}.png", run.snapshots, f"{run.mode.value}: {title}")
 
 
 def write_report(path: Path, conditions: Mapping[str, Any], results: Sequence[ModeResult], verdict: str) -> None:
@@ -108,83 +116,104 @@ def write_report(path: Path, conditions: Mapping[str, Any], results: Sequence[Mo
     path.write_text(json_text(content) + "\n")
 
 
-def plot_modes(path: Path, runs: Sequence[RobotRun]) -> None:
+def plot_modes(path: Path, runs: Sequence[RobotRun], title: str) -> None:
     """Draw the figures of the table side by side, one colour per mode."""
     panels: tuple[tuple[str, Callable[[RobotRun], float]], ...] = (
-        ("tasks finished", lambda run: run.successes),
-        ("success, %", lambda run: 100 * mode_result(run).success.value),
-        ("actions per second", lambda run: run.summary.fps),
-        ("median age, ms", lambda run: run.summary.age_ms.p50),
+        ("tasks finished ↑", lambda run: run.successes),
+        ("actions per second ↑", lambda run: run.summary.fps),
+        ("median age, ms ↓", lambda run: run.summary.age_ms.p50),
         ("passes per action", mean_passes),
     )
-    figure = figure_of(13.0, 3.4)
-    names = [run.mode.value for run in runs]
-    for axes, (label, value_of) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        values = [value if math.isfinite(value := value_of(run)) else 0.0 for run in runs]
-        axes.bar_label(axes.bar(names, values, color=colours(len(runs)), width=0.6), fmt="%.3g", padding=2)
-        axes.set_title(label, fontsize=10)
-        axes.tick_params("x", rotation=20)
+    figure = figure_of(13.0, 3.6, f"{title}\n↑: more is better; ↓: less is better; line on success: 95 % interval")
+    names, colours = [run.mode.value for run in runs], [mode_colour(run.mode.value) for run in runs]
+    success, *others = figure.subplots(1, len(panels) + 1)
+    tried = [(place, mode_result(run).success) for place, run in enumerate(runs) if run.outcomes]
+    share_bars(
+        success,
+        [place for place, _ in tried],
+        [(each.value, each.low, each.high) for _, each in tried],
+        0.6,
+        [colours[place] for place, _ in tried],
+    )
+    success.set_title("success, % ↑", fontsize=10)
+    for axes, (label, value_of) in zip(others, panels, strict=True):
+        values = [value_of(run) for run in runs]
+        axes.bar(range(len(runs)), np.nan_to_num(values), 0.6, color=colours)
+        for place, value in enumerate(values):
+            _above(axes, place, value)
         axes.margins(y=0.15)
-        if label.startswith("success"):
-            _draw_intervals(axes, runs)
+        axes.set_title(label, fontsize=10)
+    for axes in (success, *others):
+        axes.set_xticks(range(len(runs)), names, rotation=20)
+        axes.set_xlim(-0.6, len(runs) - 0.4)
     save(figure, path)
 
 
-def plot_series(path: Path, series: Mapping[str, TimeSeries]) -> None:
+def _above(axes: Any, place: int, value: float) -> None:
+    text, height = (f"{value:.3g}", value) if math.isfinite(value) else ("none", 0.0)
+    axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=9)
+
+
+def plot_series(path: Path, series: Mapping[str, TimeSeries], title: str) -> None:
     """Plot rate and age over the recorded time; one line per mode."""
-    figure = figure_of(8.0, 5.0)
+    figure = figure_of(9.0, 5.4, f"{title}\nThe rate dips where an episode begins and awaits its first action")
     rate, age = figure.subplots(2, 1, sharex=True)
-    for colour, (mode, run) in zip(colours(len(series)), series.items(), strict=True):
-        rate.plot(run.seconds, run.fps, color=colour, label=mode)
-        age.plot(run.seconds, run.age_ms, color=colour, label=mode)
+    for mode, run in series.items():
+        rate.plot(run.seconds, run.fps, color=mode_colour(mode), label=mode)
+        age.plot(run.seconds, run.age_ms, color=mode_colour(mode))
     rate.set_ylabel("actions per second")
     age.set_ylabel("median age, ms")
-    age.set_xlabel("seconds")
+    age.set_xlabel("time, s")
     for axes in (rate, age):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-    rate.legend()
+    figure.legend(loc="outside lower center", ncols=len(series))
     save(figure, path)
 
 
-def plot_ages(path: Path, ages_ms: Mapping[str, Series]) -> None:
+def plot_ages(path: Path, ages_ms: Mapping[str, Series], title: str) -> None:
     """Plot a histogram of the ages of all actions; one colour per mode."""
-    figure = figure_of(8.0, 3.6)
+    figure = figure_of(9.0, 4.0, f"Ages of all actions: {title}")
     axes = figure.subplots()
     everything = np.concatenate([np.zeros(1), *ages_ms.values()])
     edges = np.linspace(0.0, max(float(np.percentile(everything, 99.5)), 1.0), 60)
-    for colour, (mode, ages) in zip(colours(len(ages_ms)), ages_ms.items(), strict=True):
-        axes.hist(ages, bins=edges.tolist(), color=colour, alpha=0.6, label=f"{mode} ({ages.size} actions)")
+    for mode, ages in ages_ms.items():
+        label = f"{mode} ({ages.size} actions)"
+        colour = mode_colour(mode)
+        axes.hist(
+            ages, bins=edges.tolist(), histtype="stepfilled", facecolor=(colour, 0.4), edgecolor=colour, label=label
+        )
     axes.set_xlabel("age of an action when it arrived, ms")
     axes.set_ylabel("actions")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(ages_ms))
     save(figure, path)
 
 
-def plot_strip(path: Path, snapshots: Sequence[CommandedFrame]) -> None:
+def plot_strip(path: Path, snapshots: Sequence[CommandedFrame], title: str) -> None:
     """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
-    figure = figure_of(1.9 * max(len(snapshots), 1), 2.2)
+    legend = "Wrist camera, by time in the episode; arrow: the displacement commanded, a picture is 0.3 m wide"
+    figure = figure_of(1.9 * max(len(snapshots), 5), 3.4, f"{title}\n{legend}")
     for index, snapshot in enumerate(snapshots):
         axes = figure.add_subplot(1, len(snapshots), index + 1)
         height, width, _ = snapshot.image.shape
         axes.imshow(snapshot.image)
         right, up = (component * width / 0.3 for component in snapshot.shift)
-        arrow: dict[str, Any] = {"arrowstyle": "->", "color": "white", "linewidth": 2.0}
         centre = (width / 2, height / 2)
-        axes.annotate("", xy=(centre[0] + right, centre[1] - up), xytext=centre, arrowprops=arrow)
-        axes.set_title(snapshot.caption, fontsize=7)
+        head = (centre[0] + right, centre[1] - up)
+        axes.add_patch(
+            FancyArrowPatch(centre, head, arrowstyle="->", mutation_scale=12, shrinkA=0, shrinkB=0, color="white", lw=2)
+        )
+        caption = "\n".join(fill(line, 28) for line in snapshot.caption.splitlines())
+        axes.set_title(f"{snapshot.seconds:.1f} s\n{caption}", fontsize=7)
         axes.set_axis_off()
     save(figure, path)
 
 
-def _draw_intervals(axes: Any, runs: Sequence[RobotRun]) -> None:
-    """Add 95 % intervals to bars of success in percent."""
-    for index, run in enumerate(runs):
-        success = mode_result(run).success
-        if run.outcomes:
-            low, high = success.value - success.low, success.high - success.value
-            axes.errorbar(index, 100 * success.value, yerr=[[100 * low], [100 * high]], color="black", capsize=5)
-    axes.set_ylim(0, 115)
+def _condition(facts: Mapping[str, Any], runs: Sequence[RobotRun]) -> str:
+    """The conditions of runs as a title."""
+    objects, profile = objects_at(facts["object_speed_m_s"]), facts["device_profile"]
+    device = "passes as fast as this machine" if profile == "none" else f"pass times of {profile}, emulated"
+    return f"{facts['model']}, {objects}, {device}, {_seconds(runs)} per mode"
 
 
 def _merit(run: RobotRun) -> tuple[int, float]:

@@ -41,7 +41,7 @@ class ExportRequest:
     frames: Path | None = None
     """A file of recorded frames to calibrate on; None = the built-in ones."""
     first_step: bool = False
-    """Calibrate on the first step alone, for comparisons."""
+    """Calibrate only on the first step, for comparisons."""
 
     def __post_init__(self) -> None:
         """ConfigError for options of a calibration where there is none."""

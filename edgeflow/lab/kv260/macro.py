@@ -115,7 +115,7 @@ def pack(gemm: GemmWords, name: str = "linear") -> Words:
 def unpack(macros: Words, name: str = "linear") -> GemmWords:
     """The exact inverse of `pack`; CheckpointError where padding is not zero."""
     if macros[..., SCALE_WORDS + 1 : HEAD_WORDS].any():
-        raise CheckpointError(f"{name}: the padding behind the zeros of a macro is not zero")
+        raise CheckpointError(f"{name}: the padding after the zeros of a macro is not zero")
     blocks, groups, words = macros.shape
     scales = macros[..., :SCALE_WORDS].transpose(1, 0, 2).reshape(groups, blocks * SCALE_WORDS)
     weights = macros[..., HEAD_WORDS:].transpose(1, 2, 0).reshape(groups * (words - HEAD_WORDS), blocks)

@@ -1,4 +1,4 @@
-"""A decoder's linears and tensors, from its configuration alone."""
+"""A decoder's linears and tensors, only from its configuration."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class LinearTime:
 
 
 def linear_time(shape: MacroShape) -> LinearTime:
-    """The time of a linear. The channel with most blocks counts, and the memory behind all of them."""
+    """The time of a linear. The channel with most blocks counts, and the memory that all of them share."""
     blocks, macros, words = shape.channel_shape(0)
     strips = blocks * macros * (32 * words // int(constants.STRIP.value))
     steps = blocks * macros * (shape.group // int(constants.PE_INPUTS.value))

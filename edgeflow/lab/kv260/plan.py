@@ -1,6 +1,6 @@
 """The places of a checkpoint's tensors in a macro file: one binary file, described by one JSON (section III-A).
 
-Linears in 4 bits come first, in the order of their names, the four channels of each one behind the other; then all
+Linears in 4 bits come first, in the order of their names, the four channels of each one after the other; then all
 other tensors in FP16. Every part begins at a multiple of 16 bytes, the width of a strip. Numbers are little-endian.
 """
 
@@ -30,7 +30,7 @@ LAYOUT = {
     "order of inputs",
     "tensors": "FP16, row by row",
 }
-"""The layout in words, for the JSON. The paper's figures 3 and 4 give the parts of a macro; their order is ours."""
+"""The layout in words, for the JSON. The paper's figures 3 and 4 give the parts of a macro, not their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +124,5 @@ def _rows_and_columns(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 10 behind layer 9."""
+    """Layer 10 after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

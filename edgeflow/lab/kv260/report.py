@@ -1,4 +1,4 @@
-"""The result of a co-simulation: the paper's Table I beside ours, the time of a token in each placement, sizes."""
+"""The result of a co-simulation: Table I beside the paper's, the time of a token in each placement, sizes."""
 
 from __future__ import annotations
 

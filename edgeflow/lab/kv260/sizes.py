@@ -52,7 +52,7 @@ class BoardMemory:
 
 
 def sizes(config: LlamaConfig, group: int) -> WeightBytes:
-    """From the configuration alone, with all linears of the layers in 4 bits."""
+    """Only from the configuration, with all linears of the layers in 4 bits."""
     shapes = gemm_shapes_of(config, group)
     return WeightBytes(
         fp16=sum(2 * math.prod(shape) for _, shape in tensor_shapes_of(config)),
@@ -67,7 +67,7 @@ def second_head_bytes(config: LlamaConfig, group: int) -> int:
 
 
 def memory_of(config: LlamaConfig, group: int) -> BoardMemory:
-    """From the configuration alone."""
+    """Only from the configuration."""
     return BoardMemory(
         weights=sizes(config, group).macro,
         head=second_head_bytes(config, group) if config.tie_word_embeddings else 0,

@@ -54,7 +54,7 @@ class Fidelity(QuantisationError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
-    """Rows behind the last block [B, L, E], of each batch: of the float model and of each variant."""
+    """Rows after the last block [B, L, E], of each batch: of the float model and of each variant."""
 
     floats: list[Tensor]
     variants: dict[str, list[Tensor]]

@@ -58,7 +58,7 @@ class QuantisedCheckpoint:
     bytes_before: int
     bytes_after: int
     exact: float | None
-    """The share of exact answers, of the embedded chat model alone."""
+    """The share of exact answers, only of the embedded chat model."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON values, with the choice of every scale group."""

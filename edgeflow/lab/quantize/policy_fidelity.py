@@ -22,7 +22,7 @@ NEAR = 1
 
 @dataclass(slots=True, eq=False)
 class TokenFidelity(QuantisationError):
-    """Sums over the action tokens that the float policy chose, each behind those before it."""
+    """Sums over the action tokens that the float policy chose, each after those before it."""
 
     tokens: int = 0
     kl: float = 0.0

@@ -38,7 +38,7 @@ def run_training(
 ) -> None:
     """Train up to a number of steps, and save the state at the end and now and then.
 
-    SIGINT and SIGTERM end the run behind the step in progress, with its state saved and Stopped raised; a second one
+    SIGINT and SIGTERM end the run after the step in progress, with its state saved and Stopped raised; a second one
     acts at once. resume: continue from the state, if there is one. cpu_before: `cpu_seconds` when the run began.
     """
     learner, saved_at = trainer.learner, time.monotonic()

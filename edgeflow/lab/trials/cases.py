@@ -75,8 +75,8 @@ class Problem:
     rows: tuple[int, ...] = ()
     """Rows of the call, where the arguments do not show them."""
     cold_bytes: int = 0
-    """What a pass must read or write in memory, for it is in no cache: weights (in 8 bits, the smallest form they
-    are read in), keys and values.
+    """The bytes that a pass must read or write in memory, for no cache holds them: weights (in 8 bits, the smallest
+    form they are read in), keys and values.
     """
 
     def given_to(self, function: Callable[..., Any]) -> Callable[[], Outputs]:

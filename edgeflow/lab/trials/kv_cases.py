@@ -19,7 +19,7 @@ from edgeflow.lab.trials.cases import Heads, Numbers, Outputs, Problem, TrialCas
 def rope_write_int4(spans: Sequence[Span], heads: Heads) -> TrialCase:
     """Compares what the last row of each span reads, the exact keys from the first group of each on, and the newest.
 
-    The spans lie behind groups that other passes have begun.
+    The spans lie after groups that other passes have begun.
     """
 
     def build(make: Numbers) -> Problem:

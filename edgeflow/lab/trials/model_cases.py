@@ -28,7 +28,7 @@ Staged = tuple[str, TrialCase]
 
 
 def _qwen(hidden: int, inner: int, heads: int, kv_heads: int, vocabulary: int = 151936) -> ModelShape:
-    """A Qwen2.5 behind a prompt of 1,024 rows."""
+    """A Qwen2.5 after a prompt of 1,024 rows."""
     return ModelShape(
         family="qwen2",
         hidden=hidden,
@@ -78,7 +78,7 @@ def model_cases(shape: ModelShape) -> list[TrialCase]:
 def staged_cases(shape: ModelShape) -> list[Staged]:
     """Every call of every pass with the pass's stage, each shape of a stage once, by priority.
 
-    Of a policy that denoises chunks, the products alone.
+    Of a policy that denoises chunks, only the products.
     """
     found: dict[tuple[Any, ...], Staged] = {}
     for stage, case in _denoising_cases(shape) if shape.step_rows else _token_cases(shape):
@@ -176,7 +176,7 @@ def _last_layer_cases(shape: ModelShape, spans: list[Span], stage: str) -> list[
 
 
 def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
-    """A fixed prefix brought before a prefill; the copies behind a packed pass that moves every frame on."""
+    """A fixed prefix brought before a prefill; the copies after a packed pass that moves every frame on."""
     heads, capacity = Heads(1, shape.kv_heads, shape.head_dim), shape.rows + shape.stages
     stage = stage_of([span.length for span in spans])
     if stage == "prefill":

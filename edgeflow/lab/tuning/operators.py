@@ -76,7 +76,7 @@ def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overl
 
 
 def refusals(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[str]:
-    """Why the service would refuse this table, for each quantised weight that it gives several implementations."""
+    """Why the service would reject this table, for each quantised weight that it gives several implementations."""
     weights = [together[0] for together in _of_one_weight(model_cases(shape)) if _is_quantised(together[0].weight)]
     return [told for case in weights if (told := _refusal(table, shape, case, hardware, dtype))]
 
@@ -220,7 +220,7 @@ def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples:
 def shown_table(overlay: Path | None, dtype: torch.dtype, weights: str, tuned_for: str) -> OperatorTable:
     """The table for a device that may not be present: float weights become `weights` even if nothing serves them.
 
-    tuned_for: as of `refuse_stale`.
+    tuned_for: as in `refuse_stale`.
     """
     table = built_in_table() if weights == "float" else built_in_table().converting(weights)
     if overlay is None:

@@ -29,7 +29,7 @@ LOGITS_FILE = "expected_logits.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCase:
-    """A recorded case: a plain prompt, messages with images and the text they render to, or token ids alone."""
+    """A recorded case: a plain prompt, messages with images and the text they render to, or only token ids."""
 
     name: str
     input_ids: list[int]

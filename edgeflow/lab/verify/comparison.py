@@ -122,7 +122,7 @@ class LogitBounds:
 
 
 FP8_BOUNDS = LogitBounds(largest=4.0, mean=0.5, lost=0.75)
-"""What random weights keep of their logits in FP8; unrelated logits are 1.1 apart."""
+"""The bounds on logits of random weights in FP8; unrelated logits are 1.1 apart."""
 
 
 KV_BOUNDS = {

@@ -124,7 +124,7 @@ class EagleWays:
         return run_noted(engine, notes, case, self._noted(case, engine), chunk)
 
     def _behind_prefix(self, case: EagleCase, slot: int) -> EagleRun:
-        """Half of the prompt is computed once, in slot 0; behind it, or a copy of it, the case runs twice."""
+        """Half of the prompt is computed once, in slot 0; after it, or a copy of it, the case runs twice."""
         notes, prompt = Notes(), self.model.prompt(case.prompt)
         engine = self._engine(case, NotedEagle(self._trees, notes), slots=2)
         prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 0)
@@ -149,7 +149,7 @@ class EagleWays:
         return request.tokens, logits
 
     def _noted(self, case: EagleCase, engine: ChatEngine, slot: int = 0, known: int = 0) -> Generation:
-        """A request that goes on behind the recorded tokens, so that no verification is cut short."""
+        """A request that goes on after the recorded tokens, so that no verification is cut short."""
         return self._request(engine, case, self._most(case), slot, known)
 
     def _request(self, engine: ChatEngine, case: EagleCase, tokens: int, slot: int = 0, known: int = 0) -> Generation:
@@ -168,7 +168,7 @@ class EagleWays:
         return engine
 
     def _most(self, case: EagleCase) -> int:
-        """The recorded tokens, and the rows of another tree behind them."""
+        """The recorded tokens, and the rows of another tree after them."""
         return len(case.answer) + self.bundle.sizes.rows
 
 
@@ -185,7 +185,7 @@ class FoundTree:
 
     @property
     def paths(self) -> list[list[int]]:
-        """The rows from the root to each leaf, leaves by ascending row, all of one length: -1 behind the leaf."""
+        """The rows from the root to each leaf, leaves by ascending row, all of one length: -1 after the leaf."""
         inner, width = set(self.parents[1:]), max(self.depths) + 1
         found = [self._path(row) for row in range(len(self.tokens)) if row not in inner]
         return [path + [-1] * (width - len(path)) for path in found]
@@ -197,7 +197,7 @@ class FoundTree:
         return torch.tensor([[float(bits >> row & 1) for row in rows] for bits in self.bits], dtype=torch.float64)
 
     def best(self, accepted: Sequence[int]) -> int:
-        """The first path that has these tokens behind the root; -1 where none has."""
+        """The first path that has these tokens after the root; -1 where none has."""
         for index, path in enumerate(self.paths):
             if [self.tokens[row] for row in path[1 : 1 + len(accepted)] if row >= 0] == list(accepted):
                 return index
@@ -299,7 +299,7 @@ class EagleRun:
     settled: list[tuple[int, ...]]
     """Tokens of each pass, that of the prompt first."""
     trees: list[FoundTree]
-    """Behind each pass."""
+    """After each pass."""
     features: dict[int, Tensor]
     """By place."""
 

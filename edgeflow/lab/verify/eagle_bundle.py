@@ -33,7 +33,7 @@ class RecordedTree:
 
     tokens: list[int]
     paths: list[list[int]]
-    """The rows from the root to each leaf, all of one length, -1 behind the leaf."""
+    """The rows from the root to each leaf, all of one length, -1 after the leaf."""
     depths: list[int]
     """`tokens`, `depths`: of each row."""
 
@@ -45,13 +45,13 @@ class EagleCase:
     name: str
     prompt: list[int]
     answer: list[int]
-    """Tokens behind the prompt, the newest one included."""
+    """Tokens after the prompt, the newest one included."""
     accepted: list[int]
     """Drafts that each verification accepted."""
     best: list[int]
     """The path on which these are, the first of several."""
     trees: list[RecordedTree]
-    """One for each verification, and one behind the last."""
+    """One for each verification, and one after the last."""
     features: Mapping[int, Tensor]
     """[rows, taps * E]: those that the head read before it grew a tree."""
     masks: Mapping[int, Tensor]

@@ -162,7 +162,7 @@ def run_forced(case: GateCase, base: PlainBase, gate: MemoryGate) -> list[Tensor
 
 
 def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
-    """The prompt as one text and, where the state follows from the known tokens alone, each step as another."""
+    """The prompt as one text and, where the state follows only from the known tokens, each step as another."""
     rules = case.gate.rules
     tensors = _at_once(case.ids, base, case.gate)
     segments = rules.segments(len(case.ids))

@@ -276,7 +276,7 @@ def head_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def head_weights(directory: Path, dtype: torch.dtype, device: torch.device) -> Weights:
-    """The tensors by their original names; CheckpointError as of `head_shapes`."""
+    """The tensors by their original names; CheckpointError as in `head_shapes`."""
     if _has_safetensors(directory):
         weights = Weights(directory, dtype, device)
     else:

@@ -60,13 +60,13 @@ class TreeSizes:
 
     @property
     def places(self) -> int:
-        """Places of a draft slot behind its sequence that are written while a tree grows."""
+        """Places of a draft slot after its sequence that are written while a tree grows."""
         return self.depth * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The drafts of S trees, in the order of a verification's rows behind its root."""
+    """The drafts of S trees, in the order of a verification's rows after its root."""
 
     tokens: Tensor
     """[S, rows - 1]: int64, of the base's vocabulary."""
@@ -85,14 +85,14 @@ class _Beam:
     tokens: Tensor
     scores: Tensor
     bits: Tensor
-    """The places of their ancestors behind the sequence, as in `Sees`."""
+    """The places of their ancestors after the sequence, as in `Sees`."""
     feature: Tensor
     """[S, width, E]: of the row they follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePlaces:
-    """Where trees grow; arguments as of `grow`."""
+    """Where trees grow; arguments as in `grow`."""
 
     slots: Tensor
     ends: Tensor
@@ -141,9 +141,9 @@ def grow(
     reach: int = 0,
     on_host: bool,
 ) -> Grown:
-    """Grow a tree behind each of S sequences of draft slots.
+    """Grow a tree after each of S sequences of draft slots.
 
-    slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places behind
+    slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places after
     them are written. rope [C, S]: int64, the RoPE position of the place at `ends`. hidden [S, E]: what the head
     returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. on_host: the
     host may read slots and ends, as attention on a CPU needs; otherwise nothing is read there. ValueError for a width
@@ -182,7 +182,7 @@ def _spans(slots: Tensor, ends: Tensor, sizes: TreeSizes, kv: KVSlots) -> tuple[
     spans = tuple(Span(slot, end, 0) for slot, end in zip(slots.tolist(), ends.tolist(), strict=True))
     longest = max((span.start for span in spans), default=0)
     if longest + sizes.places > kv.capacity:
-        raise ValueError(f"a tree of {sizes.places} places behind {longest} is beyond slots of {kv.capacity} positions")
+        raise ValueError(f"a tree of {sizes.places} places after {longest} is beyond slots of {kv.capacity} positions")
     return spans
 
 

@@ -158,7 +158,7 @@ class _Attention:
 
 
 class _EncoderLayer:
-    """Sub-layers, each added to its input and normalised: before it with pre_norm, otherwise behind the sum.
+    """Sub-layers, each added to its input and normalised: before it with pre_norm, otherwise after the sum.
 
     Positions are added to queries and keys of every layer, never to values.
     """

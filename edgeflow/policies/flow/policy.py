@@ -37,7 +37,7 @@ LIVE = 8
 """Rows of a tower's width that are in memory at once for each patch."""
 CPU = torch.device("cpu")
 DEFAULT_HORIZON = 10
-"""Rows that are drawn to the chunk being played where nothing else is configured, as in LeRobot."""
+"""Rows that are drawn to the chunk in execution where nothing else is configured, as in LeRobot."""
 Network = TypeVar("Network", bound=PrefixedNetwork)
 
 
@@ -116,7 +116,7 @@ class VisionNumbers:
     width: int
     inner: int
     rows: int
-    """`patches`, `rows`: of an image, before and behind the projection."""
+    """`patches`, `rows`: of an image, before and after the projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class OpenVLAPolicy(OpenVLAFrames):
     ) -> OpenVLAPolicy:
         """The policy of a checkpoint directory; CheckpointError says what is wrong with it.
 
-        control_rate_hz: as of load_config.
+        control_rate_hz: as in load_config.
         """
         config = load_config(Path(path), center_crop=center_crop, control_rate_hz=control_rate_hz)
         prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)

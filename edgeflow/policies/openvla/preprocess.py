@@ -66,7 +66,7 @@ def kinds(config: ImageConfig) -> list[str]:
 
 
 def level_table(config: ImageConfig) -> NDArray[np.float32]:
-    """[3 * towers, 256]: what each level of each channel becomes, a tower behind the other."""
+    """[3 * towers, 256]: what each level of each channel becomes, a tower after the other."""
     unit = _unit_range(np.tile(np.arange(256, dtype=np.uint8), (3, 1)))
     return np.concatenate([_normalised(unit, tower) for tower in config.towers])
 
@@ -176,7 +176,7 @@ _FILTERS = {"bilinear": _Filter(1, _bilinear), "bicubic": _Filter(2, _bicubic), 
 def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """[scaled, n]: pixels of an axis that make each pixel of the scaled one, and what they give, in units of 2^-22.
 
-    Pixels behind the axis give nothing.
+    Pixels after the axis give nothing.
     """
     kernel, step = _FILTERS[interpolation], length / scaled
     stretch = max(step, 1.0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _detect(files: CheckpointFiles) -> bool:
-    """True for recordings alone: config.json is that of OpenVLA."""
+    """True only for recordings: config.json is that of OpenVLA."""
     constants = (files.cases or {}).get("constants")
     recorded = isinstance(constants, dict) and "NUM_ACTIONS_CHUNK" in constants
     return recorded and files.config.get("model_type") == "openvla"

@@ -32,7 +32,7 @@ _WIDEST = 8  # bytes of a number as stored, at most
 _SPARE = 1 << 20  # bytes of a file besides its numbers
 STOP_ID = 2
 UNREAD = 2
-"""Rows behind those that are read: the last number's own, and the stop token."""
+"""Rows after those that are read: the last number's own, and the stop token."""
 
 
 class ActionHead:
@@ -159,8 +159,8 @@ class OFTNetwork:
     def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
         """B tensors [L, E] → [B * numbers, E] before the final norm.
 
-        The last layer computes all rows: alone, those that are read would be a span each, which costs more than they
-        save.
+        The last layer computes all rows: by themselves, those that are read would be a span each, which costs more than
+        they save.
         """
         layout, kv = self.layout(rows, numbers), self.reserve(len(rows), max(map(len, rows)))
         hidden = self.decoder.forward(torch.cat(list(rows)), layout, kv)[layout.sampled_rows]

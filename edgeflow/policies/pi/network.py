@@ -60,7 +60,7 @@ class PiNetwork(PrefixedNetwork):
             self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
 
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
-        """As of FlowNetwork: rows of the actions, in π0 behind a row of the state."""
+        """As in FlowNetwork: rows of the actions, in π0 after a row of the state."""
         if self._config.adaptive:
             condition = NormCondition(self.condition(times.values), times.of_row.flatten())
             return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
@@ -100,7 +100,7 @@ def stacks_of(config: PiConfig) -> FlowStacks:
 def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> PrefixEmbedding:
     """The embedding of prefixes. weights: names below `paligemma_with_expert.paligemma.`
 
-    Files saved from a model with tied weights have the embedding as `lm_head` alone; where both are there, `lm_head` is
+    Files saved from a model with tied weights have the embedding only as `lm_head`; where both are there, `lm_head` is
     not used.
     """
     vision, width = config.vision, config.text.width

@@ -46,7 +46,7 @@ PUBLISHED = {
         },
     }
 }
-"""What config.json of a published model says, which checkpoints name and do not hold."""
+"""The contents of config.json of published models, which checkpoints name and do not hold."""
 WRITER = "smolvla_new_line_processor"
 """The step that writes the text."""
 FOLDERS = ("vlm", "tokenizer", ".")
@@ -68,7 +68,7 @@ class SmolVLAConfig:
     head_dim: int
     eps: float
     cross: tuple[bool, ...]
-    """For each layer, whether the expert reads the prefix alone."""
+    """For each layer, whether the expert only reads the prefix."""
     scale: int
     """Patches of a side that the connector joins. vision_*: of the tower."""
     vision_width: int
@@ -167,7 +167,7 @@ def _inner(width: int) -> int:
 
 
 def _check_sizes(config: SmolVLAConfig, vlm: Fields, *, whole: bool) -> None:
-    """Refuse sizes that do not divide each other."""
+    """Reject sizes that do not divide each other."""
     side = config.flow.side
     checks = (
         ("head_dim", config.head_dim % 2 == 0 and config.heads % config.kv_heads == 0, "whole groups of even heads"),

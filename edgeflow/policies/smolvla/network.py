@@ -53,7 +53,7 @@ class SmolVLANetwork(PrefixedNetwork):
         times: RowTimes,
         state: Tensor,  # noqa: ARG002 - it is in the prefix
     ) -> tuple[Tensor, NormCondition | None]:
-        """As of FlowNetwork."""
+        """As in FlowNetwork."""
         return self._mixing(x, times).flatten(0, 1).to(self.decoder.dtype), None
 
     def velocity(self, hidden: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
 
 
 def _weights(layers: int, shapes: Shapes) -> WeightNumbers:
-    """Without the head of the language model and without its layers behind the first so many, which are not used."""
+    """Without the head of the language model and without its layers after the first so many, which are not used."""
     used = {name: shape for name, shape in shapes.items() if _layer_of(name) < layers}
     return WeightNumbers.of(used, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
 

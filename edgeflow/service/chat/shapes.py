@@ -30,7 +30,7 @@ class _Head:
         return {**self._envelope(self.KIND, choices), "usage": usage}
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, of the counts alone."""
+        """The last chunk, with only the counts."""
         return {**self._envelope(self.CHUNK, []), "usage": usage}
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def checked_frame(
     instruction: str | None = None,
     stamp_ns: int = 0,
 ) -> CheckedFrame:
-    """The frame with its pixels, which are behind the one descriptor, and its state.
+    """The frame with its pixels, which the one descriptor holds, and its state.
 
     WorkerError for what the other process has not checked; OSError without memory or descriptors.
     """

@@ -61,7 +61,7 @@ class Models:
     """
 
     inputs: PolicyInputs | None
-    """What the policy needs; None while no worker is ready."""
+    """The needs of the policy; None while no worker is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class RobotRejected:
     field: str
     reason: str
     retry_after_ms: int = 0
-    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as of ActRejected."""
+    """`code`, `text`, `field`, `reason`, `retry_after_ms`: as in ActRejected."""
     command: str = ""
     """"hold" or "stop" where the robot has to; "" for a rejection of what it sent."""
 
@@ -223,7 +223,7 @@ class OpenRobot:
     session: int
     """A number that the process has not used before."""
     opened: OpenRequest
-    """As of Act, and with the name of its front end."""
+    """As in Act, and with the name of its front end."""
     caller: Caller
 
 
@@ -231,7 +231,7 @@ class OpenRobot:
 class ObserveRobot:
     """Robots' process → control: an observation of an open session, the next one after its answer.
 
-    Sealed: pixels as of Act.
+    Sealed: pixels as in Act.
     """
 
     session: int

@@ -1,4 +1,4 @@
-"""Control's side of observations that come alone, over HTTP: each becomes a session of one frame."""
+"""Control's side of single observations, over HTTP: each becomes a session of one frame."""
 
 from __future__ import annotations
 

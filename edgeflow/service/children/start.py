@@ -40,7 +40,7 @@ class Fork:
     role: str
     chat_path: str
     memory_mb: int
-    """Both: as of `Role`."""
+    """Both: as in `Role`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Ended:
 
     pid: int
     how: str
-    """As of host/spawn.py."""
+    """As in host/spawn.py."""
 
 
 ForkMessage: TypeAlias = Fork | Kill | Forked | NotForked | Ended

@@ -204,7 +204,7 @@ def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[fl
 
 
 def _renamed(error: RequestError, seen: ClientObservation) -> RequestError:
-    """The error with the client's own field in place of ours."""
+    """The error with the client's own field in place of edgeflow's."""
     name, bracket, rest = error.field.removeprefix("open.").partition("[")
     field = (seen.fields.get(name, name) + bracket + rest) or "observation"
     text = error.text.removeprefix(f"{error.field}: ")

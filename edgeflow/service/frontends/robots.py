@@ -1,6 +1,6 @@
 """The robots' process: robots' own clients, apart from strangers' requests, each connection a session at control.
 
-A robot is a websocket. POST /act is an observation that comes alone, since its clients open a connection for each.
+A robot is a websocket. POST /act is a single observation, since its clients open a connection for each.
 """
 
 from __future__ import annotations

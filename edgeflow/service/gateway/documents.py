@@ -22,7 +22,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""Of every page. No page may load anything from another host: a robot's network has no internet."""
+"""Headers of every page. None may load anything from another host: a robot's network has no internet."""
 NO_SITE = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -42,7 +42,7 @@ def document_routes(routes: Sequence[Route], site: Path = SITE) -> list[Route]:
 
 
 async def _to_docs(_: Request) -> Response:
-    """Lead to the documentation; the path alone, since a whole address would repeat the Host header."""
+    """Lead to the documentation; only the path, since a whole address would repeat the Host header."""
     return RedirectResponse(f"{DOCS}/")
 
 

@@ -18,7 +18,7 @@ UNKNOWN_END = "an unknown end"
 
 
 class SpawnedProcess:
-    """A child process. It dies with the thread that started it, if it is bound to it (ipc/leash.py)."""
+    """A child process. It dies with the thread that started it, if it is bound to it (ipc/parent_death.py)."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

@@ -99,7 +99,7 @@ class PublicMiddleware(Middleware):
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
-    reader_s: as of Middleware. roles: by path. peers: networks without tokens, by path.
+    reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
 
     def __init__(

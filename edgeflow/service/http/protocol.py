@@ -56,7 +56,7 @@ class Rejections:
     """Connections beyond a limit."""
 
     most_bytes: int
-    """What is read of one of them."""
+    """The most bytes read of one of them."""
     open: set[asyncio.Transport] = field(default_factory=set)
 
     def reject(self, transport: asyncio.Transport) -> None:

@@ -175,10 +175,10 @@ def check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -
 
 
 def check_rtc(rtc: bool, chunks: bool) -> bool:
-    """Validate that only clients who play chunks ask to continue them; returns it."""
+    """Validate that only clients who execute chunks ask to continue them; returns it."""
     if rtc and not chunks:
         raise InvalidArgument(
-            "may only be set by clients that play chunks: set open.chunks",
+            "may only be set by clients that execute chunks: set open.chunks",
             field="open.rtc",
             reason=Reason.RTC_WITHOUT_CHUNKS,
         )

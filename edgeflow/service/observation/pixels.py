@@ -26,7 +26,7 @@ STEP_BYTES = 64 << 10  # the library takes nothing but bytes; copies of this siz
 
 
 def raw_pixels(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...] | None:
-    """The pixels of a frame without a checksum, of which the policy takes raw images alone; None for other frames."""
+    """The pixels of a frame without a checksum, of which the policy takes only raw images; None for other frames."""
     if frame.crc32c is not None or any(camera.format is not ImageFormat.RGB8 for camera in opened.policy_cameras):
         return None
     return decode_frame(frame, opened)

@@ -37,9 +37,9 @@ class OpenRequest:
     state: tuple[StateSpec, ...] = ()
     """The vectors whose numbers each frame carries, in order."""
     chunks: bool = False
-    """The client plays chunks of several actions."""
+    """The client executes chunks of several actions."""
     rtc: bool = False
-    """Answers continue the chunk that the robot plays, where the policy can."""
+    """Answers continue the chunk that the robot executes, where the policy can."""
     depth: int = 0
     """With Mode.DEPTH only."""
     tolerance_bins: int = 0
@@ -77,7 +77,7 @@ class CheckedFrame:
     """
     decode_ns: int = 0
     playing: Playing | None = None
-    """The chunk that the robot plays at the capture."""
+    """The chunk that the robot executes at the capture."""
     arrived: Arrived | None = None
     """The newest answer."""
 
@@ -126,7 +126,7 @@ class Names:
 
     @classmethod
     def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:
-        """The names that apply at a front end, with the policy's own names as keys; ConfigError as of `of_policy`."""
+        """The names that apply at a front end, with the policy's own names as keys; ConfigError as in `of_policy`."""
         names = cls(cameras=config.cameras, state=config.state).of_policy(inputs)
         if front:
             dialect = config.frontends.dialects[front]
@@ -352,7 +352,7 @@ def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
     if schema.horizon > 1 and any(schema.relative) and not request.chunks:
         raise FailedPrecondition(
             f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
-            "client must play chunks (edgeflow's SDK does)",
+            "client must execute chunks (edgeflow's SDK does)",
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )

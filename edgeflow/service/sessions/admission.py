@@ -1,7 +1,7 @@
 """Admission: who may share the device, and at which pace, decided by forecasts before anything is sent.
 
 Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
-every open session must still get its promised rate, and the new one the rate it would have alone. A session that is
+every open session must still get its promised rate, and the new one the rate it would have by itself. A session that is
 alone is always admitted and gets what the device can do. Where frames draft, the promise is that they have their passes
 at this rate: how many of them are overtaken depends on what the camera sees.
 """
@@ -45,7 +45,7 @@ class SessionPlan:
     cameras: tuple[CameraSpec, ...]
     """Those that the policy gets."""
     decode_ns: int
-    """What a frame of them is expected to take."""
+    """The time that a frame of them is expected to take."""
 
     @property
     def stages(self) -> int:
@@ -54,12 +54,12 @@ class SessionPlan:
 
     @property
     def worst_age_ns(self) -> int:
-        """The greatest age foretold for its actions when they are sent."""
+        """The greatest age forecast for its actions when they are sent."""
         return self.forecast.worst_age_ns + self._beside_ns
 
     @property
     def mean_age_ns(self) -> int:
-        """The mean age foretold for its actions when they are sent."""
+        """The mean age forecast for its actions when they are sent."""
         return self.forecast.age_ns + self._beside_ns
 
     @property
@@ -193,7 +193,7 @@ class Admission:
         return self._plans.pop(number, None) is not None
 
     def foretold_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
-        """The greatest age foretold for the actions of each of these sessions, side by side."""
+        """The greatest age forecast for the actions of each of these sessions, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
             number: each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS
@@ -218,7 +218,7 @@ class Admission:
     def _paces(self, asked: _PlannedSession, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one being played
+            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one in execution
                 return [auto_pace(asked.program)]
             return [auto_pace(asked.program), Pace(1)] if request.front else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth

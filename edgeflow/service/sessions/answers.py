@@ -24,7 +24,7 @@ from edgeflow.service.sessions.frames import InvalidOutputs, Ready, SentChunks, 
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
-MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the age foretold
+MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
 IN_FLIGHT = 3  # times K: more than twice the frames that are in flight or wait
@@ -74,7 +74,7 @@ class FrameTimes:
 class AgeLimit:
     """How old a frame may be when its action is executed.
 
-    explicit_ns: from the session or the configuration; None = the validity of an action and the age foretold for the
+    explicit_ns: from the session or the configuration; None = the validity of an action and the age forecast for the
     session, or the time that its frames take where that is longer, within bounds. reach_ns: how long after the capture
     of a frame the last row of its chunk is due, from which that row's age counts. waits: the robot waits for each
     answer, and its chunk is valid until it asks again.
@@ -142,8 +142,8 @@ class Withheld:
 class SessionAnswers:
     """The answers of a session. sent: the chunks that the robot got last; ages: of their frames when they arrived.
 
-    schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it plays them by the clock, from the row
-    that is due on; else from the first one on, whenever the answer comes.
+    schema: of the policy's chunks. whole: the robot gets all rows. by_clock: it executes them by the clock, from the
+    row that is due on; else from the first one on, whenever the answer comes.
     """
 
     def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool, by_clock: bool = True) -> None:
@@ -158,7 +158,7 @@ class SessionAnswers:
 
     @property
     def expected_delay_ns(self) -> int:
-        """The age of the next frame when its answer arrives: as measured, for the first ones at least as foretold."""
+        """The age of the next frame when its answer arrives: as measured, for the first ones at least as forecast."""
         return self.ages.expected_ns(self._age_limit.foretold_ns)
 
     def arrived(self, seq: int, age_ns: int) -> bool:

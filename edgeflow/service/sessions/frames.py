@@ -78,7 +78,7 @@ class ActionEvent:
     max_age_ms: int = 0
     """The action must not be executed once its frame is older."""
     settled: int = 0
-    """Leading tokens that are settled."""
+    """Leading tokens that are verified."""
     tolerance_bins: int = 0
     max_passes: int = 0
     """Both: how its drafts were verified; max_passes is 0 where the frame had none."""
@@ -92,7 +92,7 @@ class ActionEvent:
 
     @property
     def unsettled(self) -> int:
-        """Tokens of the action that are not settled."""
+        """Tokens of the action that are not verified."""
         return len(self.token_ids) - self.settled
 
 
@@ -137,7 +137,7 @@ class SessionFrame:
     ) -> SubmitFrame:
         """The frame as the policy gets it; the pixels are the message's from now on.
 
-        sent: the chunks that the robot got. delay_ns: as of SubmitFrame.
+        sent: the chunks that the robot got. delay_ns: as in SubmitFrame.
         """
         continues = request.chunks and sent.may_continue(self.frame.playing)
         by_clock = request.chunks and not request.front  # else nothing is on its way: the robot waits for each answer

@@ -53,9 +53,9 @@ class ObservedFrame:
     gap_ns: int
     """Time since the session's frame before that was in order and valid; 0 for the first."""
     unknown_chunk: bool
-    """The robot reports that it plays a chunk that it was never sent."""
+    """The robot reports that it executes a chunk that it was never sent."""
     late_chunk: bool
-    """The robot reports a chunk that arrived too late to continue the one it played."""
+    """The robot reports a chunk that arrived too late to continue the one it executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
         self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
         self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")
-        self.seams = self._counter("chunk_seams", "Chunks that continue the one being played, or why not", "seam")
+        self.seams = self._counter("chunk_seams", "Chunks that continue the one in execution, or why not", "seam")
         self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
         self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 

@@ -48,7 +48,7 @@ class Planner:
             return plan
 
     def age_ns(self, number: int, plan: SessionPlan) -> int:
-        """The age foretold for the actions of a session with this plan."""
+        """The age forecast for the actions of a session with this plan."""
         return self._ages.get(number, plan.worst_age_ns)
 
     def leave(self, number: int) -> None:

@@ -50,7 +50,7 @@ from edgeflow_client.types import ActionSchema, Command, Disposition
 class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
-    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it plays chunks.
+    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it executes chunks.
     speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
     """
 
@@ -88,7 +88,7 @@ class Session:
     # Calls for the robot.
 
     def admit(self, seq: int, stamp_ns: int, now_ns: int, received_ns: int | None = None) -> None:
-        """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as of `offer`."""
+        """A frame arrived, whatever its contents; OutOfRange if it is out of order. received_ns: as in `offer`."""
         self._silence.heard(now_ns)
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
         if self._order.clock.slow and not self._stamps_slow:

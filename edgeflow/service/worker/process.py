@@ -20,7 +20,7 @@ from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
 ENTRY = "edgeflow.worker.start"
 KILL_WAIT_S = 5.0
-STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/leash.py
+STACKS_SIGNAL = signal.SIGUSR1  # the same as in ipc/parent_death.py
 STACKS_S = 0.3
 STACKS_QUIET_S = 0.05
 STACKS_POLL_S = 0.01

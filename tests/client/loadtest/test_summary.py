@@ -15,17 +15,20 @@ from rich.console import Console
 from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.command import recent, write_folder
+from edgeflow_client.loadtest.pictures import draw_ages
 from edgeflow_client.loadtest.results import FIGURES, RATIO, read_limits, results_json, results_of
 from edgeflow_client.loadtest.robots.ledger import Ledger
-from edgeflow_client.loadtest.robots.plan import Fixed, Ramp
+from edgeflow_client.loadtest.robots.plan import Bursts, Fixed, Ramp
 from edgeflow_client.loadtest.summary import generator_of, summarise
 from edgeflow_client.loadtest.tables import print_results
 from edgeflow_client.types import Disposition, Mode
 from tests.client.loadtest.conftest import MS, acted, disposed, measured
 from tests.client.scripted import opened
+from tests.drawn import drawn, said
+
+__all__ = ["drawn"]  # a fixture here too
 
 FORETOLD = replace(opened_of(opened()), mode=Mode.PIPELINED, depth=7, predicted_fps=25.0, predicted_age_s=0.016)
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def busy() -> list[Ledger]:
@@ -212,17 +215,18 @@ def test_what_was_not_measured_meets_nothing():
     assert not results_of(measured([Ledger(0)]), {"max-age-p99": 1e9}).met
 
 
-def test_a_refused_robot_is_not_what_was_asked_for():
+def test_a_rejected_robot_is_not_what_was_asked_for():
     run = measured(busy())
     assert results_of(run, {}).met
     run.refusals = ["", "RESOURCE_EXHAUSTED: no room [bold]"]
     results = results_of(run, {})
-    assert not results.met and "robot 1 refused: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
+    assert not results.met and "robot 1 rejected: RESOURCE_EXHAUSTED: no room [bold]" in shown(results)
 
 
-def test_json_has_no_nan_and_the_folder_has_everything(tmp_path):
+def test_json_has_no_nan_and_the_folder_has_everything(tmp_path, drawn):
     run = measured([*busy(), Ledger(2)])
-    results = results_of(run, {"max-age-p99": 80.0})
+    run.opened[0] = FORETOLD
+    results = results_of(run, {"max-age-p99": 80.0, "min-fps": 2.0})
     write_folder(tmp_path, run, results)
     content = json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert content["total"]["frames"]["rejected"] == {"RATE_EXCEEDED": 1}
@@ -233,11 +237,27 @@ def test_json_has_no_nan_and_the_folder_has_everything(tmp_path):
     assert len(rows) == 19
     assert (rows[10]["robot"], rows[10]["fate"], rows[10]["age_ms"]) == ("1", "acted", "60.000")
     assert (rows[-1]["fate"], rows[-1]["late_ms"], rows[-1]["age_ms"]) == ("unanswered", "3.000", "")
-    pictures = sorted(tmp_path.glob("*.png"))
-    names = ["age-distribution.png", "age.png", "dispositions.png", "rate.png"]
-    assert [path.name for path in pictures] == names
-    for path in pictures:
-        assert path.read_bytes().startswith(PNG) and path.stat().st_size > 3000
+    names = {"age-distribution.png", "age.png", "dispositions.png", "rate.png"}
+    assert set(drawn) == names == {path.name for path in tmp_path.glob("*.png")}
+    assert all("127.0.0.1:0, pipelined, 3 robots, as fast as answered, 1 s" in said(drawn[name]) for name in names)
+    assert all("asked: p99 at most 80 ms" in said(drawn[name]) for name in ("age.png", "age-distribution.png"))
+    assert "asked: at least 2 for each robot" in said(drawn["rate.png"])
+    assert "robot 2" in said(drawn["age.png"]) and "p90: 60.0 ms" in said(drawn["age-distribution.png"])
+    assert "rejected: 1" in said(drawn["dispositions.png"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "load"),
+    [
+        (Fixed(20.0), "20 frames per second"),
+        (Bursts(3), "3 frames every 1 s"),
+        (Ramp(1, 2), "1 to 2 frames per second"),
+    ],
+)
+def test_a_plots_title_says_what_was_sent(tmp_path, drawn, pattern, load):
+    run = measured([Ledger(number) for number in range(9)], pattern=pattern)
+    draw_ages(tmp_path / "age.png", run, results_of(run, {}))
+    assert f"9 robots, {load}" in said(drawn["age.png"]) and "robot 8" not in said(drawn["age.png"])
 
 
 def test_the_live_view_counts_the_last_second():

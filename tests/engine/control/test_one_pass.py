@@ -179,7 +179,7 @@ def test_its_passes_can_be_checked_and_timed():
 
 
 def test_a_batch_whose_frames_touch_each_other_is_found():
-    with pytest.raises(WorkerError, match="other actions in a batch than alone"):
+    with pytest.raises(WorkerError, match="other actions in a batch than each frame by itself"):
         warm_up(engine_of(SmallPolicy(leaks=True)), Shift.ROTATE, lambda *_: None)
 
 
@@ -202,7 +202,7 @@ def test_made_up_observations_are_what_the_policy_needs():
 
 def test_in_16_bits_and_with_rounded_rows_a_batch_may_move_actions_as_pixels_do():
     policy = SmallPolicy(rounds=3e-3)
-    with pytest.raises(WorkerError, match="other actions in a batch than alone"):
+    with pytest.raises(WorkerError, match="other actions in a batch than each frame by itself"):
         warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None)
     warm_up(engine_of(policy), Shift.ROTATE, lambda *_: None, rounds=True)
     policy.dtype = torch.bfloat16

@@ -45,12 +45,12 @@ def moved_in_packs(share: float) -> TinyFlowPolicy:
 
 
 def test_steps_that_touch_each_other_are_found():
-    with pytest.raises(WorkerError, match="other actions pipelined than alone"):
+    with pytest.raises(WorkerError, match="other actions pipelined than each frame by itself"):
         warm_up(engine_of(moved_in_packs(0.01)), Shift.ROTATE, lambda *_: None)
 
 
 def test_rows_that_are_rounded_may_move_actions_as_pixels_do():
-    with pytest.raises(WorkerError, match="other actions pipelined than alone"):
+    with pytest.raises(WorkerError, match="other actions pipelined than each frame by itself"):
         warm_up(engine_of(moved_in_packs(1e-3)), Shift.ROTATE, lambda *_: None)
     warm_up(engine_of(moved_in_packs(1e-3)), Shift.ROTATE, lambda *_: None, rounds=True)
 

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, RunRecorder, RunSummary, wilson
 from edgeflow.lab.demo.report import plot_ages, plot_series, plot_strip, write_report
 from edgeflow_client.loadtest.measure import distribution
+from tests.drawn import drawn, said
+
+__all__ = ["drawn"]  # a fixture here too
 
 SECOND = 1_000_000_000
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 3_000), max_size=40), st.integers(1, 3_000)), min_size=1, max_size=4))
@@ -110,18 +112,19 @@ def test_the_report_is_json_without_nan(tmp_path):
     assert idle["summary"]["age_ms"]["p50"] is None
 
 
-def test_every_plot_is_a_png(tmp_path):
+def test_every_plot_is_whole_and_has_a_title(tmp_path, drawn):
     rng = np.random.default_rng(0)
     recorder = RunRecorder()
     recorder.start(0)
     for index in range(200):
         recorder.record(index * 50_000_000, int(rng.integers(50_000_000, 90_000_000)))
     recorder.stop(10_000_000_000)
-    snapshot = CommandedFrame(rng.integers(0, 255, (96, 96, 3), dtype=np.uint8), (0.05, -0.02), "grasp the red handle")
-    plot_series(tmp_path / "series.png", {"serial": recorder.series(1.0), "pipelined": recorder.series(1.0)})
-    plot_ages(tmp_path / "ages.png", {"serial": recorder.ages_ms, "pipelined": np.zeros(0)})
-    plot_strip(tmp_path / "strip.png", [snapshot] * 3)
-    for path in tmp_path.iterdir():
-        assert path.read_bytes().startswith(PNG)
-        assert path.stat().st_size > 3000
-    assert len(list(tmp_path.iterdir())) == 3
+    image = rng.integers(0, 255, (96, 96, 3), dtype=np.uint8)
+    snapshot = CommandedFrame(image, 1.5, (0.9, -0.02), "reach for the rightmost handle and close the gripper\nopen")
+    series = {"serial": recorder.series(1.0), "pipelined": recorder.series(1.0)}
+    plot_series(tmp_path / "series.png", series, "still objects")
+    plot_ages(tmp_path / "ages.png", {"serial": recorder.ages_ms, "pipelined": np.zeros(0)}, "still objects")
+    plot_strip(tmp_path / "strip.png", [snapshot] * 3, "still objects")
+    assert set(drawn) == {path.name for path in tmp_path.iterdir()} == {"series.png", "ages.png", "strip.png"}
+    assert all("still objects" in said(figure) for figure in drawn.values())
+    assert "1.5 s" in said(drawn["strip.png"])

@@ -19,6 +19,9 @@ from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import StartError
 from edgeflow_client.flight import Flight
 from edgeflow_client.types import Mode
+from tests.drawn import drawn, said
+
+__all__ = ["drawn"]  # a fixture here too
 
 SECOND = 1_000_000_000
 
@@ -35,7 +38,7 @@ def recorded(interval_ms: int, age_ms: int, seconds: int = 6) -> RunRecorder:
 def run(mode: Mode, interval_ms: int, age_ms: int, successes: int = 9, failures: int = 1) -> RobotRun:
     recorder = recorded(interval_ms, age_ms)
     outcomes = (EpisodeOutcome.SUCCESS,) * successes + (EpisodeOutcome.TIMEOUT,) * failures
-    snapshot = CommandedFrame(np.zeros((96, 96, 3), np.uint8), (0.01, 0.02), "grasp")
+    snapshot = CommandedFrame(np.zeros((96, 96, 3), np.uint8), 1.5, (0.01, 0.02), "grasp")
     return RobotRun(
         plan=RunPlan(mode=mode, seconds=6.0),
         mode=mode,
@@ -78,15 +81,16 @@ def test_on_a_terminal_a_table_is_kept_up_to_date():
     assert "9 of 10" in out.getvalue() and "success so far" in out.getvalue()
 
 
-def test_the_folder_has_figures_and_pictures(tmp_path):
+def test_the_folder_has_figures_and_pictures(tmp_path, drawn):
     folder = tmp_path / "demo-report"
     sentence = verdict(RUNS)
     write_folder(folder, RUNS, conditions(RUNS[0], "none"), sentence)
     names = {path.name for path in folder.iterdir()}
     pictures = {"series.png", "ages.png", "modes.png", "frames-serial.png", "frames-pipelined.png"}
     assert names == pictures | {"report.json"}
-    for name in pictures:
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    assert set(drawn) == pictures
+    assert all("demo, still objects" in said(figure) for figure in drawn.values())
+    assert {"90", "25", "50"} <= set(said(drawn["modes.png"]).splitlines()), "success and rates stand at their bars"
     report = json.loads((folder / "report.json").read_text())
     assert report["conditions"]["device_profile"] == "none"
     assert report["conditions"]["outcomes"]["serial"] == {"success": 9, "timeout": 1}

@@ -284,7 +284,7 @@ def test_trees_that_do_not_fit_are_refused(pairs: dict[str, HeadPair]):
     head, text = pairs["plain"].on_host, sequence(0, 5, 1, shift=0, components=1)
     kv = head.kv_slots(1, 16)
     hidden = known(head, kv, [text])
-    with pytest.raises(ValueError, match="a tree of 12 places behind 5 is beyond slots of 16 positions"):
+    with pytest.raises(ValueError, match="a tree of 12 places after 5 is beyond slots of 16 positions"):
         trees(head, kv, [text], hidden, TreeSizes(rows=9, depth=4, width=3), on_host=True)
     with pytest.raises(ValueError, match=f"width 20 of a tree is more than the head's vocabulary {DRAFTS}"):
         trees(head, kv, [text], hidden, TreeSizes(rows=9, depth=1, width=20), on_host=True)

@@ -20,7 +20,7 @@ from tests.service.harness import serving
 from tests.service.site.browser import EXECUTABLE, browser
 
 ROOT = Path(__file__).parents[3]
-LARGEST_MIB = 8.0
+LARGEST_MIB = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def shown(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_module, "document_routes", partial(document_routes, site=site))
 
 
-class Parts(HTMLParser):
+class PageParts(HTMLParser):
     """What a page links to, and what it loads."""
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class Parts(HTMLParser):
             self.loads.append(given["src"])
 
 
-def parts_of(text: str) -> Parts:
-    parts = Parts()
+def parts_of(text: str) -> PageParts:
+    parts = PageParts()
     parts.feed(text)
     return parts
 

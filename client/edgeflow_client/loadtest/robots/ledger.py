@@ -46,7 +46,7 @@ class SentFrame:
     """Tokens of the action that are not."""
     continued: bool = False
     late: bool = False
-    """Both: as of robots/playing.Seamed."""
+    """Both: as in robots/playing.Seamed."""
 
     @property
     def age_ns(self) -> int:

@@ -1,4 +1,4 @@
-"""The chunks that a load robot plays, as a robot with the SDK would report them to the service."""
+"""The chunks that a load robot executes, as a robot with the SDK would report them to the service."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Seamed:
     continued: bool = False
     """Made to."""
     late: bool = False
-    """It did not fit what was played when it came."""
+    """It did not fit what was executed when it came."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ExecutedChunk:
-    """The chunk being played, in nanoseconds on the robot's clock."""
+    """The chunk being executed, in nanoseconds on the robot's clock."""
 
     seq: int
     begun: int
@@ -33,10 +33,10 @@ class _ExecutedChunk:
 
 
 class ChunkPlayer:
-    """The chunks of one stream: which one is played when, and the newest that arrived.
+    """The chunks of one stream: which one is executed when, and the newest that arrived.
 
-    A chunk that does not fit is played only once no row of the one before is due; the SDK would keep one that comes
-    earlier in reserve. While the robot rests none that continues another is played. Single actions never are.
+    A chunk that does not fit is executed only once no row of the one before is due; the SDK would keep one that comes
+    earlier in reserve. While the robot rests none that continues another is executed. Single actions never are.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ChunkPlayer:
         self._arrived: pb.Arrived | None = None
 
     def heard(self, action: pb.Action, now_ns: int) -> Seamed:
-        """An answer arrived, or with another command than ACT the end of what was played."""
+        """An answer arrived, or with another command than ACT the end of what was executed."""
         if action.command != pb.COMMAND_ACT:
             self._played = None
             self._plays.end(now_ns)

@@ -117,7 +117,7 @@ def evaluate_chat(
     drafts: DraftKind | None = None,
 ) -> ChatReport:
     """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far. kv,
-    drafts: as of `Answerer`."""
+    drafts: as in `Answerer`."""
     answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")), kv=kv, drafts=drafts)
     graded: list[Graded] = []
     for dialog in held_out_dialogs(questions, seed):

@@ -149,9 +149,9 @@ def draw_continued(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Chunks `[N, rows, 7]` from tool to grasp poses `[N, 7]`, and `[N]`, how many of their first rows are kept ones.
 
-    Training for real-time chunking (arXiv 2512.05964): an answer begins with rows of the chunk being played, which it
+    Training for real-time chunking (arXiv 2512.05964): an answer begins with rows of the chunk in execution, which it
     must keep. They are the expert's motion to a goal nearby, since an older frame does not show quite where the goal
-    is; the rows behind them make up for it. aperture: `[N]`.
+    is; the rows after them make up for it. aperture: `[N]`.
     """
     size = len(tool)
     scale = rng.uniform(size=(size, 1))

@@ -52,7 +52,7 @@ class FlowPlan:
 
     @property
     def phases(self) -> tuple[Phase, Phase, Phase]:
-        """Vision, the whole policy, and the expert alone, which is trained already."""
+        """Vision, the whole policy, and only the expert, which is trained already."""
         return (
             Phase(self.vision_steps, floor=_VISION_FLOOR),
             Phase(self.flow_steps),

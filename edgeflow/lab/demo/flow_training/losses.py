@@ -79,7 +79,7 @@ def flow_loss(
 def expert_loss(
     network: TrainedFlowNetwork, batch: FlowBatch, *, normaliser: BatchNormaliser, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The loss of the expert alone, and off_m as of FlowLoss: nothing is learned by what computes the prefix."""
+    """The loss of only the expert, and off_m as in FlowLoss: nothing is learned by what computes the prefix."""
     branches = batch.ids.shape[1]
     with torch.no_grad():
         tokens, states = (

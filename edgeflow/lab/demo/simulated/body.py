@@ -137,12 +137,12 @@ class SimulatedRobot(ABC):
 
     @property
     def late(self) -> int:
-        """Chunks that did not fit what was played when they came."""
+        """Chunks that did not fit what was executed when they came."""
         return 0
 
     @property
     def late_played(self) -> int:
-        """Late chunks that were played once that was over."""
+        """Late chunks that were executed once that was over."""
         return 0
 
     @property

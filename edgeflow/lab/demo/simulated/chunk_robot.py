@@ -1,4 +1,4 @@
-"""A robot that plays chunks in simulated time, by the SDK's own session with its watchdog, validity and blending."""
+"""A robot that executes chunks in simulated time, by the SDK's own session with its watchdog, validity and blending."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class _BodyClock:
 
 
 class ChunkRobot(SimulatedRobot):
-    """Captures a frame every period and plays what the SDK hands out.
+    """Captures a frame every period and executes what the SDK hands out.
 
-    continues: answers continue the chunk being played (real-time chunking), where the policy can. foretold_ns: the
-    greatest age of an answer, as the service foretells it.
+    continues: answers continue the chunk in execution (real-time chunking), where the policy can. foretold_ns: the
+    greatest age of an answer, as the service forecasts it.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class ChunkRobot(SimulatedRobot):
 
     @property
     def late(self) -> int:
-        """Chunks that did not fit what was played when they came."""
+        """Chunks that did not fit what was executed when they came."""
         return self._session.flight.late
 
     @property
     def late_played(self) -> int:
-        """Late chunks that were played once that was over."""
+        """Late chunks that were executed once that was over."""
         return self._session.flight.late_played
 
     @property
@@ -103,7 +103,7 @@ class ChunkRobot(SimulatedRobot):
             self._deliver(message)
 
     def _deliver(self, message: FrameResult) -> None:
-        """Hand a result to the SDK, as control sends it, and play it if the SDK does."""
+        """Hand a result to the SDK, as control sends it, and execute it if the SDK does."""
         self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
         action = _action(message, START_NS + self._captured[message.seq])
         self._session.stream_said(pb.ServerMessage(action=action))

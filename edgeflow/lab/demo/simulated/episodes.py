@@ -11,9 +11,9 @@ from edgeflow.lab.demo.world.task import EpisodeOutcome
 
 
 class Execution(str, Enum):
-    """How a robot plays chunks.
+    """How a robot executes chunks.
 
-    RTC: while it waits for the next one, which continues the chunk being played (real-time chunking). FRESH: likewise,
+    RTC: while it waits for the next one, which continues the chunk in execution (real-time chunking). FRESH: likewise,
     but every chunk begins anew. SYNCHRONOUS: it rests while it waits.
     """
 
@@ -55,12 +55,12 @@ class EpisodeRun:
     begun: int
     """The begun of these, prefilled."""
     overtaken: int
-    """The overtaken of these, left behind by a newer frame."""
+    """Those of them that a newer frame overtook."""
     acted: tuple[Acted, ...] = field(repr=False)
     late: int = 0
-    """Chunks that did not fit what was played."""
+    """Chunks that did not fit what was executed."""
     late_played: int = 0
-    """The late played of these, played once that was over."""
+    """The late ones of these that were executed once that was over."""
 
     @property
     def actions(self) -> int:

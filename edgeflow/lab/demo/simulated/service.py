@@ -54,7 +54,7 @@ class VirtualService:
     ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
-        period_s: between camera frames. anchored: as of ActionRobot. delay: none is obeyed sooner than so long after
+        period_s: between camera frames. anchored: as in ActionRobot. delay: none is obeyed sooner than so long after
         its frame.
         """
         clock, camera, body = ManualClock(), SimulatedCamera(sim, self._seen), SimulatedBody(sim)

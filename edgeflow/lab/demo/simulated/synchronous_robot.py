@@ -15,11 +15,11 @@ from edgeflow_client.pose import Pose
 from edgeflow_client.types import ActionSchema
 
 PLAYED_ROWS: Final = 8
-"""Rows of a chunk that are played before the next frame is captured, or all where there are fewer."""
+"""Rows of a chunk that are executed before the next frame is captured, or all where there are fewer."""
 
 
 class SynchronousRobot(SimulatedRobot):
-    """Captures a frame, rests until its chunk arrives, plays PLAYED_ROWS of it from the first one, and so on."""
+    """Captures a frame, rests until its chunk arrives, executes PLAYED_ROWS of it from the first one, and so on."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class SynchronousRobot(SimulatedRobot):
         return self._ticks.next_ns
 
     def act(self) -> None:
-        """Begin a chunk that has arrived, and play the row that is due."""
+        """Begin a chunk that has arrived, and execute the row that is due."""
         if self._ticks.due(self._body.now_ns):
             for message in self._answers.arrived(self._body.now_ns):
                 self._begin(message)
             self._play()
 
     def receive(self, message: FrameResult) -> None:
-        """Play a chunk, now or once its delay is over; capture anew where its numbers are not finite."""
+        """Execute a chunk, now or once its delay is over; capture anew where its numbers are not finite."""
         if not self._answers.delays(message, captured_ns=self._captured[0], now_ns=self._body.now_ns):
             self._begin(message)
 

@@ -1,6 +1,6 @@
 """Training states: tool poses around the approach to each handle, and their labels.
 
-The expert's answer depends on the state alone, so states are drawn independently instead of rolled out.
+The expert's answer depends only on the state, so states are drawn independently instead of rolled out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A chat model to export: its decoder, whose prompts run in chunks behind what a slot holds."""
+"""A chat model to export: its decoder, whose prompts run in chunks after what a slot holds."""
 
 from __future__ import annotations
 

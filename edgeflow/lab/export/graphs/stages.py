@@ -25,7 +25,7 @@ class StageGraph:
     rows: int
     past: int = 0
     batch: int = 1
-    """All three: as of Graph."""
+    """All three: as in Graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class ModelProgram:
     kv: KVForm
     text: int
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    """Both: as of Manifest."""
+    """Both: as in Manifest."""
     source: object = None
     """The FlowExport or TokenExport of them."""
 

@@ -65,7 +65,7 @@ class StaticLayout(PackedLayout):
 
 class StaticLayer:
     """One layer. past: keys and values [B, T, KH, D] that enter; None where nothing does. rows: those of the graph's
-    rows [B R, KH, D], once they are made; None in a layer in which rows see the past alone.
+    rows [B R, KH, D], once they are made; None in a layer in which rows see only the past.
     """
 
     def __init__(self, past: Pair | None) -> None:
@@ -77,7 +77,7 @@ class StaticLayer:
         self.rows = keys, values
 
     def project(self, keys: Project, values: Project, flat: Tensor) -> None:  # noqa: ARG002 - all rows are meant
-        """As of DenseLayer."""
+        """As in DenseLayer."""
         if self.rows is None:
             raise ValueError("no rows have entered this layer")
         k, v = self.rows
@@ -96,7 +96,7 @@ class StaticLayer:
 
 
 class StaticKV:
-    """All layers of a graph. past: of each layer, as of StaticLayer. capacity: the positions that RoPE knows."""
+    """All layers of a graph. past: of each layer, as in StaticLayer. capacity: the positions that RoPE knows."""
 
     format = DENSE
 

@@ -31,7 +31,7 @@ class TokenExport:
     positions: int
     """T, of a slot."""
     chunks: bool
-    """Prefills run behind what a slot holds."""
+    """Prefills run after what a slot holds."""
     batches: tuple[int, ...]
     """Sequences of a step."""
 

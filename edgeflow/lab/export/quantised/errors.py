@@ -22,7 +22,7 @@ class FlowErrors:
     velocity: tuple[float, ...]
     """[N]: of each step."""
     x: tuple[float, ...]
-    """[N]: behind each step; the last is that of the chunk."""
+    """[N]: after each step; the last is that of the chunk."""
     actions: tuple[float, ...]
     """[D]: root mean square of the difference, in the units of each number of an action."""
     largest: tuple[float, ...]

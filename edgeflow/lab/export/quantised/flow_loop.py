@@ -27,7 +27,7 @@ class Denoised:
     """Candidates of one run of the loop."""
 
     x: tuple[Floats, ...]
-    """[B, H, A]: before each step, and behind the last."""
+    """[B, H, A]: before each step, and after the last."""
     velocity: tuple[Floats, ...]
     """The velocity of each step."""
 

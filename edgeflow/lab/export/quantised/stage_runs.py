@@ -44,7 +44,7 @@ def run_torch(stage: StageGraph, inputs: Mapping[str, Array]) -> list[Array]:
 
 
 def padded(values: Array, length: int) -> Array:
-    """values [n, ...], n up to `length`, zeros behind them: [length, ...]"""
+    """values [n, ...], n up to `length`, zeros after them: [length, ...]"""
     found = np.zeros((length, *values.shape[1:]), values.dtype)
     found[: len(values)] = values
     return found

@@ -51,7 +51,7 @@ class TokenLoop:
         return found
 
     def _prefix(self, frame: PreparedFrame, run: Run, tokens: int) -> tuple[int, int, Arrays]:
-        """Rows of a prompt, its first token, and the slot behind it."""
+        """Rows of a prompt, its first token, and the slot after it."""
         chunks = self._chunks(frame, tokens)
         names, (kv_heads, width) = kv_names(len(self.prefill.outputs) // 2), self._heads
         slot = {name: np.zeros((1, self._past, kv_heads, width), np.float32) for name in names}
@@ -78,7 +78,7 @@ class TokenLoop:
         return [ids[start : start + self._text] for start in range(0, max(len(ids), 1), self._text)]
 
     def _chunk(self, held: int, count: int) -> Arrays:
-        """The places of a prefill's rows: `count` behind those that are held; padding rows see themselves."""
+        """The places of a prefill's rows: `count` after those that are held; padding rows see themselves."""
         rows, past = self.prefill.rows, self.prefill.past
         seen = np.zeros((rows, past + rows), bool)
         seen[:, past:] = np.eye(rows, dtype=bool)

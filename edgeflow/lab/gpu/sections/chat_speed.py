@@ -122,7 +122,7 @@ def _shares(setting: SectionSetting, model: ChatModel, prompt: int, prefill_s: f
 
 
 def _paper(setting: SectionSetting, name: str, prompt: int, row: Found) -> Found:
-    """EdgeFM's times beside ours: a prefill, and as many steps as the paper has."""
+    """EdgeFM's times beside edgeflow's: a prefill, and as many steps as the paper has."""
     scaled = scaled_ms(name, prompt, setting.measured.bandwidth) if setting.measured else None
     if scaled is None:
         return {}

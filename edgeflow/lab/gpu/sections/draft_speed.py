@@ -1,6 +1,6 @@
 """Section: answers with verified drafts, in the shapes of Qwen2.5-7B and of an EAGLE-3 head for it.
 
-With random weights a head is never right, so it is imposed how many tokens each verification settles: the head runs
+With random weights a head is never right, so it is imposed how many tokens each verification accepts: the head runs
 in full, its time counts, and known next tokens replace its drafts on the device: in a chain, or on the longest path of
 a fixed tree. They come from an answer of the same engine, since with ties a pass of several rows may choose another
 token than a pass of one. `base alone` verifies as many rows as a tree has without a head. Floors count the weights of
@@ -58,7 +58,7 @@ class DraftSpeedSizes:
     """The vocabulary of the head."""
     tree: TreeSizes
     chain: int
-    """Both: as of `kinds.Eagle`; depth of chains."""
+    """Both: as in `kinds.Eagle`; depth of chains."""
 
 
 WHOLE = DraftSpeedSizes(prompt=256, tokens=193, vocabulary=16000, tree=TreeSizes(rows=60, depth=7, width=10), chain=4)
@@ -66,7 +66,7 @@ SMALL = DraftSpeedSizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows
 
 
 def drafts(setting: SectionSetting) -> Found:
-    """A row without drafts, and for each way of drafting one per number of tokens that verifications settle."""
+    """A row without drafts, and for each way of drafting one per number of tokens that verifications accept."""
     sizes, name = (SMALL, TINY) if setting.small else (WHOLE, MODEL)
     table = setting.table(name)
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=table)
@@ -131,7 +131,7 @@ class _Way:
             self._answer[: len(ids)] = ids
 
     def _timed(self) -> tuple[Generation, float, int]:
-        """A request, the seconds behind its first token, and the passes in these."""
+        """A request, the seconds after its first token, and the passes in these."""
         params = SamplingParams(max_tokens=self._sizes.tokens)
         request, stamps = random_request(self._engine, self._sizes.prompt, params), list[float]()
         for sampled in generate(self._engine, request, self._sizes.prompt):
@@ -161,7 +161,7 @@ class Imposed:
     answer: Tensor
     """[T]: the tokens of a sequence, prompt included."""
     tokens: Tensor
-    """[]: how many each verification settles, at most PATH + 1. Both int64, on the device; a recording reads them
+    """[]: how many each verification accepts, at most PATH + 1. Both int64, on the device; a recording reads them
     anew.
     """
     vocabulary: int

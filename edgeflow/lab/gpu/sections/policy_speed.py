@@ -35,7 +35,8 @@ Systems = Mapping[str, Callable[[], float]]
 def policy(setting: SectionSetting) -> Found:
     """Serial, pipelined with both shifts, speculative, and the naive pipe; with graphs and without.
 
-    Random weights settle drafts by chance only, so that `speculative` shows the cost of its passes, not their number.
+    With random weights drafts are right only by chance, so that `speculative` shows the cost of its
+    passes, not their number.
     """
     size = setting.size
     model = policy_of(setting, size)

@@ -43,7 +43,7 @@ CLASSES = {
     "quantisation": ("_quantise",),
     "copy": ("memcpy", "memset", "copy", "cat", "index", "gather", "scatter"),
 }
-"""Parts of kernels' names, ours and the libraries', in lower case; the first class that has one."""
+"""Parts of kernels' names, edgeflow's and the libraries', in lower case; the first class that has one."""
 Event = Mapping[str, Any]
 
 

@@ -1,7 +1,7 @@
 """Section: the service end to end: `edgeflow serve`, the load test in its modes, and one question to its chat model.
 
 The policy has random weights and about 560 MB (the embedded one in the suite's own tests); the chat model is the
-embedded one. Rates and ages stand beside what the service foretold for each mode when it became ready.
+embedded one. Rates and ages stand beside what the service forecast for each mode when it became ready.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ IMPORTED = (
     *("fastapi", "grpc", "grpc_health", "grpc_reflection", "jinja2", "llguidance", "msgpack", "prometheus_client"),
     *("pydantic", "rich", "simplejpeg", "typer", "uvicorn"),
 )
-"""What the commands import beyond torch, numpy, Pillow, safetensors and tokenizers."""
+"""Packages that the commands import beyond torch, numpy, Pillow, safetensors and tokenizers."""
 LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8), ("serial", 0.8))
 """Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""
 SMALL_LOADS = LOADS[:3]
@@ -183,7 +183,7 @@ def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
 
 
 def _report(setting: SectionSetting, address: str, mode: str, rate: float, seconds: float) -> Found:
-    """The load test's own report; OffError where it could not run or robots were refused."""
+    """The load test's own report; OffError where it could not run or robots were rejected."""
     plan = [f"pattern.rate_hz={rate:.3f}"] if rate else [f"pattern.window={WINDOW[mode]}", f"session.{PERIOD}"]
     plan += ["warm_up_s=0.5", "ramp_up_s=0.1", f"duration_s={seconds:.2f}", f"session.mode={mode}"]
     options = [word for each in plan for word in ("--set", each)]

@@ -117,7 +117,7 @@ def tower_work(tower: RandomTower, patches: int) -> PassFloor:
 
 
 def serial_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:
-    """Seconds of a frame by itself: vision and prefill, then one pass per token. group: as of `decoder_work`."""
+    """Seconds of a frame by itself: vision and prefill, then one pass per token. group: as in `decoder_work`."""
     rows = size.rows
     passes = [vision_work(size) + decoder_work(size, [Span(0, 0, rows)], group)]
     passes += [decoder_work(size, [Span(0, rows + stage, 1)], group) for stage in range(size.stages - 1)]
@@ -125,7 +125,7 @@ def serial_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> floa
 
 
 def pipelined_floor_s(size: PolicySize, ceilings: Ceilings, group: int = 0) -> float:
-    """Seconds of a steady pass: one frame's prefill and a decode row of each frame before it. group: as of
+    """Seconds of a steady pass: one frame's prefill and a decode row of each frame before it. group: as in
     `decoder_work`."""
     return ceilings.floor_s(vision_work(size) + decoder_work(size, pipelined_spans(size), group))
 

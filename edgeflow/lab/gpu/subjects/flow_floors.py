@@ -29,7 +29,7 @@ def language_work(shape: FlowShape, frames: int = 1) -> PassFloor:
 
 
 def vision_work(shape: FlowShape, frames: int = 1) -> PassFloor:
-    """Towers and the projection behind them; those of π0 and π0.5 are in float32, at the same rate of products."""
+    """Towers and the projection after them; those of π0 and π0.5 are in float32, at the same rate of products."""
     config = shape.config
     if isinstance(config, SmolVLAConfig):
         width, inner, depth, patch = config.vision_width, config.vision_inner, config.vision_layers, config.patch
@@ -49,7 +49,7 @@ def vision_work(shape: FlowShape, frames: int = 1) -> PassFloor:
 def step_work(shape: FlowShape, frames: int = 1) -> PassFloor:
     """Work of a step of so many frames: the expert's layers over its rows and each frame's prefix.
 
-    Layers that read the prefix alone have only queries.
+    Layers that only read the prefix have only queries.
     """
     stack, sizes, rows = stacks(shape)[1], shape.sizes, shape.sizes.step_rows
     crossing = sum(shape.config.cross) if isinstance(shape.config, SmolVLAConfig) else 0

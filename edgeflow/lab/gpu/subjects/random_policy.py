@@ -39,7 +39,7 @@ class RandomTower:
     prefix: int = 0
     """Class and register tokens."""
     scaled: bool = False
-    """Whether it has LayerScale."""
+    """True when it has LayerScale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class PolicyLanguageModel:
     config: LlamaConfig
     shape: BlockShape
     stem: str
-    """What its names begin with."""
+    """The beginning of its names."""
     head: str
     """The name of its output projection."""
     kept: tuple[str, ...]
@@ -112,7 +112,7 @@ def _openvla(folder: Path, weights: Weights) -> PolicyLanguageModel:  # noqa: AR
 
 
 def _smolvla(folder: Path, weights: Weights) -> PolicyLanguageModel:
-    """Layers behind those that the policy uses stay as they are."""
+    """Layers after those that the policy uses stay as they are."""
     found = load_smolvla(folder)
     config = LlamaConfig(
         hidden_size=found.width,

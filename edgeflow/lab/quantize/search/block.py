@@ -107,11 +107,11 @@ class DecoderBlock:
         return BlockRun(hidden + self.linear(DOWN, inner), inputs)
 
     def attention(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """The attention behind its norm, with the output projection: [B, L, E] → [B, L, E]"""
+        """The attention after its norm, with the output projection: [B, L, E] → [B, L, E]"""
         return self.linear(OUTPUT, self.heads(x, rotation))
 
     def mlp(self, x: Tensor) -> Tensor:
-        """The MLP behind its norm: [B, L, E] → [B, L, E]"""
+        """The MLP after its norm: [B, L, E] → [B, L, E]"""
         return self.linear(DOWN, self.gated(x))
 
     def heads(self, x: Tensor, rotation: Rotation) -> Tensor:

@@ -32,7 +32,7 @@ def clip_limits(weight: Tensor, rows: Tensor, group: int) -> Tensor:
     """The limit of |w| in every group: weight [N, E] → [N, E/G]; rows [T, E] are inputs, see `sampled`.
 
     Tried are 1.00, 0.95, ..., 0.55 of the largest |w|; the first with the smallest error wins. The error is that of the
-    group's part of the output alone, against the unclipped weight.
+    group's part of the output, against the unclipped weight.
     """
     products = moments(rows, group)
     return torch.cat([_limits(chunk, products, group) for chunk in torch.split(weight, CHUNK_ROWS)])

@@ -50,7 +50,7 @@ class DecoderTensors:
     config: LlamaConfig
     shape: BlockShape
     stem: str
-    """What the decoder's names begin with (`model.`)."""
+    """The beginning of the decoder's names (`model.`)."""
     head: str
     """The name of the output projection."""
     inner: int

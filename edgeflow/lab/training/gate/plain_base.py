@@ -140,7 +140,7 @@ class PlainBase:
 
 
 def _joined(weights: Weights, names: Sequence[tuple[str, int]], inputs: int) -> Tensor:
-    """The weights of projections that read the same rows, one behind the other."""
+    """The weights of projections that read the same rows, one after the other."""
     return torch.cat([weights.linear(name, outputs, inputs).floats() for name, outputs in names])
 
 

@@ -115,7 +115,7 @@ class GateData:
         self.digest = digest.hexdigest()
         if not self.lines:
             raise ConfigError(
-                f"data: none of {self.short} lines has a learned token behind the first folded segment: "
+                f"data: none of {self.short} lines has a learned token after the first folded segment: "
                 f"a gate needs prompts of at least {rules.threshold} tokens (sink + window + segment)"
             )
 

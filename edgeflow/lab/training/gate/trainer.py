@@ -52,7 +52,7 @@ class GatePlan:
 class GateTrainer:
     """A gate in training (lab/training/run.Trainer). gate: the one to begin with; its tensors are copied.
 
-    settings, contents: as of a `Learner`. last_loss: of the last step, None before the first.
+    settings, contents: as in a `Learner`. last_loss: of the last step, None before the first.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Pairs = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SegmentCut:
-    """How texts of `length` tokens are cut: `segments` whole ones behind the sink, then the rest."""
+    """How texts of `length` tokens are cut: `segments` whole ones after the sink, then the rest."""
 
     rules: GateRules
     length: int
@@ -39,7 +39,7 @@ class SegmentCut:
 
     @property
     def rest(self) -> int:
-        """Tokens behind the last whole segment."""
+        """Tokens after the last whole segment."""
         return self.length - self.rules.sink - self.segments * self.rules.segment
 
     @property
@@ -160,7 +160,7 @@ class _GatedLayer:
 def _attend(q: Tensor, pairs: Pairs, sink: Pairs, cut: SegmentCut) -> Tensor:
     """A_dot [B, H, n, D]: each segment, and the rest, over the sink and causally over itself.
 
-    q: of all rows, or of the rest alone.
+    q: of all rows, or only of the rest.
     """
     heads, folded = q.shape[1], q.shape[2] - cut.rest
     first, (k, v) = _of_queries(sink, heads), _of_queries(pairs, heads)

@@ -281,7 +281,7 @@ def _processor(directory: Path) -> dict[str, Any]:
 
 
 def _frame(case: OFTCase, policy: OpenVLAOFTPolicy, tokenised: tuple[int, ...] | None) -> OFTFrame:
-    """The frame as the policy prepares it, with the recorded ids and the space behind them."""
+    """The frame as the policy prepares it, with the recorded ids and the space after them."""
     ids, vocabulary = case.input_ids, policy.network.decoder.config.vocab_size
     if not all(0 <= each < vocabulary for each in ids):
         raise CheckpointError(f"{case.name}.in.input_ids has ids beyond the vocabulary of {vocabulary}")

@@ -78,11 +78,12 @@ class RecordingEngine(OnePassEngine):
 
 @dataclass
 class SDKRecord:
-    """The record of an SDK. arrivals: when each answer came, with its message, by the capture time of its frame. looks:
-    the times at which the robot looked at what it is to do, with the action, None = HOLD."""
+    """The record of an SDK."""
 
     arrivals: dict = field(default_factory=dict)
+    """When each answer came, with its message, by the capture time of its frame."""
     looks: list = field(default_factory=list)
+    """The times at which the robot looked at what it is to do, with the action, None = HOLD."""
 
     @property
     def late(self):

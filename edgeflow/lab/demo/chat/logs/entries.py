@@ -59,7 +59,7 @@ class RobotLog:
 
 
 class LogSource:
-    """Draws logs; the same generator gives the same ones."""
+    """Generates logs; the same generator gives the same ones."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -85,9 +85,9 @@ class LogSource:
         return [first + sum(steps[:line]) for line in range(lines)]
 
     def _column(self, lines: int, region: range, values: Sequence[str], quiet: str) -> list[str]:
-        """One value per line; those that are not `quiet` have one clear winner, which lies in the region alone.
+        """One value per line; those that are not `quiet` have one clear winner, which lies only in the region.
 
-        Where the region has the winner alone, all other lines are quiet: of sides they have none.
+        Where the region has the only winner, all other lines are quiet: of sides they have none.
         """
         rng = self._rng
         if quiet and rng.random() < 0.04:

@@ -1,6 +1,6 @@
 """Checks of π0, π0.5 and SmolVLA against recorded outputs (verify.py), with their prompts and statistics.
 
-Bundles without processor files have normalised states and normalised chunks alone.
+Bundles without processor files have normalised states and normalised chunks only.
 """
 
 from __future__ import annotations

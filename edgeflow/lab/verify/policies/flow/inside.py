@@ -26,7 +26,7 @@ class Inside:
 
     embeddings: Tensor
     hidden: Tensor
-    """`embeddings`, `hidden` [L_P, E]: of its prefix before and behind the stack."""
+    """`embeddings`, `hidden` [L_P, E]: of its prefix before and after the stack."""
     kv: KVSlots
     """Its slot."""
     sees: Tensor
@@ -37,7 +37,7 @@ class Inside:
     """`step_sees` [R, L_P + R], `step_turned` [R]: the same of a step."""
     rows: Tensor
     last: Tensor
-    """`rows` [N, R, E'], `last` [R, E']: of the steps, and behind the expert in the first one."""
+    """`rows` [N, R, E'], `last` [R, E']: of the steps, and after the expert in the first one."""
 
 
 def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> Inside:
@@ -136,7 +136,7 @@ def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) 
 
 
 def _slots(found: Tensor, wanted: Tensor | None, value: float) -> Tensor:
-    """[C, B, …] with cameras that are not there behind those that are, as many as are stored."""
+    """[C, B, …] with cameras that are not there after those that are, as many as are stored."""
     missing = 0 if wanted is None else max(len(wanted) - len(found), 0)
     return torch.cat([found, found.new_full((missing, *found.shape[1:]), value)])
 

@@ -181,7 +181,7 @@ class RecordedPolicy:
     margin: Margin
     tolerances: Tolerances
     more: Values
-    """Values of the family alone."""
+    """Values that only the family has."""
 
 
 def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:

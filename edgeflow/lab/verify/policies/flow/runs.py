@@ -25,7 +25,7 @@ FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
 SERIAL = Pace(1)
 CHUNK = "out.action_chunk"
 ROUNDS = 2
-"""How often frames are run one behind the other, so that the first one meets others in flight."""
+"""How often frames are run one after the other, so that the first one meets others in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class FrameRun:
     used: Tensor
     """`x`, `velocity`, `used` [N, H, A]: before each step, of the network, and after guidance."""
     chunk: Tensor
-    """[H, A]: behind the last step."""
+    """[H, A]: after the last step."""
 
 
 class KeptSteps(defaultdict[FrameRef, list[Steps]]):
@@ -93,7 +93,7 @@ class Runner:
         return paces_by_mode(modes, replace(self.sizes, steps=steps).program)
 
     def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[FrameRun]:
-        """Each frame's answer; in a pipeline, behind others."""
+        """Each frame's answer; in a pipeline, after others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
         rows = max(map(self.network.prefix_rows, frames))
         engine = self._engine(sizes, rows)

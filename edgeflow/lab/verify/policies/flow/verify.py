@@ -49,8 +49,8 @@ def verify_architecture(
     tolerances: Tolerances,
     more: Callable[[Network], Values],
 ) -> Results:
-    """Every comparison of a bundle; ConfigError for other weights. more: values of the family alone; its networks are
-    given."""
+    """Every comparison of a bundle; ConfigError for other weights. more: values that only the family has; its networks
+    are given."""
     if asked.weights != "float":
         raise ConfigError(f"weights: {asked.weights} is not measured for {architecture.family}")
     modes = tuple(asked.modes) or FLOW_MODES
