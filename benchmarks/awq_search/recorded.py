@@ -51,8 +51,8 @@ class Comparison:
     statistics: float
     """The statistics of the means."""
     losses: float
-    """The largest error of the candidates' losses, computed from the recorded means. A divisor may be off by one unit in
-    its last place where only that reproduces the record.
+    """The largest error of the candidates' losses, computed from the recorded means. A divisor may be off by one unit
+    in its last place where only that reproduces the record.
     """
     scales: float
     """Those chosen, but for a power of two."""
