@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import children, repeated, resident
+from benchmarks.chaos.process_facts import children, repeated, resident
 from benchmarks.chaos.service import ServiceUnderTest
 
 

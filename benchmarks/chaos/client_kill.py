@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.beside import Spans, ages_ms, bystanders
-from benchmarks.chaos.proc import held, threads, wait_for
+from benchmarks.chaos.interference import Spans, ages_ms, bystanders
+from benchmarks.chaos.process_facts import held, threads, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import (
     LARGE,

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.chaos.proc import alive, wait_for
+from benchmarks.chaos.process_facts import alive, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot
 from benchmarks.chaos.rules import Account, BoundedFigure, account, spread

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.proc import held, memory
+from benchmarks.chaos.process_facts import held, memory
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot, at_work
 from benchmarks.chaos.rules import (

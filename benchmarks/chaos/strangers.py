@@ -19,8 +19,8 @@ from pathlib import Path
 import grpc
 
 from benchmarks.chaos.attacks import rapid_resets, slow_sockets
-from benchmarks.chaos.beside import QUIET, RobotHistory, Spans, ages_ms, bystanders
-from benchmarks.chaos.proc import held, memory, wait_for
+from benchmarks.chaos.interference import QUIET, RobotHistory, Spans, ages_ms, bystanders
+from benchmarks.chaos.process_facts import held, memory, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import ACT, OVERCOMMIT, KillableProcess
 from benchmarks.chaos.rules import MIB, BoundedFigure, percentile, rise_percent, spread

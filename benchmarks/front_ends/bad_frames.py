@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import INSTRUCTION, KillableProcess
 from benchmarks.chaos.rules import BoundedFigure

@@ -16,7 +16,7 @@ import numpy as np
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from benchmarks.chaos.beside import Observer, RobotHistory
+from benchmarks.chaos.interference import Observer, RobotHistory
 from benchmarks.chaos.robots import INSTRUCTION, OVERCOMMIT, declared_ms, told_to_stop
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.lab.demo.chat.logs.held_out import draw_question
 from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery
+from edgeflow.lab.demo.chat.logs.robot_log import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 

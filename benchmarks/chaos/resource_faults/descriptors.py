@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.chaos.proc import repeated
-from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.process_facts import repeated
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings

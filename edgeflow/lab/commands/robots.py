@@ -53,8 +53,8 @@ def robot(
 ) -> None:
     """Run the simulated robot against a service."""
     from edgeflow.lab.demo.command import robot_command
-    from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
-    from edgeflow.lab.demo.evaluate import FRESH_SEEDS
+    from edgeflow.lab.demo.lockstep import FRESH_SEEDS
+    from edgeflow.lab.demo.robot_run import FRAME_HZ, RunPlan
     from edgeflow_client.connection.credentials import Credentials
 
     plan = RunPlan(

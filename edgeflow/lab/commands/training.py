@@ -119,16 +119,16 @@ def train_demo(
     if policy != "tokens" and (chat or logs):
         raise ConfigError(f"policy: --chat and --logs do not train a policy, got {policy}")
     if logs:
-        from edgeflow.lab.demo.chat.logs.training import train_logs
+        from edgeflow.lab.demo.chat.logs.trainer import train_logs
 
         train_logs(out, minutes, seed, not no_resume, device, begin=begin)
         return
     if chat:
-        from edgeflow.lab.demo.chat.loop import train_chat as train
+        from edgeflow.lab.demo.chat.trainer import train_chat as train
     elif policy == "flow":
-        from edgeflow.lab.demo.flow_training.loop import train_flow as train
+        from edgeflow.lab.demo.flow_training.trainer import train_flow as train
     else:
-        from edgeflow.lab.demo.training.loop import train_demo as train
+        from edgeflow.lab.demo.training.trainer import train_demo as train
 
     train(out, minutes, seed, not no_resume, device)
 
@@ -243,7 +243,7 @@ def draw_logs(
     not its defaults; the command prints them at the end.
     """
     from edgeflow.lab.demo.chat.logs.command import draw_logs_command
-    from edgeflow.lab.demo.chat.logs.long import LongLogs
+    from edgeflow.lab.demo.chat.logs.long_logs import LongLogs
     from edgeflow.models.memory_gate import GateRules
 
     rules = GateRules(sink=sink, window=window, segment=segment)

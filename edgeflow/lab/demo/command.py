@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, objects_at, result_table, verdict, write_folder
+from edgeflow.lab.demo.robot_run import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model

@@ -24,9 +24,9 @@ from edgeflow.contract import KVName, Pace, PassTimes, Speculation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, SuccessRate, success_rate
-from edgeflow.lab.demo.simulated.body import Delay
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS, SuccessRate, success_rate
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.progress import reporting

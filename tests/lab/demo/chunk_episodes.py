@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.evaluate import run_in_lockstep
+from edgeflow.lab.demo.lockstep import run_in_lockstep
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim

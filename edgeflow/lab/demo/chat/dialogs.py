@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgeflow.lab.demo.chat.questions import TOPICS
+from edgeflow.lab.demo.chat.robot_state import MAX_OBJECTS, RobotState, StateSource, held_out_number
 from edgeflow.lab.demo.chat.small_talk import NO_STATE, SYSTEMS, SmallTalk, held_out
-from edgeflow.lab.demo.chat.state import MAX_OBJECTS, RobotState, StateSource, held_out_number
 
 LEADS: Final = ("", "", "", "", "Please: ", "One question: ", "Next: ", "Now tell me: ", "Robot: ")
 WITHOUT_STATE: Final = 0.08  # share of conversations

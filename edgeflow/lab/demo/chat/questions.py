@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from edgeflow.lab.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, SceneObject, StateSource, place_text
+from edgeflow.lab.demo.chat.robot_state import COLOURS, MODES, SHAPES, RobotState, SceneObject, StateSource, place_text
 
 NO_OBJECTS: Final = "There are no objects."
 

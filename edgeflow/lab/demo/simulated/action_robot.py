@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow_client.pose import Pose
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive

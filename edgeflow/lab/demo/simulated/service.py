@@ -14,10 +14,10 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.action_robot import ActionRobot
-from edgeflow.lab.demo.simulated.body import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
 from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler import forecast

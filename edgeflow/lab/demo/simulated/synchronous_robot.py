@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import Pose

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edgeflow.kernels.awq import PER_WORD
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.lab.quantize.search.block import GATE, UP
 from edgeflow.lab.quantize.search.decoder import DecoderTensors, linear_shapes
 from edgeflow.models.chat import STEMS

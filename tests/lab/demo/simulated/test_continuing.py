@@ -17,9 +17,9 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.engine.flow.frames import Previous
-from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.chunk_robot import START_NS
 from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.simulated.synchronous_robot import PLAYED_ROWS
 from edgeflow.lab.demo.world import sim as world

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace
-from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
+from edgeflow.lab.demo.chat.logs.long_logs import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model

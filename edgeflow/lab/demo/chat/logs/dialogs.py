@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogTurn
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.logs.questions import KINDS, ask
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.small_talk import SYSTEMS
 
 FRAME_TOKENS: Final = 40  # of the system message, the title and the markers, at most

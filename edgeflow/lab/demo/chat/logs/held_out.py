@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final
 
 from edgeflow.lab.demo.chat.logs.dialogs import FRAME_TOKENS, TURN_TOKENS
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery, ask
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, LogSource, RobotLog
 
 SHORTEST: Final = 256  # tokens of a prompt
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import DialogTurn
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, NO_FAULT, NOTHING, LogLine, RobotLog
+from edgeflow.lab.demo.chat.logs.robot_log import FAULTS, HELD, NO_FAULT, NOTHING, LogLine, RobotLog
 
 _SELDOM: Final = 0.8
 Column = Callable[[LogLine], str]

@@ -17,7 +17,7 @@ from edgeflow.lab.demo.chat.batches import ASIDE, Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
-from edgeflow.lab.demo.chat.state import MAX_OBJECTS
+from edgeflow.lab.demo.chat.robot_state import MAX_OBJECTS
 from edgeflow.lab.demo.chat.tokenizer import train_tokenizer
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import keep, machine_facts, options
+from benchmarks.static_graphs.compared_systems import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, tables
-from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork

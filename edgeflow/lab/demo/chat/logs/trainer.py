@@ -15,8 +15,8 @@ from edgeflow.lab.demo.chat.batches import Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.logs.dialogs import draw_dialog
-from edgeflow.lab.demo.chat.loop import answer_loss, optimisers_of, rate_share
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
+from edgeflow.lab.demo.chat.trainer import answer_loss, optimisers_of, rate_share
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import budget_share, cpu_seconds, run_training, training_progress

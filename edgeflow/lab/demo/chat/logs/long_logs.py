@@ -11,8 +11,8 @@ from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import Dialog
 from edgeflow.lab.demo.chat.logs.dialogs import TURN_TOKENS, draw_questions
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, MOST_LINES
 from edgeflow.lab.demo.chat.logs.questions import KINDS
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, MOST_LINES
 from edgeflow.lab.outputs import text_file
 from edgeflow.models.memory_gate import GateRules
 from edgeflow_client.errors import ConfigError
