@@ -38,14 +38,14 @@ class Connector(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The prefix of a batch, computed."""
+    """The computed prefix of a batch."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     """Keys (with their positions) and values `[B, G, P, D]` of each layer."""
     states: tuple[Tensor, ...]
     """The input of each layer `[B, P, E]`."""
     valid: Tensor
-    """`[B, P]` bool, false where text is padded."""
+    """`[B, P]` bool, false for padding of the text."""
 
 
 class TrainedFlowNetwork(nn.Module):
@@ -78,7 +78,7 @@ class TrainedFlowNetwork(nn.Module):
         nn.init.normal_(vlm.text_model.embed_tokens.weight, std=e**-0.5)
 
     def image_tokens(self, frames: Tensor) -> Tensor:
-        """RGB `[B, side, side, 3]` uint8 to `[B, tokens, E]`, as the language model gets them."""
+        """From RGB `[B, side, side, 3]` uint8 to `[B, tokens, E]`, the language model's input."""
         vlm = self.vlm_with_expert.vlm.model
         pixels = frames.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
         out: Tensor = vlm.connector(vlm.vision_model(pixels)) * self.size.width**0.5
@@ -106,15 +106,15 @@ class TrainedFlowNetwork(nn.Module):
             states.append(x)
             q, k, v = layer.heads_of(x, turn)
             layers.append((k, v))
-            if len(layers) < len(text.layers):  # nothing reads what the last layer gives
+            if len(layers) < len(text.layers):  # nothing reads the last layer's output
                 x = layer.finish(x, q, k, v, hidden)
         return Prefix(tuple(layers), tuple(states), valid)
 
     def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
-        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks for each
+        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks per
         prefix.
 
-        An action sees the prefix, and the actions of the same chunk up to itself.
+        An action sees the prefix and, in its chunk, itself and the actions before it.
         """
         b, r, c, _ = noisy.shape
         x = self._embedded(noisy, time).flatten(1, 2)
@@ -157,5 +157,5 @@ def _text_model(size: FlowSize) -> NamedModules:
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """0 where the mask is true, else -inf."""
+    """0 where the mask is true, otherwise -inf."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)

@@ -1,4 +1,6 @@
-"""Held-out questions about logs: one question a log, with control over the log's length and where its answer lies."""
+"""Held-out questions about logs: one question per log, with control over the log's length and the place of the
+evidence.
+"""
 
 from __future__ import annotations
 
