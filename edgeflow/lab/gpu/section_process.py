@@ -1,6 +1,6 @@
 """One section of the GPU suite in a separate process, so that a broken or hung device does not harm other sections.
 
-    python -m edgeflow.lab.gpu.child ORDER RESULT
+    python -m edgeflow.lab.gpu.section_process ORDER RESULT
 
 ORDER is an `Order` as JSON. RESULT is the file of the section's status and findings, also while it runs.
 """
@@ -15,7 +15,8 @@ from pathlib import Path
 from time import monotonic
 
 from edgeflow.lab.gpu.device import ceilings, facts
-from edgeflow.lab.gpu.order import LEFT_OUT, Found, Order
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found, Order
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.sections.baseline import baseline
 from edgeflow.lab.gpu.sections.chat_speed import chat
 from edgeflow.lab.gpu.sections.draft_speed import drafts
@@ -32,7 +33,6 @@ from edgeflow.lab.gpu.sections.served import service
 from edgeflow.lab.gpu.sections.token_checks import tokens
 from edgeflow.lab.gpu.sections.towers import towers
 from edgeflow.lab.gpu.sections.tuning import tune_models
-from edgeflow.lab.gpu.setting import OffError, SectionSetting, SkipError
 
 FUNCTIONS: dict[str, Callable[[SectionSetting], Found]] = {
     "facts": facts,

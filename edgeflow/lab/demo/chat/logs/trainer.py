@@ -1,4 +1,6 @@
-"""`train_logs`: trains the embedded chat model further, on logs and on single states. Resumable at any point."""
+"""`train_logs` trains the embedded chat model further, on logs and on single states. A run can be resumed at any
+point.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from edgeflow.lab.demo.chat.batches import Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.logs.dialogs import draw_dialog
-from edgeflow.lab.demo.chat.loop import answer_loss, optimisers_of, rate_share
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
+from edgeflow.lab.demo.chat.trainer import answer_loss, optimisers_of, rate_share
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import budget_share, cpu_seconds, run_training, training_progress
@@ -25,12 +27,12 @@ from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.memory_gate import base_fingerprint
 from edgeflow_client.errors import ConfigError
 
-FULL_MINUTES: Final = 50.0  # of one core, what STEPS take; another budget scales them
+FULL_MINUTES: Final = 50.0  # CPU minutes that STEPS take; another budget scales them
 STEPS: Final = 2_000
 LONGEST: Final = 2_040  # tokens of a conversation about a log
 _BATCH_TOKENS: Final = 4_096
-_STATES: Final = 1 / 3  # share of the batches that are about single states, as in the first training
-_SHORTEST, _SHORT, _SHORT_SHARE = 160, 700, 0.65  # most batches are of short logs, which teach more for their time
+_STATES: Final = 1 / 3  # share of the batches that are about single states, like those of the first training
+_SHORTEST, _SHORT, _SHORT_SHARE = 160, 700, 0.65  # most batches are of short logs, which teach more per second
 _ROWS, _TURNS, _NEAR_MISSES = 8, 8, 0.2  # of those batches
 _RATE: Final = 0.5  # the peak learning rates as a share of those of the first training
 _CURRICULUM: Final = ((0.12, 320), (0.3, 640), (0.5, 1_200), (1.0, LONGEST))  # longest conversation up to a share
@@ -46,7 +48,10 @@ class LogPlan:
 
 
 class LogTrainer:
-    """The network in training (lab/training/run.Trainer). begin: folder of the checkpoint that is trained further."""
+    """The network in training (lab/training/run.Trainer).
+
+    begin: folder of the checkpoint that is trained further.
+    """
 
     def __init__(self, plan: LogPlan, seed: int, device: str, begin: Path = EMBEDDED_CHAT_MODEL) -> None:
         self.tokenizer = Tokenizer.from_file(str(EMBEDDED_CHAT_MODEL / "tokenizer.json"))
@@ -60,7 +65,7 @@ class LogTrainer:
         self.learner = Learner(named, optimisers_of(named, _RATE), seed, contents=contents)
 
     def step(self) -> tuple[float, str]:
-        """Train on one batch; return its loss, and what it was about."""
+        """Train on one batch; return its loss and what it was about."""
         step = self.learner.done_steps
         rng = random.Random(f"{self._seed} logs {step}")
         if rng.random() < _STATES:
@@ -102,9 +107,12 @@ def plan_for(minutes: float | None) -> LogPlan:
 def train_logs(
     out: Path, minutes: float | None, seed: int, resume: bool, device: str, begin: str | None = None
 ) -> Path:
-    """Train the embedded chat model on logs; the folder of the checkpoint, `out/log-chat`.
+    """Train the embedded chat model on logs; return the checkpoint's folder, `out/log-chat`.
 
-    minutes: budget of one core, None for the full plan. resume: continue from `out/log-chat-state.safetensors`.
+    minutes: budget of CPU minutes, None for the full plan.
+
+    resume: continue from `out/log-chat-state.safetensors`.
+
     begin: the checkpoint to train further, a folder or an embedded model's name, None for demo-chat; ConfigError for
     one of another layout.
     """

@@ -1,4 +1,4 @@
-"""Conversations about logs longer than a slot, for the training of gates; the answers lie in the compressed part."""
+"""Conversations about logs longer than a slot, to train gates on; the answers lie in the compressed part."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import Dialog
 from edgeflow.lab.demo.chat.logs.dialogs import TURN_TOKENS, draw_questions
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, MOST_LINES
 from edgeflow.lab.demo.chat.logs.questions import KINDS
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, MOST_LINES
 from edgeflow.lab.outputs import text_file
 from edgeflow.models.memory_gate import GateRules
 from edgeflow_client.errors import ConfigError
 
 OPENING: Final = 16  # tokens before the first line
-QUESTION: Final = 16  # tokens behind the last line, at most
+QUESTION: Final = 16  # tokens after the last line, at most
 ELSEWHERE: Final = 0.1  # share of the conversations whose answers may lie anywhere
-SPARE: Final = 8  # at least 1 / SPARE of what the questions leave of a segment holds lines
+SPARE: Final = 8  # lines fill at least 1 / SPARE of the part of a segment that the questions leave free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongLogs:
-    """Draws conversations of 1 to `most_segments` compressed segments."""
+    """Generates conversations of 1 to `most_segments` compressed segments."""
 
     rules: GateRules
     most_segments: int = 6
     turns: int = 6
-    """Questions of each."""
+    """Questions per conversation."""
     kinds: Sequence[str] = tuple(KINDS)
-    """The kinds of KINDS."""
+    """Kinds of questions, from KINDS."""
 
     @property
     def most_lines(self) -> int:
-        """The longest log."""
+        """Lines of the longest log."""
         rules = self.rules
         return (rules.sink + rules.window + (self.most_segments + 1) * rules.segment) // LINE_TOKENS
 
     def check(self) -> None:
-        """ConfigError for sizes that no log has, with the nearest value that is drawn."""
+        """Raise ConfigError for sizes that no log can have, with the nearest value that works."""
         rules, margin = self.rules, SPARE * max(1, OPENING - self.rules.window)
         least, tokens = self.turns * TURN_TOKENS + margin, (MOST_LINES + 1) * LINE_TOKENS - 1
         spare = tokens - rules.sink - rules.window
@@ -64,7 +64,7 @@ class LongLogs:
         )
 
     def draw(self, rng: random.Random) -> Dialog:
-        """A log with its questions; all of them fit the last segment and the window."""
+        """A log with its questions; all of the questions fit into the last segment and the window."""
         rules = self.rules
         folded = rules.sink + rng.randint(1, self.most_segments) * rules.segment
         room = max(1, rules.segment - self.turns * TURN_TOKENS)
@@ -79,7 +79,7 @@ class LongLogs:
 def write_long_logs(
     path: Path, source: LongLogs, conversations: int, seed: int, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Write a JSONL file of {"messages": […]}, as `edgeflow train-gate` reads it; the same seed gives the same file."""
+    """Write a JSONL file of {"messages": […]}, which `edgeflow train-gate` reads; the same seed gives the same file."""
     rng = random.Random(f"long logs {seed}")
     with text_file(path) as file:
         for done in range(1, conversations + 1):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.evaluate import SuccessRate, Timing, run_episode, run_together, success_rate
+from edgeflow.lab.demo.lockstep import SuccessRate, Timing, run_episode, run_together, success_rate
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome

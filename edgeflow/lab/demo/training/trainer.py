@@ -1,4 +1,6 @@
-"""`train_demo`: render, train vision, train the whole policy, write the checkpoint. Resumable at any point."""
+"""`train_demo` renders, trains vision, trains the whole policy and writes the checkpoint. It can be resumed at any
+point.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
 
-FULL_MINUTES: Final = 30.0  # of two cores, what the counts below take; another budget scales them
+FULL_MINUTES: Final = 30.0  # minutes of two cores that the counts below take; another budget scales them
 STATES: Final = 60_000
 VISION_STEPS: Final = 4_000
 LANGUAGE_STEPS: Final = 2_600
 BATCH: Final = 64
-_PEAK_RATE, _VISION_FLOOR = 1.2e-3, 0.3  # learning rate; share of it at the end of the first phase
+_PEAK_RATE, _VISION_FLOOR = 1.2e-3, 0.3  # learning rate, and its share at the end of the first phase
 _WEIGHT_DECAY: Final = 0.02
 
 
@@ -42,7 +44,7 @@ class TrainingPlan:
 
     @property
     def phases(self) -> tuple[Phase, Phase]:
-        """Vision, and the whole policy."""
+        """Vision, then the whole policy."""
         return Phase(self.vision_steps, floor=_VISION_FLOOR), Phase(self.language_steps)
 
     @property
@@ -96,8 +98,13 @@ class TokenTrainer:
 def train_demo(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
     """Train the demo policy from scratch; return the checkpoint's folder, `out/policy`.
 
-    minutes: budget of two cores, None for the full plan. resume: continue from `out/state.safetensors`.
-    device: auto, cpu or cuda. Needs about 2 GB under `out` for rendered frames.
+    minutes: budget in minutes of two cores, None for the full plan.
+
+    resume: continue from `out/state.safetensors`.
+
+    device: auto, cpu or cuda.
+
+    Needs about 2 GB under `out` for rendered frames.
     """
     cpu_before, where = cpu_seconds(), str(choose_device(device))
     plan, state = plan_for(minutes), out / "state.safetensors"

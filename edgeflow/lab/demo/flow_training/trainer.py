@@ -1,4 +1,6 @@
-"""`train_flow`: render, train vision, train the whole flow policy, write the checkpoint. Resumable at any point."""
+"""`train_flow` renders, trains vision, trains the whole flow policy and writes the checkpoint. It can be resumed at
+any point.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,22 @@ from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
 
-FULL_MINUTES: Final = 45.0  # of two cores, what the counts below take; another budget scales them
+FULL_MINUTES: Final = 45.0  # minutes of two cores that the counts below take; another budget scales them
 STATES: Final = 72_000
 VISION_STEPS: Final = 2_600
 FLOW_STEPS: Final = 1_600
 CONTINUING_STEPS: Final = 750
 FRAMES: Final = 64  # per batch
 BRANCHES: Final = 2  # instructions per frame
-_MATRIX_RATE, _VECTOR_RATE = 0.02, 1.2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
-_SCALED_SHARE: Final = 0.1  # of AdamW's rate, for what is multiplied by the root of the width
+_MATRIX_RATE, _VECTOR_RATE = 0.02, 1.2e-3  # peak learning rates: Muon's for hidden matrices, AdamW's for all others
+_SCALED_SHARE: Final = 0.1  # share of AdamW's rate for weights that are multiplied by the root of the width
 _VISION_FLOOR, _CONTINUING_PEAK = 0.3, 0.5  # shares of the peak rates
 _WEIGHT_DECAY: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPlan:
-    """How much to render, and how long to train: vision, then the whole policy, then the expert to continue chunks."""
+    """How much to render and how long to train: vision, then the whole policy, then the expert continuing chunks."""
 
     states: int = STATES
     vision_steps: int = VISION_STEPS
@@ -52,7 +54,7 @@ class FlowPlan:
 
     @property
     def phases(self) -> tuple[Phase, Phase, Phase]:
-        """Vision, the whole policy, and only the expert, which is trained already."""
+        """Vision, the whole policy, and only the trained expert."""
         return (
             Phase(self.vision_steps, floor=_VISION_FLOOR),
             Phase(self.flow_steps),
@@ -124,7 +126,9 @@ class FlowTrainer:
 
 
 def _optimisers(named: dict[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the matrices of layers, AdamW for the rest, slower for what is multiplied by the root of the width."""
+    """Muon for the matrices of layers; AdamW for the rest, slower for weights that are multiplied by the root of the
+    width.
+    """
     matrices = {name: each for name, each in named.items() if ".layers." in name and each.dim() == 2}
     rest = {name: each for name, each in named.items() if name not in matrices}
     scaled = {name for name in rest if "embed_tokens" in name or "modality_projection" in name}
@@ -140,8 +144,13 @@ def _optimisers(named: dict[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, 
 def train_flow(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
     """Train the flow policy from scratch; return the checkpoint's folder, `out/flow_policy`.
 
-    minutes: budget of two cores, None for the full plan. resume: continue from `out/flow-state.safetensors`.
-    device: auto, cpu or cuda. Needs about 2 GB under `out` for rendered frames, and as much memory.
+    minutes: budget in minutes of two cores, None for the full plan.
+
+    resume: continue from `out/flow-state.safetensors`.
+
+    device: auto, cpu or cuda.
+
+    Needs about 2 GB under `out` for rendered frames, and as much memory.
     """
     cpu_before, where = cpu_seconds(), str(choose_device(device))
     plan, state = plan_for(minutes), out / "flow-state.safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.driver import STATE, DemoRobot, RunPlan, run_robot
+from edgeflow.lab.demo.robot_run import STATE, DemoRobot, RunPlan, run_robot
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome

@@ -21,11 +21,12 @@ LEAST_SHARE = 0.98  # of the undisturbed rate
 
 @dataclass(frozen=True, slots=True)
 class TimeBlock:
-    """A block of time, in nanoseconds of the monotonic clock. kind: QUIET, or what happened in it."""
+    """A block of time, in nanoseconds of the monotonic clock."""
 
     start_ns: int
     end_ns: int
     kind: str
+    """QUIET, or what happened in it."""
 
 
 @dataclass(slots=True)
@@ -52,19 +53,22 @@ class Spans:
 
 @dataclass(slots=True)
 class RobotHistory:
-    """The history of a robot. actions: (received, age) in nanoseconds. holds: (time, reason) of HOLDs, once each."""
+    """The history of a robot."""
 
     actions: list[tuple[int, int]] = field(default_factory=list)
+    """(received, age) in nanoseconds."""
     holds: list[tuple[int, str]] = field(default_factory=list)
+    """(time, reason) of HOLDs, once each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """How much robots may be disturbed. rise_ms, rise_percent: of the p99 of the age; the larger of both applies."""
+    """How much robots may be disturbed."""
 
     least_share: float = LEAST_SHARE
     rise_ms: float = 0.0
     rise_percent: float = 0.0
+    """Both: of the p99 of the age; the larger of both applies."""
 
     def most_ms(self, undisturbed_ms: float) -> float:
         """The highest permitted rise of the p99, given the undisturbed one."""

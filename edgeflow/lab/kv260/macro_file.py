@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.kernels.awq import AwqWeight
-from edgeflow.lab.kv260.macro import GemmWords, MacroShape, Words, join, pack, split, unpack
-from edgeflow.lab.kv260.network import tensor_shapes_of
-from edgeflow.lab.kv260.plan import (
+from edgeflow.lab.kv260.file_plan import (
     BINARY,
     DESCRIPTION,
     FORMAT,
@@ -28,6 +26,8 @@ from edgeflow.lab.kv260.plan import (
     laid_out,
     planned,
 )
+from edgeflow.lab.kv260.macro import GemmWords, MacroShape, Words, join, pack, split, unpack
+from edgeflow.lab.kv260.network import tensor_shapes_of
 from edgeflow.lab.progress import Report
 from edgeflow.models.checkpoint import CONFIG_FILE, Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig

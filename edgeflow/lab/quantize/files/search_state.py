@@ -1,4 +1,4 @@
-"""The state of a search in the folder that it writes to: the choices of each block, so that a killed run goes on."""
+"""The state of a search, in its output folder: the choices for each block, so that a killed run can resume."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ SETTINGS_FILE = "settings.json"
 
 
 class SearchState:
-    """The blocks of a search that are done."""
+    """The finished blocks of a search."""
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
-        """Begin in a new or empty folder, or go on where a run with the same settings was stopped; ConfigError for a
-        folder with other contents or of other settings. settings: JSON values."""
+        """Start in a new or empty folder, or resume a run with the same settings; ConfigError for a folder with other
+        contents or other settings.
+
+        settings: JSON values.
+        """
         self._folder = out / FOLDER
         check_folder(out, {**dict.fromkeys(_kept_settings(out)), **settings})
         self._folder.mkdir(parents=True, exist_ok=True)
         _replace(self._folder / SETTINGS_FILE, json.dumps(dict(settings), indent=2))
 
     def load(self, index: int) -> BlockChoice | None:
-        """The choices of a block, None where it is not done; CheckpointError for an unreadable file."""
+        """The choices for a block, None if it is not finished; CheckpointError for an unreadable file."""
         path = self._path(index)
         return read_choice(path) if path.is_file() else None
 
     def save(self, index: int, choice: BlockChoice) -> None:
-        """Keep the choices of a block; a run that is killed here keeps them all or none."""
+        """Save the choices for a block; a run that is killed here saves all of them or none."""
         write_choice(self._path(index), choice)
 
     def remove(self) -> None:
@@ -49,10 +52,9 @@ class SearchState:
 
 
 def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
-    """ConfigError for a folder that a search cannot begin or go on in, as SearchState raises it. Nothing is
-    written.
+    """Raise ConfigError for a folder in which a search cannot start or resume, like SearchState. Nothing is written.
 
-    settings: those that are known so far.
+    settings: those known so far.
     """
     check_writable(out)
     kept = _kept_settings(out)
@@ -65,13 +67,13 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _kept_settings(out: Path) -> dict[str, Any]:
-    """The settings of the search in a folder; empty where it has none."""
+    """The settings of the search in a folder; empty if it has none."""
     path = out / FOLDER / SETTINGS_FILE
     return read_json(path) if path.is_file() else {}
 
 
 def write_choice(path: Path, choice: BlockChoice) -> None:
-    """Write the choices of a block as safetensors; names and ratios are its metadata."""
+    """Write the choices for a block as safetensors; names and ratios are its metadata."""
     tensors: dict[str, Tensor] = {f"limits.{name}": limits for name, limits in (choice.limits or {}).items()}
     for number, group in enumerate(choice.groups):
         tensors |= {f"{number}.scales": group.scales, f"{number}.losses": group.losses}
@@ -80,7 +82,7 @@ def write_choice(path: Path, choice: BlockChoice) -> None:
 
 
 def read_choice(path: Path) -> BlockChoice:
-    """Read what `write_choice` wrote; CheckpointError where that is not what the file holds."""
+    """Read a file of `write_choice`; CheckpointError if it is not one."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -14,8 +14,8 @@ from rich.console import Console
 from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, ClosedLoopCell, EpisodeBlock, blocks
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, run_episodes
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.progress import reporting

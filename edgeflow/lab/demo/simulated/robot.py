@@ -1,4 +1,4 @@
-"""The parts that all robots in simulated time have: a body that obeys, answers on their way to it, and ticks."""
+"""The common parts of robots in simulated time: a body that executes actions, answers in transit, and ticks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Vector
 
-TICK_NS: Final = 10_000_000  # between two looks at what is to be played
+TICK_NS: Final = 10_000_000  # between two checks of what to execute
 Send = Callable[[SubmitFrame], None]
 """Submits a frame to the worker."""
 
@@ -29,7 +29,7 @@ class Delay:
     mean_ns: int
     jitter_ns: int = 0
     seed: int = 0
-    """The seed of the draws."""
+    """Seed of the random jitter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,10 @@ class Course:
 
 
 class SimulatedBody:
-    """A simulated robot whose time is moved. now_ns: since the episode began. acted: the actions that it obeyed."""
+    """A simulated robot whose time the caller advances.
+
+    now_ns: time since the start of the episode. acted: the executed actions.
+    """
 
     def __init__(self, sim: RobotSim) -> None:
         self.sim = sim
@@ -54,7 +57,7 @@ class SimulatedBody:
         return self.sim.outcome is EpisodeOutcome.RUNNING
 
     def move_to(self, instant_ns: int) -> None:
-        """Advance physics to an instant; a past one changes nothing."""
+        """Advance physics to an instant; an instant in the past changes nothing."""
         self.sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self.sim.time))
         self.now_ns = max(self.now_ns, instant_ns)
 
@@ -63,7 +66,7 @@ class SimulatedBody:
         return Course(self.sim.goal().position, self.sim.commanded_velocity())
 
     def note(self, before: Course, *, captured_ns: int, passes: int, settled: int) -> None:
-        """Note an action that is obeyed from now on, after another course."""
+        """Note an action that is executed from now on, in place of the given course."""
         course = self.course
         self.acted.append(
             Acted(
@@ -78,7 +81,10 @@ class SimulatedBody:
 
 
 class DelayedAnswers:
-    """The answers on their way to a robot. delay: None = they arrive as soon as they are there."""
+    """The answers in transit to a robot.
+
+    delay: None = answers arrive at once.
+    """
 
     def __init__(self, delay: Delay | None) -> None:
         self._delay = delay
@@ -94,7 +100,7 @@ class DelayedAnswers:
         return True
 
     def arrived(self, now_ns: int) -> list[FrameResult]:
-        """The answers whose delay is over, in the order of their sending; each is given once."""
+        """The answers whose delay is over, in the order in which they were sent; each is returned once."""
         due = [message for due_ns, message in self._waiting if due_ns <= now_ns]
         self._waiting = [each for each in self._waiting if each[0] > now_ns]
         return due
@@ -105,13 +111,13 @@ class DelayedAnswers:
 
     @property
     def arrivals_ns(self) -> list[int]:
-        """When each of them arrives."""
+        """The arrival times of the answers in transit."""
         return [due_ns for due_ns, _ in self._waiting]
 
 
 @dataclass(slots=True)
 class Ticks:
-    """Ticks every TICK_NS."""
+    """A clock that ticks every TICK_NS."""
 
     _passed: int = field(default=0, init=False)
 
@@ -120,7 +126,7 @@ class Ticks:
         return (self._passed + 1) * TICK_NS
 
     def due(self, now_ns: int) -> bool:
-        """True once for each tick that has come."""
+        """True once per elapsed tick."""
         come = self.next_ns <= now_ns
         self._passed += come
         return come
@@ -137,23 +143,23 @@ class SimulatedRobot(ABC):
 
     @property
     def late(self) -> int:
-        """Chunks that did not fit what was executed when they came."""
+        """Number of chunks that came too late to continue the chunk in execution as planned."""
         return 0
 
     @property
     def late_played(self) -> int:
-        """Late chunks that were executed once that was over."""
+        """Number of late chunks that were executed after it."""
         return 0
 
     @property
     @abstractmethod
     def next_event_ns(self) -> int:
-        """When it acts next without hearing anything."""
+        """The time at which the robot acts next if no answer arrives."""
 
     @abstractmethod
     def act(self) -> None:
-        """Do what is due now."""
+        """Do everything that is due now."""
 
     @abstractmethod
     def receive(self, message: FrameResult) -> None:
-        """Take an answer, now."""
+        """Receive an answer now."""

@@ -1,4 +1,4 @@
-"""Closed-loop evaluation in simulated time: how often a policy succeeds, given how old its actions are."""
+"""Closed-loop evaluation in simulated time: how often a policy succeeds, depending on the age of its actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Answered = TypeVar("Answered")
 Policy = Callable[[Image, str], NDArray[np.floating]]
 BatchPolicy = Callable[[Sequence[Image], Sequence[str]], NDArray[np.floating]]
 Episode = Generator[tuple[Image, str], NDArray[np.floating], EpisodeOutcome]
-FRESH_SEEDS: Final = 1_000_000  # episodes counted from here were never trained on
+FRESH_SEEDS: Final = 1_000_000  # training never saw the episodes from here on
 _TOGETHER: Final = 25  # simulations in lockstep
 _NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
@@ -36,13 +36,11 @@ class Timing:
     age_ticks: int = 0
     """Ticks from a frame to its action."""
     anchored: bool = True
-    """A relative action is resolved against the tool pose of the frame it answers, otherwise against the current
-    pose.
-    """
+    """True: a relative action is resolved against the tool pose in its frame; False: against the current pose."""
 
 
 def episode(sim: RobotSim, timing: Timing) -> Episode:
-    """One episode as a generator: yields each tick's frame and instruction, is sent the frame's action."""
+    """One episode as a generator: yields the frame and instruction of each tick and receives the frame's action."""
     in_flight: list[tuple[Pose, NDArray[np.floating]]] = []
     while sim.outcome is EpisodeOutcome.RUNNING:
         frame_pose = sim.pose()
@@ -84,7 +82,7 @@ def run_in_lockstep(
     episodes: Sequence[Generator[Asked, Answered, EpisodeOutcome]],
     answer: Callable[[Sequence[Asked]], Iterable[Answered]],
 ) -> list[EpisodeOutcome]:
-    """Run episodes to their ends; what all of them ask for is answered together."""
+    """Run episodes to their ends; each round of requests is answered as one batch."""
     waiting = {index: next(run) for index, run in enumerate(episodes)}
     outcomes: dict[int, EpisodeOutcome] = {}
     while waiting:
@@ -124,26 +122,26 @@ class EpisodeCondition:
     """A condition."""
 
     object_speed: float = 0.0
-    """m/s."""
+    """Speed of the objects in m/s."""
     timing: Timing = field(default_factory=Timing)
     dropped: int | None = None
-    """Index of an action dimension replaced by its neutral value."""
+    """Index of an action dimension that is replaced by its neutral value."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """Success and its outcomes."""
+    """The success rate, and the outcome of every episode."""
 
     rate: SuccessRate
     outcomes: dict[str, int]
     seconds: float
-    """Mean length of the successful episodes in simulated time; NaN without any."""
+    """Mean simulated length of the successful episodes; NaN if there are none."""
 
 
 def measure(
     policy: BatchPolicy, condition: EpisodeCondition, episodes: int, first_seed: int = FRESH_SEEDS
 ) -> EvaluationResult:
-    """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ..."""
+    """Run `episodes` episodes with the seeds first_seed, first_seed + 1, ..."""
     asked = policy if condition.dropped is None else without(policy, condition.dropped)
     return measure_runs(
         lambda sims: run_together(sims, asked, condition.timing), condition.object_speed, episodes, first_seed
@@ -156,7 +154,10 @@ def measure_runs(
     episodes: int,
     first_seed: int = FRESH_SEEDS,
 ) -> EvaluationResult:
-    """Run `episodes` episodes, of seeds first_seed, first_seed + 1, ...; `run` runs one in each of some simulations."""
+    """Run `episodes` episodes with the seeds first_seed, first_seed + 1, ...
+
+    run: runs one episode in each of the given simulations.
+    """
     outcomes: list[EpisodeOutcome] = []
     seconds: list[float] = []
     for sims in _groups(episodes, first_seed, object_speed):

@@ -1,4 +1,6 @@
-"""`train_chat`: generates conversations, trains one network and writes its checkpoint. Resumable at any point."""
+"""`train_chat` generates conversations, trains one network and writes its checkpoint. A run can be resumed at any
+point.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,21 @@ from edgeflow.lab.demo.chat.batches import ASIDE, Batcher, ChatBatch
 from edgeflow.lab.demo.chat.dialogs import DialogSource
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
-from edgeflow.lab.demo.chat.state import MAX_OBJECTS
+from edgeflow.lab.demo.chat.robot_state import MAX_OBJECTS
 from edgeflow.lab.demo.chat.tokenizer import train_tokenizer
 from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import budget_share, cpu_seconds, run_training, training_progress
 
-FULL_MINUTES: Final = 47.0  # of one core, what STEPS take; another budget scales them
+FULL_MINUTES: Final = 47.0  # CPU minutes that STEPS take; another budget scales them
 STEPS: Final = 7_500
 ROWS: Final = 8
 TURNS: Final = 8
-POOL: Final = 8  # batches drawn together
-_MATRIX_RATE, _VECTOR_RATE = 0.02, 2e-3  # peak learning rates: Muon's of hidden matrices, AdamW's of all else
+POOL: Final = 8  # batches generated together
+_MATRIX_RATE, _VECTOR_RATE = 0.02, 2e-3  # peak learning rates: Muon's for hidden matrices, AdamW's for all others
 _WARM_UP, _DECAY = 30, 0.5  # steps; share of the run over which the rate falls to nothing
-_SHORT: Final = 0.1  # share of the run with few objects, and states repeated
-_HARD: Final = 1 / 3  # share of the run, its end, that asks for what is nearly there
+_SHORT: Final = 0.1  # share of the run with few objects and repeated states
+_HARD: Final = 1 / 3  # the last share of the run, which asks about near misses
 _NEAR_MISSES: Final = 0.2
 
 
@@ -50,7 +52,7 @@ def plan_for(minutes: float | None) -> ChatTrainingPlan:
 
 
 class ChatTrainer:
-    """The network in training (lab/training/run.Trainer); its batches depend on the plan, too."""
+    """The network in training (lab/training/run.Trainer); its batches depend on the plan too."""
 
     def __init__(self, plan: ChatTrainingPlan, seed: int, size: ChatSize, device: str) -> None:
         torch.manual_seed(seed)
@@ -87,7 +89,10 @@ class ChatTrainer:
 
 
 def optimisers_of(named: Mapping[str, nn.Parameter], share: float = 1.0) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for all else. share: of the peak learning rates."""
+    """Muon for the matrices of the layers, AdamW for everything else.
+
+    share: of the peak learning rates.
+    """
     hidden = [value for name, value in named.items() if ".layers." in name and value.ndim == 2]
     others = [value for name, value in named.items() if not (".layers." in name and value.ndim == 2)]
     matrices = torch.optim.Muon(hidden, weight_decay=0.01, adjust_lr_fn="original")
@@ -110,9 +115,11 @@ def rate_share(step: int, steps: int) -> float:
 
 
 def train_chat(out: Path, minutes: float | None, seed: int, resume: bool, device: str) -> Path:
-    """Make the demo chat model from nothing; the folder of the checkpoint, `out/chat`.
+    """Train the demo chat model from scratch; return the checkpoint's folder, `out/chat`.
 
-    minutes: budget of one core, None for the full plan. resume: go on from `out/chat-state.safetensors`.
+    minutes: budget of CPU minutes, None for the full plan.
+
+    resume: continue from `out/chat-state.safetensors`.
     """
     cpu_before = cpu_seconds()
     plan, state = plan_for(minutes), out / "chat-state.safetensors"

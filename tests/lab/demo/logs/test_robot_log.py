@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer
 
-from edgeflow.lab.demo.chat.logs.entries import (
+from edgeflow.lab.demo.chat.logs.robot_log import (
     FAULTS,
     HELD,
     LINE_TOKENS,

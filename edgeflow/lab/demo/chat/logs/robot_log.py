@@ -24,8 +24,8 @@ FAULTS: Final = ("joint", "camera", "motor", "link", "gripper", "worker")
 NOTHING, NO_FAULT = "nothing", "none"
 LINE_TOKENS: Final = 7
 MOST_LINES: Final = 600
-ONCE: Final = 0.6  # share of the columns in which one value occurs in one line alone
-RARE: Final = 0.5  # share of the columns whose number of events is drawn on a logarithmic scale
+ONCE: Final = 0.6  # share of the columns in which one value occurs in a single line
+RARE: Final = 0.5  # share of the columns whose number of events is sampled on a logarithmic scale
 _LAST_TIME: Final = 999
 _LONGEST_EPISODE: Final = 8  # lines
 _FEWEST: Final = 2  # lines of events in a column that has any
@@ -67,8 +67,8 @@ class LogSource:
     def draw(self, lines: int, region: range | None = None) -> RobotLog:
         """A log of `lines` entries.
 
-        region: the lines that may hold the most frequent fault, object and side, and what occurs only once; None = all
-        lines. Elsewhere there are at most some of the others.
+        region: the lines that may hold the most frequent fault, object and side, and values that occur only once; None
+        = all lines. Other lines hold at most some of the other values.
         """
         region = range(lines) if region is None else region
         faults = self._column(lines, region, FAULTS, NO_FAULT)
@@ -85,9 +85,9 @@ class LogSource:
         return [first + sum(steps[:line]) for line in range(lines)]
 
     def _column(self, lines: int, region: range, values: Sequence[str], quiet: str) -> list[str]:
-        """One value per line; those that are not `quiet` have one clear winner, which lies only in the region.
-
-        Where the region has the only winner, all other lines are quiet: of sides they have none.
+        """One value per line; of the values that are not `quiet`, one is clearly the most frequent, and it occurs only
+        in the region. If all values but the most frequent one are quiet, the lines outside the region are all quiet;
+        there are no quiet sides.
         """
         rng = self._rng
         if quiet and rng.random() < 0.04:
@@ -102,7 +102,7 @@ class LogSource:
         spare = counts[0] * 5 // 8 - max(counts[1:]) if others else 0
         strays: dict[str, int] = {}
         if others and outside:
-            if not quiet:  # every line needs a side: one that is never named inside as often
+            if not quiet:  # every line needs a side: one that is never named inside the region as often
                 strays = _even(rng, [value for value in values if value != winner], outside)
             elif min(spare, outside) > 1 and counts[-1] > 1 and rng.random() < 0.6:
                 strays = {rng.choice(others): rng.randint(2, min(spare, outside))}
@@ -110,14 +110,14 @@ class LogSource:
         return around[: region.start] + inside + around[region.start :]
 
     def _busy(self, lines: int) -> int:
-        """Lines of a region that hold an event: from a few to nearly all."""
+        """The number of lines of a region that hold an event: from a few to nearly all."""
         rng, most = self._rng, lines * _BUSIEST
         if rng.random() < RARE:
             return max(1, min(round(most), round(_FEWEST * math.pow(most / _FEWEST, rng.random()))))
         return max(1, round(rng.uniform(lines * _BUSY, most)))
 
     def _spread(self, counts: dict[str, int], lines: int, quiet: str) -> list[str]:
-        """The values in episodes at random places, `quiet` in between."""
+        """The values in episodes at random places, with `quiet` in between."""
         rng, episodes = self._rng, []
         for value, count in counts.items():
             while count:
@@ -130,7 +130,7 @@ class LogSource:
 
 
 def _counts(rng: random.Random, busy: int, others: int) -> list[int]:
-    """Lines of the winner, then of each other value: each other at most 5/8 of the winner's, and fewer by two."""
+    """Lines of the most frequent value, then of each other value: at most 5/8 of its lines, and at least two fewer."""
     shares = [1.0, *(rng.uniform(0.05, 0.6) for _ in range(others))]
     total = sum(shares)
     counts = [max(1, int(busy * share / total)) for share in shares[1:]]

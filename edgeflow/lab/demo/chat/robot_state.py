@@ -32,7 +32,7 @@ class SceneObject:
     place: Point
     """X, y, z in cm."""
     distance: int
-    """From the arm, cm."""
+    """Distance from the arm, cm."""
 
     @property
     def name(self) -> str:
@@ -52,9 +52,9 @@ class RobotState:
     mode: str
     fps: int
     age_ms: int
-    """Last action's."""
+    """Age of the last action."""
     fault: str
-    """`holding`, `task`, `fault`: "" for none."""
+    """The fault. `holding`, `task`, `fault`: "" for none."""
     silent: frozenset[str] = frozenset()
     """Items that the report omits."""
 
@@ -87,9 +87,11 @@ def held_out_number(value: int) -> bool:
 
 
 class StateSource:
-    """Draws states. held_out: False for training; True mixes in the values that training never shows.
+    """Generates states.
 
-    near_misses: share of questions about an object of which, mostly, only the colour exists.
+    held_out: False for training; True mixes in the values that training never shows.
+
+    near_misses: share of questions about an object of which usually only the colour exists.
     """
 
     def __init__(self, rng: random.Random, *, held_out: bool, near_misses: float = 0.0) -> None:
@@ -98,7 +100,7 @@ class StateSource:
         self._held_out = held_out
 
     def draw(self, most: int = MAX_OBJECTS) -> RobotState:
-        """Draw a state with at most `most` objects."""
+        """Generate a state with at most `most` objects."""
         rng = self.rng
         pose = (self.number(-25, 25), self.number(-25, 25), self.number(5, 30))
         things = self._things(pose, rng.randint(0 if rng.random() < 0.15 else 1, most))
@@ -120,7 +122,9 @@ class StateSource:
         return replace(state, silent=frozenset(rng.sample(OPTIONAL_ITEMS, rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[SceneObject, ...]:
-        """Draw objects of distinct colours; sometimes of only two shapes, so that colour has to tell them apart."""
+        """Generate objects of distinct colours; sometimes of only two shapes, so that only the colour tells them
+        apart.
+        """
         shapes = self.rng.sample(SHAPES, 2) if self.rng.random() < 0.4 else SHAPES
         colours = self.rng.sample(COLOURS, count)
         return tuple(self._thing(colour, self.rng.choice(shapes), pose) for colour in colours)
@@ -134,7 +138,7 @@ class StateSource:
                 return SceneObject(colour, shape, place, distance)
 
     def number(self, low: int, high: int) -> int:
-        """Draw a number: never a held-out one for training, every second time for held-out states."""
+        """Generate a number: never a held-out one for training, every second time one for held-out states."""
         wanted = self._held_out and self.rng.random() < 0.5
         while True:
             value = self.rng.randint(low, high)

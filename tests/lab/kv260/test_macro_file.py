@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.kv260.file import macro_weights, open_macro, write_macro
+from edgeflow.lab.kv260.file_plan import ALIGNMENT, BINARY, DESCRIPTION
 from edgeflow.lab.kv260.macro import CHANNELS
-from edgeflow.lab.kv260.plan import ALIGNMENT, BINARY, DESCRIPTION
+from edgeflow.lab.kv260.macro_file import macro_weights, open_macro, write_macro
 from edgeflow_client.errors import CheckpointError
 from tests.lab.kv260.checkpoint import decoder_of, write_awq_checkpoint
 

@@ -1,6 +1,6 @@
 """Runs `edgeflow serve` in this process with observers of its sessions that the product does not have.
 
-    python -m benchmarks.chaos.launch [--accepted FILE] [--leak-bytes N] -- serve ...
+    python -m benchmarks.chaos.observed_service [--accepted FILE] [--leak-bytes N] -- serve ...
 
 --accepted: write the frames that sessions accepted, as JSON, when the process ends. --leak-bytes: leak this many bytes
 per frame.

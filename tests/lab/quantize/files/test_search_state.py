@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.lab.quantize.files.state import SearchState, check_folder, read_choice
+from edgeflow.lab.quantize.files.search_state import SearchState, check_folder, read_choice
 from edgeflow.lab.quantize.run import search_decoder
 from edgeflow.lab.quantize.search.block_search import SearchSettings
 from edgeflow.lab.quantize.search.choices import BlockChoice

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.chaos import bodies, bodies_attack, cheat, children, service
-from benchmarks.chaos.beside import (
+from benchmarks.chaos.bodies import Size
+from benchmarks.chaos.interference import (
     QUIET,
     Bars,
     Observer,
@@ -28,9 +29,8 @@ from benchmarks.chaos.beside import (
     undisturbed,
     verdict,
 )
-from benchmarks.chaos.bodies import Size
-from benchmarks.chaos.proc import children as children_of
-from benchmarks.chaos.proc import command, data_size, name, resident, state
+from benchmarks.chaos.process_facts import children as children_of
+from benchmarks.chaos.process_facts import command, data_size, name, resident, state
 from benchmarks.chaos.rules import MIB
 from benchmarks.chaos.service import ServiceUnderTest
 from edgeflow_client.actions import Directive

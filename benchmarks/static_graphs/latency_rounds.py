@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import keep, machine_facts, options
+from benchmarks.static_graphs.compared_systems import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, tables
-from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.policy import FlowNetwork
@@ -39,13 +39,13 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network's sizes with the shapes that it is measured in. tick: rows of prefix and suffix of a pipelined tick,
-    which is a prefill and a step of every frame in flight."""
+    """A network's sizes with the shapes that it is measured in."""
 
     shape: FlowShape
     prefixes: tuple[int, ...]
     suffixes: tuple[int, ...]
     tick: tuple[int, int]
+    """Rows of prefix and suffix of a pipelined tick, which is a prefill and a step of every frame in flight."""
 
 
 MODELS: Mapping[str, Model] = {
@@ -56,11 +56,12 @@ MODELS: Mapping[str, Model] = {
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The figures of a run. differences: of the two sides, by what was compared."""
+    """The figures of a run."""
 
     arguments: argparse.Namespace
     rows: list[ShapeRow] = field(default_factory=list)
     differences: dict[str, float] = field(default_factory=dict)
+    """The differences of the two sides, by what was compared."""
 
     def add(self, stage: str, shape: FlowShape, calls: Mapping[str, Callable[[], object]], *, repeats: int = 1) -> None:
         """Time calls in turn and keep a row for each."""

@@ -24,12 +24,14 @@ CONFIG = {"max_sessions": 1, **OVERCOMMIT, **MANY_CRASHES}
 
 @dataclass(slots=True, kw_only=True)
 class FaultOptions:
-    """Options of the run. trials: workers killed per case. samples: raw measurements, for the report."""
+    """Options of the run."""
 
     trials: int
+    """Workers killed per case."""
     blocked_s: float
     limit: int
     samples: dict[str, object] = field(default_factory=dict)
+    """Raw measurements, for the report."""
 
 
 class Patient:

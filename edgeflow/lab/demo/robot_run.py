@@ -26,12 +26,12 @@ from edgeflow_client.types import ActionSchema, CameraSpec, Command, ImageFormat
 
 CAMERA: Final = CameraSpec(POLICY_CAMERA, POLICY_SIZE, POLICY_SIZE, ImageFormat.RGB8)
 STATE: Final = StateSpec(name="observation.state", size=len(STATE_NAMES), elements=STATE_NAMES, units=STATE_UNITS)
-FRAME_HZ: Final = 50.0  # what two cores render beside the service, and more than serial decoding answers
-TICK_S: Final = 0.01  # physics and obedience; a control step of the simulation
+FRAME_HZ: Final = 50.0  # the most that two cores render beside the service, and more than serial decoding answers
+TICK_S: Final = 0.01  # steps of physics and control; a control step of the simulation
 SNAPSHOTS: Final = 6
 _SNAPSHOT_EVERY_NS: Final = 600_000_000
 _UPDATE_EVERY_NS: Final = 250_000_000
-_IMAGES_KEPT: Final = 64  # frames under way whose picture may still be wanted
+_IMAGES_KEPT: Final = 64  # frames in flight whose picture may still be needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +39,24 @@ class RunPlan:
     """The plan of a run."""
 
     mode: Mode | None = None
-    """None = the service's default."""
+    """None = the service's default mode."""
     _: KW_ONLY
     episodes: int | None = None
-    """How many."""
+    """The number of episodes; None = no limit."""
     seconds: float | None = None
-    """No episode begins later. The first limit met ends the run."""
+    """No episode starts after so many seconds; None = no limit. The run ends at the limit that is reached first."""
     anchored: bool = True
-    """An action is resolved against the pose of the frame it answers, else against the pose at its arrival."""
+    """True: an action is resolved against the tool pose in its frame; False: against the pose when it arrives."""
     object_speed: float = 0.0
-    """m/s."""
+    """Speed of the objects in m/s."""
     seed: int = 0
-    """The seed of the first episode; each further one adds 1."""
+    """Seed of the first episode; it grows by 1 per episode."""
     frame_hz: float = FRAME_HZ
     depth: int = 0
-    """For Mode.DEPTH only."""
+    """Pipeline depth, only for Mode.DEPTH."""
     tolerance_bins: int = 0
     max_passes: int = 0
-    """Both: for Mode.SPECULATIVE only."""
+    """Both: only for Mode.SPECULATIVE."""
     max_action_age_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """State of a run."""
+    """Progress of a run."""
 
     mode: Mode
     summary: RunSummary
@@ -76,20 +76,17 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RobotRun:
-    """Results of a run.
-
-    `outcomes` has finished episodes only; a run ends with one.
-    """
+    """Results of a run. `outcomes` holds only finished episodes; the run ends when an episode does."""
 
     plan: RunPlan
     mode: Mode
-    """As agreed by the service."""
+    """The mode that the service agreed to."""
     model: str
     summary: RunSummary
     series: TimeSeries
     ages_ms: Series
     passes: Series
-    """The passes of each action."""
+    """Passes per action."""
     outcomes: tuple[EpisodeOutcome, ...]
     snapshots: tuple[CommandedFrame, ...]
     statistics: Statistics
@@ -101,14 +98,17 @@ class RobotRun:
 
 @dataclass(slots=True)
 class _Album:
-    """Keeps a few frames of the run, with the commands given for them."""
+    """Keeps a few frames of the run and the commands computed from them."""
 
     snapshots: list[CommandedFrame] = field(default_factory=list)
     _images: dict[int, tuple[Image, float]] = field(default_factory=dict)
     _next_ns: int = 0
 
     def taken(self, seq: int, image: Image, seconds: float) -> None:
-        """Note a frame. seconds: since its episode began."""
+        """Note a frame.
+
+        seconds: since its episode started.
+        """
         if len(self.snapshots) < SNAPSHOTS:
             self._images[seq] = image, seconds
             if len(self._images) > _IMAGES_KEPT:
@@ -138,10 +138,10 @@ class DemoRobot:
         self._passes: list[int] = []
         self._outcomes: list[EpisodeOutcome] = []
         self._obeyed: Directive | None = None
-        self._answered = 0  # the newest frame whose answer was obeyed
+        self._answered = 0  # the newest frame whose action was executed
 
     def run(self, on_update: Callable[[RunProgress], None]) -> RobotRun:
-        """Run episodes until the plan is fulfilled."""
+        """Run episodes until the plan is complete."""
         while not self._finished():
             self._episode(on_update)
         now_ns = self._clock.now_ns()
@@ -200,9 +200,9 @@ class DemoRobot:
         if action is None:
             self._sim.hold()
             if directive.needs_reset and directive.command is not Command.STOP:
-                self._client.reset()  # a simulated robot needs nobody to look whether its way is free
+                self._client.reset()  # a simulated robot resumes by itself: nobody has to check that its path is clear
             return
-        if action.seq != self._answered:  # else a further row of its chunk
+        if action.seq != self._answered:  # otherwise a later row of its chunk
             self._answered = action.seq
             self._recorder.record(action.received_ns, action.age_ns)
             self._passes.append(action.timings.passes)
@@ -231,8 +231,8 @@ def run_robot(
 ) -> RobotRun:
     """Connect to a service and run the plan.
 
-    Errors are the client's; FailedPrecondition when the model's actions are not the arm's; DependencyError
-    without OpenGL.
+    Errors are the client's; FailedPrecondition if the model's actions do not fit the arm; DependencyError without
+    OpenGL.
     """
     world = sim or RobotSim(plan.seed, plan.object_speed)
     clock = MonotonicClock()

@@ -12,7 +12,7 @@ import torch
 
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.table.overlay import load_entries
-from edgeflow.lab.gpu.order import Found, Order
+from edgeflow.lab.gpu.section_order import Found, Order
 from edgeflow.lab.gpu.subjects.floors import Ceilings
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 
