@@ -25,14 +25,12 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A fault.
-
-    old: a piece of code that occurs once in the package
-    new: what stands there instead
-    tests: a file of tests, at least one of which fails
-    """
+    """A fault."""
 
     old: str
+    """A piece of code that occurs once in the package new: what stands there instead tests: a file of tests, at
+    least one of which fails.
+    """
     new: str
     tests: str
 
@@ -146,7 +144,7 @@ MUTANTS = [
         "tests/service/sessions/test_session.py",
     ),
     Mutant("self.supersede(self._arrived)", "pass", "tests/service/sessions/test_floods.py"),
-    Mutant("and playing.seq > self.over", "", "tests/service/sessions/test_continued.py"),
+    Mutant("and playing.seq > self.halted_at", "", "tests/service/sessions/test_continued.py"),
     Mutant(
         "return not continues or 0 < self._begun <= continues",
         "return True",
@@ -193,7 +191,7 @@ MUTANTS = [
     Mutant("        self._check_decoding(request, robot, others)\n", "", "tests/service/sessions/test_decoding.py"),
     Mutant("return sum(loads_ns) <= self._most_ns", "return True", "tests/service/sessions/test_decoding.py"),
     Mutant(
-        "if len(self._callers) - len(self._given_up) >= self._most:",
+        "if len(self._callers) - len(self._released) >= self._most:",
         "if len(self._callers) >= self._most:",
         "tests/service/sessions/test_capacity.py",
     ),

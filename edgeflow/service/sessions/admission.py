@@ -192,7 +192,7 @@ class Admission:
         self._decoders.leave(number)
         return self._plans.pop(number, None) is not None
 
-    def foretold_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
+    def forecast_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
         """The greatest age forecast for the actions of each of these sessions, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
