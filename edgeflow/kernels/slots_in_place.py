@@ -1,7 +1,7 @@
-"""Packed attention that reads every dense slot where it lies, tile by tile. The host reads slots and places.
+"""Packed attention that reads every dense slot in place, tile by tile. The host reads slots and places.
 
-Rows may see given places (`PackedLayout.visibility`). Those that see the same need no mask, and spans that see the same
-in neighbouring slots are one batch: the denoising steps of frames in flight.
+Rows may see given places (`PackedLayout.visibility`). Rows with equal visibility need no mask, and such spans in
+neighbouring slots are one batch: the denoising steps of frames in flight.
 """
 
 from __future__ import annotations
@@ -273,7 +273,9 @@ def _visible(ranges: NDArray[np.int64], device: torch.device) -> tuple[Places, T
 def _alike(
     ranges: NDArray[np.int64], spans: Sequence[tuple[int, Span]], *, alone: bool
 ) -> Iterator[tuple[int, Span, int]]:
-    """The first of each run of spans side by side that see the same, and how many these are. alone: one each."""
+    """The first of each run of adjacent spans with equal visibility, and the length of the run. alone: runs of one
+    span.
+    """
     first_row, first, count = *spans[0], 1
     for row, span in spans[1:]:
         follows = (row, span.slot, span.length) == (first_row + count * first.length, first.slot + count, first.length)
@@ -287,7 +289,7 @@ def _alike(
 
 
 def _runs(ranges: NDArray[np.int64]) -> list[range]:
-    """Rows that see the same, one run after the other."""
+    """Runs of rows with equal visibility."""
     cuts = [0, *(np.flatnonzero((ranges[1:] != ranges[:-1]).any(1)) + 1).tolist(), len(ranges)]
     return [range(start, stop) for start, stop in pairwise(cuts)]
 

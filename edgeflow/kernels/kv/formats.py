@@ -131,7 +131,7 @@ class KVFormat(Protocol):
         ...
 
     def turned(self, capacity: int) -> int:
-        """By how many different positions RoPE rotates rows in a slot of so many."""
+        """The number of different positions by which RoPE rotates rows in a slot of so many."""
         ...
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
@@ -277,7 +277,7 @@ class Int4KV(UnfoldedFormat):
 
 
 def _numbers(shape: KVShape, width: int, dtype: torch.dtype) -> KVTensor:
-    """So many numbers for every head of a key and a value."""
+    """The size of `width` numbers for every head of a key and a value."""
     return KVTensor(layers=shape.layers, kinds=2, heads=shape.kv_heads, width=width, dtype=dtype)
 
 

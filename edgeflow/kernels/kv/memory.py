@@ -45,7 +45,7 @@ class GateLayer:
     g: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """By their names."""
+        """The tensors of a gate, by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 

@@ -22,7 +22,7 @@ from edgeflow_client.errors import ConfigError
 
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """Causal rows; ConfigError where a layout says what rows see."""
+    """Attention of causal rows over widened slots; ConfigError for a layout with `visibility`."""
     check_causal(layout)
     tiles = list(_tiles(layout.spans))
     slots = sorted({tile.span.slot for tile in tiles})
@@ -64,7 +64,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def check_causal(layout: PackedLayout) -> None:
-    """ConfigError where a layout says what rows see."""
+    """Raise ConfigError for a layout with `visibility`."""
     if layout.visibility is not None:
         raise ConfigError("packed_attention: int4 KV serves rows that see all up to themselves")
 
@@ -157,7 +157,7 @@ class _WidenedSlots:
         return cls(slots=slice(slots[0], slots[-1] + 1), first=place[slots[0]], end=furthest, narrow=most)
 
     def numbers(self, room: KVSlots) -> int:
-        """The most that are widened at once."""
+        """The most numbers that are widened at once."""
         count: int = self.slots.stop - self.slots.start
         return count * self.end * room.kv_heads * room.head_dim
 
@@ -191,7 +191,7 @@ def _clear_beyond(runs: Sequence[_WidenedSlots], ends: dict[int, int], kv: KVSlo
 
 
 def _widen_keys(widen: _Widening, layer: Int4Layer, slots: slice, places: slice, out: Tensor) -> None:
-    """Some places, whole groups, of some slots. out [n, T, KH, D]: the same slots."""
+    """Widen the keys of whole groups of some slots. out [n, T, KH, D]: the widened slots."""
     if places.start == places.stop:
         return
     codes, wide = (each[:, places].view(len(each), -1, GROUP, *each.shape[2:]) for each in (layer.keys[slots], out))

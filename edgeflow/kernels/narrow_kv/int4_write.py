@@ -20,7 +20,7 @@ from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
 
 
 def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int4Layer) -> Tensor:
-    """Row by row; every row brings the keys of its group so far."""
+    """Row by row; every row restores the keys of its group so far."""
     q, keys, values = _turned(rope_write_kv.reference, qkv, heads, kv_heads, rows)
     live = [True] * len(qkv) if rows.live is None else rows.live.tolist()
     for row, flat in enumerate(rows.flat.tolist()):
@@ -73,7 +73,7 @@ def on_device(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: In
 
 
 def _write_groups(places: GroupPlacesOnDevice, layer: Int4Layer) -> None:
-    """Bring the keys that groups had before the pass, and quantise the groups that are full now."""
+    """Restore the keys that groups had before the pass, and quantise the groups that are now full."""
     newest, exact, codes = (each.flatten(0, 1) for each in (layer.newest, layer.exact, layer.keys))
     group = torch.where(places.earlier, newest[places.cells], exact[places.group])  # [n, GROUP, KH, D]
     exact.index_copy_(0, places.group.flatten(), group.flatten(0, 1))
@@ -159,9 +159,9 @@ class GroupPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacesOnDevice:
-    """The same without reading anything on the host: how many groups there are follows from the lengths of spans.
+    """As GroupPlaces, without reading anything on the host: the number of groups follows from the lengths of spans.
 
-    There may be fewer; the first group then stands in the place of those that are missing, and is written again.
+    There may be fewer; the first group then takes the place of the missing ones, and is written again.
     """
 
     exact: Tensor

@@ -48,7 +48,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A candidate."""
+    """A candidate to serve an operator."""
 
     op_name: str
     impl_id: str
@@ -117,7 +117,7 @@ class Implementation:
         return partial(_given_converted, function, self.weight) if self.weight else function
 
     def objection(self, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
-        """The reason why it may not serve there, in a few words; "" when it may."""
+        """The reason why it cannot serve a context, in a few words; "" when it can."""
         if self.devices and hardware.device_type not in self.devices:
             return f"not for {hardware.device_type}"
         if hardware.arch and hardware.arch < self.least_arch:

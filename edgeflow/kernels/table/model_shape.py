@@ -24,7 +24,7 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Rows times a weight [outputs, inputs]."""
+    """A product of rows and a weight [outputs, inputs]."""
 
     role: str
     """The layer_role of the product in the operator table."""
@@ -39,7 +39,9 @@ class Product:
 
 
 def products_of(layer: Mapping[str, tuple[int, int]], group: int, vocabulary: int, width: int) -> tuple[Product, ...]:
-    """Those of a layer by role, [outputs, inputs] each, in one format, and a head of floats. group: of the layer."""
+    """The products of a layer by role, [outputs, inputs] each, in one format, and a head of floats. group: of the
+    format.
+    """
     format = AWQ if group else FLOAT
     products = (
         Product(role=role, outputs=outputs, inputs=inputs, format=format, group=group)

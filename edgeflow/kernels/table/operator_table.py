@@ -213,7 +213,7 @@ class OperatorTable:
         return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
-        """The most specific entry that may serve; the reference where none does. It is looked up once."""
+        """The choice by the most specific entry that can serve; the reference where none can. Cached."""
         key = context, hardware, dtype
         if key not in self._chosen:
             self._chosen[key] = self._choice(known(context, hardware), hardware, dtype)
@@ -313,7 +313,7 @@ Find = Callable[[str, str], Callable[..., Any]]
 
 
 class ByShape:
-    """Each shape is looked up when it is first seen."""
+    """A function that looks up each shape of a call when it is first seen."""
 
     def __init__(self, sign: Callable[..., Signed], find: Find) -> None:
         self._sign = sign

@@ -75,7 +75,7 @@ class OverlayEntry(_Strict):
 
 
 class Overlay(_Strict):
-    """The file."""
+    """The content of an overlay file."""
 
     format: Literal[1] = 1
     stamp: OverlayStamp | None = None
@@ -85,7 +85,7 @@ class Overlay(_Strict):
 
 
 def read_overlay(path: Path) -> Overlay:
-    """ConfigError names the field at fault."""
+    """Read an overlay; ConfigError names the field at fault."""
     try:
         return Overlay.model_validate_json(read_regular(path, MOST_BYTES))
     except OSError as error:
@@ -115,7 +115,7 @@ def table_entries(overlay: Overlay, origin: str) -> list[TableEntry]:
 
 
 def reject_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: str = ANY_MODEL) -> None:
-    """ConfigError where a stamp differs from that of this machine.
+    """Raise ConfigError where a stamp differs from that of this machine.
 
     tuned_for: the options by which `edgeflow tune` tunes for the model that is served (`tune_options`).
     """
