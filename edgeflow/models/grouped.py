@@ -299,7 +299,7 @@ class GroupedDecoder:
 
 
 class _PassPlaces:
-    """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
+    """The part of a pass that its layers share: the places of its rows, and the attention of each kind of layer."""
 
     def __init__(self, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> None:
         rotary = decoder.rotary(kv.capacity)
@@ -310,7 +310,7 @@ class _PassPlaces:
         self._attend: dict[tuple[str, bool], Attend] = {}
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
-        """Made once per kind. suffix_alone: prefix rows do not ask."""
+        """The attention of a kind of layer, made once. suffix_alone: only suffix rows attend."""
         key = kind, suffix_alone and len(self.prefix.flat) > 0
         if key not in self._attend:
             layout = self._layout.suffix(kind) if key[1] else self._layout.of_kind(kind)

@@ -88,7 +88,7 @@ class LlamaConfig:
             )
 
     def _check_fields(self) -> None:
-        """Sizes are whole numbers from 1 to MAX_SIZE, the others positive numbers or flags."""
+        """Check that sizes are integers from 1 to MAX_SIZE, and the others positive numbers or flags."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if name in ("rope", "latent"):
@@ -106,7 +106,7 @@ class LlamaConfig:
 
     @property
     def attention(self) -> AttentionForm:
-        """How all layers attend."""
+        """The form of attention of all layers."""
         if self.latent is not None:
             scale = self.latent.query**-0.5 * self.rope.score_factor
             heads = self.num_attention_heads
@@ -351,9 +351,9 @@ class LlamaDecoder:
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
-        The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
-        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in `forward`, and
-        of all rows.
+        The other rows are done when the last layer has written their keys and values: nothing reads their outputs.
+        There the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in
+        `forward`, and of all rows.
         """
         self._check(taps)
         stage, shared = self._over(layout, kv)

@@ -93,12 +93,14 @@ class GateRules:
         return self.sink + self.window + self.segment
 
     def segments(self, known: int) -> int:
-        """Whole segments after the sink and before the window of a text of `known` tokens."""
+        """The number of whole segments between sink and window in a text of `known` tokens."""
         return max(0, (known - self.sink - self.window) // self.segment)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> GateRules:
-        """From the entries of a gate.json; ConfigError as the constructor. An option that is absent has its default."""
+        """The rules of a gate.json's entries; ConfigError as in the constructor. An option that is absent has its
+        default.
+        """
         given: dict[str, Any] = {name: values.get(stated) for name, stated in _IN_FILE.items()}
         given |= {name: values[name] for name in (*CHOICES, "eps") if name in values}
         return cls(**given)
@@ -121,13 +123,13 @@ class MemoryGate:
 
     @property
     def parameters(self) -> int:
-        """Numbers in its tensors."""
+        """The number of weights in its tensors."""
         return sum(tensor.numel() for layer in self.layers for tensor in layer.tensors().values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateHeader:
-    """A gate of which no tensor has been read."""
+    """A gate whose tensors have not been read."""
 
     path: Path
     """The path of the file with its tensors."""
@@ -273,7 +275,7 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.devi
 
 
 def tensor_name(layer: int, part: str) -> str:
-    """As a tensor of a layer is named in the file."""
+    """The name of a layer's tensor in the file."""
     return f"model.layers.{layer}.self_attn.memory_gate.{part}"
 
 

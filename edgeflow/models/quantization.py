@@ -143,7 +143,7 @@ def read_quantization(directory: Path) -> Quantization | None:
 
 
 def reject_conversion(directory: Path, weights: str, key: str) -> None:
-    """ConfigError where a checkpoint in 4 bits is asked to be converted. key: of the configuration."""
+    """Raise ConfigError where a checkpoint in 4 bits is to be converted. key: the setting that asks for it."""
     if weights not in ("float", "auto") and read_quantization(directory) is not None:
         raise ConfigError(f"{key}: {weights}: the weights of {directory} are in 4 bits already")
 

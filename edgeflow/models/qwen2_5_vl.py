@@ -79,17 +79,17 @@ class VisionConfig:
 
     @property
     def unit(self) -> int:
-        """Pixels of a merged patch's side: sides of resized images are multiples of it."""
+        """Pixels per side of a merged patch: sides of resized images are multiples of it."""
         return self.patch_size * self.spatial_merge_size
 
     @property
     def window(self) -> int:
-        """Merged patches of a window's side."""
+        """Merged patches per side of a window."""
         return self.window_size // self.unit
 
     @property
     def patch_width(self) -> int:
-        """Numbers of a patch: channels, frames, rows, columns."""
+        """The number of values of a patch: channels * frames * rows * columns."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
@@ -172,7 +172,7 @@ class ImagePreprocessor:
         self._mean, self._std = (torch.tensor(each)[:, None, None] * 255 for each in (rules.mean, rules.std))
 
     def rows(self, height: int, width: int) -> int:
-        """Rows of the language model that an image of this size takes."""
+        """The rows of the language model that an image of this size takes."""
         return math.prod(self._size(height, width)) // self._config.unit**2
 
     def __call__(self, image: NDArray[np.uint8]) -> Patches:
@@ -226,7 +226,9 @@ class _VisionWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side."""
+    """The part of a pass that images of one size share. Rows are patches, window by window, windows of one size side by
+    side.
+    """
 
     cos: Tensor
     """[n, 1, 1, D/2]: the cosines of each row."""

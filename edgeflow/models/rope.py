@@ -94,13 +94,17 @@ class Rope:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def _blended(self, plain: Tensor) -> Tensor:
-        """Share kept: 1 below trained / high, 0 beyond trained / low, linear in the number of turns between."""
+        """The share of each frequency that is kept: 1 below trained / high, 0 beyond trained / low, linear in the
+        number of turns between.
+        """
         turns = self.trained * plain / (2 * math.pi)  # of a pair over the trained positions
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return torch.lerp(plain / self.factor, plain, kept)
 
     def _ramped(self, plain: Tensor, theta: float) -> Tensor:
-        """Share scaled: 0 up to the frequency of `high` turns, 1 from that of `low` turns on, linear between."""
+        """The share of each frequency that is scaled: 0 up to the frequency of `high` turns, 1 from that of `low` turns
+        on, linear between.
+        """
         count = len(plain)
         first, last = (self._of_turns(turns, 2 * count, theta) for turns in (self.high, self.low))
         if self.whole:

@@ -107,7 +107,7 @@ def _unreadable(path: Path, error: Exception) -> str:
     """The message for a file that torch's reader refuses: it gives the type where it was not permitted to build it."""
     named = _FORBIDDEN_TYPE.search(str(error))
     if named:
-        return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save those alone"
+        return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save only those"
     return f"{path} is truncated, or not a file of tensors as torch.save writes it: copy the file again"
 
 
@@ -137,7 +137,7 @@ def _check_values(path: Path, value: Any, most: int) -> None:
 
 
 def _check_keys(path: Path, value: dict[Any, Any]) -> None:
-    """Check that names and numbers alone are keys. Others are neither printed nor hashed, which may take forever."""
+    """Check that only names and numbers are keys. Others are neither printed nor hashed, which may take forever."""
     wrong = next((type(key) for key in value if type(key) not in _KEYS), None)
     if wrong is not None:
         raise CheckpointError(f"{path} has a key of type {_name(wrong)}: only names and whole numbers are read")

@@ -29,14 +29,16 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """The JSON files that tell a checkpoint's family: config.json, and cases.json where recordings are verified."""
+    """The JSON files by which a checkpoint's family is recognised: config.json, and cases.json where recordings are
+    verified.
+    """
 
     config: Mapping[str, Any]
     cases: Mapping[str, Any] | None = None
 
 
 def check_kind(config: Mapping[str, Any], key: str, kind: str, *, family: str) -> None:
-    """CheckpointError for a config.json without the entry by which its family is known, or with another one."""
+    """Raise CheckpointError for a config.json that does not state this family."""
     if config.get(key) != kind:
         raise CheckpointError(f"policy.family: {family}, but config.json has {described_kind(config, key)}")
 
@@ -81,13 +83,13 @@ class Family:
 
 
 def reject_crop(family: str, options: LoadOptions) -> None:
-    """ConfigError for a centre crop, which policies of a family do not have."""
+    """Raise ConfigError for a centre crop, which policies of this family do not have."""
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {family}, take whole images; remove it")
 
 
 def check_files(directory: Path, *names: str) -> None:
-    """CheckpointError for a directory without one of these files."""
+    """Raise CheckpointError for a directory without one of these files."""
     for name in names:
         if not (directory / name).is_file():
             raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")

@@ -148,7 +148,9 @@ def read_statistics(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _data_sets(name: str, stored: set[str]) -> list[str]:
-    """The data sets whose statistics of this name a file has, as `so100.action.mean` or `so100_buffer_action.mean`."""
+    """The data sets for which a file has statistics of this name, as `so100.action.mean` or
+    `so100_buffer_action.mean`.
+    """
     wanted = name.replace(".", "_")
     spelled = {each: each.replace("_buffer_", ".").replace(".", "_") for each in stored}
     found = {each[: len(text) - len(wanted) - 1] for each, text in spelled.items() if text.endswith(f"_{wanted}")}
@@ -202,14 +204,14 @@ class Pipeline:
         return tuple(name for name, _ in self.steps)
 
     def one(self, name: str) -> Fields:
-        """The entry of a step that has to be there once."""
+        """The entry of a step that must occur exactly once."""
         found = [entry for step, entry in self.steps if step == name]
         if len(found) != 1:
             raise CheckpointError(f"{self.file} has {len(found)} steps {name}; served: one")
         return found[0]
 
     def ordered(self, first: str, second: str) -> None:
-        """Reject a pipeline in which a step comes after one that it has to precede."""
+        """Reject a pipeline with a step after one that it must precede."""
         if self.names.index(first) > self.names.index(second):
             raise CheckpointError(f"{self.one(first).where}: {first} comes after {second}; served: before it")
 

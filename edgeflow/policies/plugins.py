@@ -30,13 +30,13 @@ class Plugin:
     """The entry point with its code."""
 
     @property
-    def twice(self) -> bool:
+    def is_ambiguous(self) -> bool:
         """True when several distributions bring it, so that none of them can be used."""
         return len(self.origins) > 1
 
     def load(self) -> Family:
         """The family; ConfigError, naming the distribution, for one that cannot be used."""
-        if self.twice:
+        if self.is_ambiguous:
             raise ConfigError(f"policy.family: {self.name} is brought by {' and by '.join(self.origins)}: remove one")
         without_torch = "torch" not in sys.modules
         try:

@@ -26,7 +26,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """Numbers of latent attention as a checkpoint states them."""
+    """The sizes of latent attention as a checkpoint states them."""
 
     rank: int
     """R, the width of a latent."""
@@ -43,12 +43,12 @@ class LatentSizes:
 
     @property
     def width(self) -> int:
-        """D, numbers of a position in a slot."""
+        """D, the width of a position in a slot."""
         return self.rank + self.rotary
 
     @property
     def query(self) -> int:
-        """Numbers of a head's query as it is projected."""
+        """The width of a head's query as it is projected."""
         return self.plain + self.rotary
 
 
@@ -74,7 +74,7 @@ class LatentHeads:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs by name."""
+        """Outputs and inputs of each projection by name."""
         sizes, queries = self.sizes, self.heads * self.sizes.query
         in_two = {"q_a_proj": (sizes.query_rank, self.hidden), "q_b_proj": (queries, sizes.query_rank)}
         return {
@@ -175,7 +175,7 @@ class LatentAttention:
         return (q * (form.scale * math.sqrt(form.sizes.width))).view(len(q), form.heads, form.sizes.query)
 
     def _in_halves(self, x: Tensor) -> Tensor:
-        """Numbers that are rotated together as i and i + r/2: [.., r]"""
+        """[.., r]: neighbours that are rotated together are moved to i and i + r/2."""
         if not self.form.sizes.paired:
             return x
         return x.view(*x.shape[:-1], self.form.sizes.rotary // 2, 2).transpose(-1, -2).flatten(-2)

@@ -39,9 +39,9 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class PassOperators:
-    """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend.
+    """The part of a pass that its layers share: the places of its rows, and the functions that write KV and attend.
 
-    Both take a layer of the store.
+    Both functions take a layer of the store.
     """
 
     rows: RowPlaces
@@ -118,7 +118,7 @@ class AttentionForm(Protocol):
 
     @property
     def rotary(self) -> int:
-        """Numbers of a head that are rotated by the position."""
+        """The width of the part of a head that is rotated by the position."""
         ...
 
     @property
@@ -133,7 +133,7 @@ class AttentionForm(Protocol):
 
     @property
     def row_numbers(self) -> int:
-        """Intermediate numbers of a row, all at once."""
+        """The number of intermediate values of a row, all at once."""
         ...
 
     def of_stages(

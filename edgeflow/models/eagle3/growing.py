@@ -55,12 +55,12 @@ class TreeSizes:
 
     @property
     def candidates(self) -> int:
-        """Tokens that are scored for a tree."""
+        """The number of tokens that are scored for a tree."""
         return self.width + self.depth * self.width**2
 
     @property
     def places(self) -> int:
-        """Places of a draft slot after its sequence that are written while a tree grows."""
+        """The number of places after the sequence of a draft slot that are written while a tree grows."""
         return self.depth * self.width
 
 
@@ -92,7 +92,7 @@ class _Beam:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePlaces:
-    """Where trees grow; arguments as in `grow`."""
+    """The places where trees grow; fields as the arguments of `grow`."""
 
     slots: Tensor
     ends: Tensor

@@ -55,7 +55,9 @@ class _StageLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FurtherTurned(DenseKV):
-    """Dense slots whose rows are rotated by more positions than a slot has: a base's memory holds the others."""
+    """Dense slots whose rows are rotated by more positions than a slot has, since the base folds others into its
+    memory.
+    """
 
     positions: int = 0
 

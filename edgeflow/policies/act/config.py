@@ -1,4 +1,4 @@
-"""An ACT checkpoint but for its weights: sizes, pipelines and settings.
+"""An ACT checkpoint without its weights: sizes, pipelines and settings.
 
 Published source: LeRobot's configuration_act.py. Torch-free: control checks a checkpoint before a worker loads it.
 """
@@ -83,7 +83,7 @@ class ACTConfig:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of all inputs."""
+        """The names of all inputs."""
         return (*self.vectors, *(camera.name for camera in self.cameras))
 
 
@@ -136,7 +136,7 @@ def _horizon(values: Fields, chunk: int, action: int) -> int:
 
 
 def _answer(values: Fields, chunk: int) -> tuple[str, int]:
-    """The key that says how many actions an answer has, and how many these are."""
+    """The key with the number of actions of an answer, and this number."""
     steps = values.size("n_action_steps", chunk)
     if steps > chunk:
         raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")

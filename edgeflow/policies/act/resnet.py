@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def map_side(pixels: int) -> int:
-    """Cells of a feature map along a side of so many pixels."""
+    """The number of cells of a feature map along a side of so many pixels."""
     return -(-pixels // STRIDE)
 
 
@@ -108,7 +108,7 @@ class _ResidualBlock:
 
     @property
     def outputs(self) -> int:
-        """Channels that it gives."""
+        """C', the number of output channels."""
         return self.convolutions[-1].outputs
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A checkpoint of LeRobot's flow-matching policies but for its weights: sizes, pipelines and settings. Torch-free.
+"""A checkpoint of LeRobot's flow-matching policies without its weights: sizes, pipelines and settings. Torch-free.
 
 A file edgeflow.json beside the checkpoint gives defaults of the section `policy`; configured keys win.
 """
@@ -339,7 +339,7 @@ class FlowCheckpoint(Generic[Config]):
 
 
 def check_weights(directory: Path) -> None:
-    """CheckpointError for a directory without weights, or for an artifact whose files are not there."""
+    """Raise CheckpointError for a directory without weights, or for an artifact with missing files."""
     if is_artifact(directory):
         open_artifact(directory)
     else:

@@ -84,7 +84,7 @@ class PrefixEmbedding:
     """The projection of a state to a row, in float32; None = the prefix has no state."""
 
     def rows(self, cameras: int, tokens: int) -> int:
-        """Rows of a prefix."""
+        """The number of rows of a prefix."""
         return cameras * self.image_rows + tokens + (self.state is not None)
 
     def __call__(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
@@ -106,7 +106,7 @@ class PrefixedNetwork(PackedNetwork, ABC):
     prefix: PrefixEmbedding
 
     def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
+        """The number of rows of a frame's prefix."""
         return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:

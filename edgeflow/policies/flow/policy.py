@@ -104,7 +104,7 @@ class TaskTexts:
         return self._texts.ids(task if task.endswith("\n") else f"{task}\n")
 
     def most_rows(self, task: str) -> int:
-        """Tokens of a task."""
+        """The tokens of a task."""
         return len(self.ids(task, np.empty(0, np.float32)))
 
 
@@ -289,7 +289,7 @@ class DenoisingPolicy:
         )
 
     def _images(self, observation: Observation) -> Tensor:
-        """[C, 3, side, side] of the cameras that are there, on the place where they are prepared."""
+        """[C, 3, side, side] of the present cameras, on the place where they are prepared."""
         found = [observation.images[name] for name in self._cameras if name in observation.images]
         if not found:
             raise InvalidArgument(f"has none of {', '.join(self._cameras)}; send at least one", field="frame.images")

@@ -222,7 +222,7 @@ def _known_heads(names: Sequence[str], index: int) -> int:
 
 
 def _all_statistics(entries: Mapping[str, Any], where: str) -> dict[str, ActionStatistics]:
-    """By dataset. where: in messages, before its name."""
+    """The statistics by dataset. where: a prefix of names in messages."""
     if not entries:
         raise ValueError("norm_stats names no dataset: actions cannot be un-normalised")
     return {str(key): _statistics(f"{where}{key}.action", entry["action"]) for key, entry in entries.items()}

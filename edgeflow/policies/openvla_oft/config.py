@@ -1,4 +1,4 @@
-"""An OpenVLA-OFT checkpoint but for what it shares with OpenVLA, and its weights: settings, files and statistics.
+"""The part of an OpenVLA-OFT checkpoint that OpenVLA does not have, without weights: settings, files and statistics.
 
 Published source: openvla-oft's prismatic/vla/constants.py (settings), `save_training_checkpoint` of
 vla-scripts/finetune.py (files), `normalize_proprio` of experiments/robot/openvla_utils.py and `_unnormalize_actions` of
@@ -190,17 +190,17 @@ class VectorBounds:
     """
 
     def normalised(self, values: Numbers) -> Numbers:
-        """[..., D] in the data's units → -1 .. 1; what is left as it is, is cut to that too."""
+        """[..., D] in the data's units → -1 .. 1; all dimensions are clipped to that range."""
         scaled = 2.0 * (values - self.low) / (self.high - self.low + _EPSILON) - 1.0
         return np.clip(np.where(self.mask, scaled, values), -1.0, 1.0)
 
     def unnormalised(self, values: Numbers) -> Numbers:
-        """[..., D] normalised → the data's units; numbers beyond -1 and 1 are not cut."""
+        """[..., D] normalised → the data's units; numbers beyond -1 and 1 are not clipped."""
         scaled = 0.5 * (values + 1.0) * (self.high - self.low + _EPSILON) + self.low
         return np.where(self.mask, scaled, values)
 
     def within_limits(self, values: Numbers) -> Numbers:
-        """[..., D] cut to the limits; NaN where they are not finite, since an infinite one would become a limit."""
+        """[..., D] clipped to the limits; NaN where they are not finite, since an infinite one would become a limit."""
         return np.where(np.isfinite(values), np.clip(values, *self.limits), np.nan)
 
 
@@ -215,7 +215,7 @@ class TrainingStatistics:
 
 
 def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistics:
-    """Those of the data sets whose actions have `policy.dims` numbers.
+    """Read the statistics of the data sets whose actions have `policy.dims` numbers.
 
     dataset_statistics.json overrides norm_stats of config.json. CheckpointError for entries that are missing or wrong.
     """
@@ -239,7 +239,7 @@ def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistic
 
 
 def _entries(directory: Path) -> tuple[str, dict[str, Any]]:
-    """The file and its data sets."""
+    """The file with statistics, and its entries by data set."""
     name = "dataset_statistics.json"
     entries = read_json(directory / name, required=False)
     if not entries:
@@ -284,7 +284,7 @@ def _bounds(where: str, entry: Any, settings: OFTSettings, count: int) -> Vector
 def _limits(
     where: str, entry: Mapping[str, Any], low: Numbers, high: Numbers, mask: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers]:
-    """The bounds, wider by all that the data has where a dimension is left as it is."""
+    """The limits of each dimension: its bounds, or the range of the data where it is left as it is."""
     if "min" not in entry or "max" not in entry:
         return low, high
     least, most = (_numbers(where, entry, key, len(low)) for key in _KEYS["min_max"])

@@ -1,4 +1,4 @@
-"""A checkpoint of π0 or π0.5 but for its weights.
+"""A checkpoint of π0 or π0.5 without its weights.
 
 Published source: LeRobot's configuration_pi0.py and configuration_pi05.py. Torch-free.
 """

@@ -1,4 +1,4 @@
-"""A SmolVLA checkpoint but for its weights: its config.json, and that of its vision-language model.
+"""A SmolVLA checkpoint without its weights: its config.json, and that of its vision-language model.
 
 Published source: LeRobot's configuration_smolvla.py and smolvlm_with_expert.py. Torch-free.
 """
@@ -87,7 +87,7 @@ class SmolVLAConfig:
 
     @property
     def image_rows(self) -> int:
-        """Rows of an image in a prefix."""
+        """The number of rows of an image in a prefix."""
         return (self.flow.side // self.patch // self.scale) ** 2
 
 
@@ -143,7 +143,7 @@ def _read_vlm(directory: Path, model: str) -> Fields:
 
 
 def _cross(values: Fields, available: int) -> tuple[bool, ...]:
-    """For each layer of the vision-language model that is used, whether it is one of cross attention."""
+    """For each layer of the vision-language model that is used, True for cross attention."""
     layers = int(values.number("num_vlm_layers", 16))
     layers = layers if layers > 0 else available
     if layers > min(available, MOST_LAYERS):
