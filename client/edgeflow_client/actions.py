@@ -82,9 +82,11 @@ class Target:
     speed: float = 1.0
     """The share of full speed to move at; 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
-    """settled, tolerance_bins and max_passes are those of the action."""
+    """As in Action."""
     tolerance_bins: int = 0
+    """As in Action."""
     max_passes: int = 0
+    """As in Action."""
     step: int = 0
     """The row of the chunk."""
     step_age_s: float = 0.0
@@ -110,9 +112,13 @@ class Action:
     seq: int
     """The frame it answers."""
     epoch: int
+    """The episode of the stream to which it belongs."""
     values: Vector
+    """[dims], in the units of the schema."""
     token_ids: tuple[int, ...]
+    """The tokens of the action; empty for policies without tokens."""
     schema: ActionSchema
+    """The meaning of the values."""
     stamp_ns: int
     """Capture time of that frame, on the robot's own monotonic clock like the next two."""
     received_ns: int
@@ -122,7 +128,9 @@ class Action:
     frame_pose: Pose | None
     """Pose of the tool pushed with that frame, if any."""
     timings: StageTimings
+    """Time of the frame in each stage of the service."""
     server_ns: int
+    """Time from receiving the frame to sending the action, in the service."""
     age_limit_ns: int | None = None
     """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
@@ -138,7 +146,9 @@ class Action:
     default it is the one row `values`.
     """
     step: int = 0
+    """The row of `values`."""
     step_ns: int = 0
+    """Time between the rows of the chunk; 0 for a single action."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk was made; its `continues` is a number returned by `push`."""
     apart: bool = False
@@ -247,8 +257,11 @@ class Directive:
     """
 
     command: Command
+    """ACT, HOLD or STOP."""
     reason: str = ""
+    """The reason of HOLD or STOP (edgeflow_client.reasons.Reason)."""
     action: Action | None = None
+    """The action of ACT."""
     needs_reset: bool = False
     """No action will follow until `reset` is called."""
 

@@ -22,7 +22,9 @@ class RateKeeper:
 
     The moments count from the first `wait`, so that nothing adds up. A step that is not over when the next one is due
     misses that moment. The next step then begins at once, and the one after it at the first moment that is at least
-    half a period away: missed steps are not made up for. One thread calls it. clock, sleep: for tests.
+    half a period away: missed steps are not made up for. One thread calls it.
+
+    period_s: the time between two steps. clock, sleep: for tests.
     """
 
     def __init__(

@@ -30,7 +30,9 @@ class ImageFormat(str, Enum):
     """The encoding of an image."""
 
     JPEG = "jpeg"
+    """A JPEG file."""
     RGB8 = "rgb8"
+    """height * width * 3 bytes, row by row."""
 
 
 class Disposition(str, Enum):
@@ -46,18 +48,25 @@ class Command(str, Enum):
     """A command for a robot."""
 
     ACT = "act"
+    """Execute the action."""
     HOLD = "hold"
+    """Stay where the robot is, until the next action."""
     STOP = "stop"
+    """Stop; no action follows until a reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSpec:
-    """A camera declared at open: RGB images of width x height pixels."""
+    """A camera declared at open."""
 
     name: str
+    """The robot's name of it."""
     width: int
+    """Pixels per row."""
     height: int
+    """Rows of pixels."""
     format: ImageFormat
+    """The encoding of its images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,7 @@ class StateSpec:
     """A proprioceptive state vector that a robot declares at open or that a policy needs."""
 
     name: str
+    """The robot's or the policy's name of it."""
     size: int
     """Number of values."""
     elements: tuple[str, ...] = ()
@@ -91,6 +101,7 @@ class ActionSchema:
     names: tuple[str, ...]
     """One entry per dimension, like the next four."""
     units: tuple[str, ...]
+    """The unit of each dimension, such as m or rad."""
     low: tuple[float, ...]
     """Lower limits in these units."""
     high: tuple[float, ...]
@@ -141,14 +152,13 @@ def check_chunk(horizon: int, dims: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Time a frame spent in each stage, in nanoseconds on the server's clock.
-
-    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
-    last.
-    """
+    """Time of a frame in each stage, on the server's clock."""
 
     decode_ns: int = 0
+    """JPEG decoding."""
     queue_ns: int = 0
+    """Waiting for a pass."""
     inference_ns: int = 0
+    """From the start of its first pass to the end of its last."""
     passes: int = 0
     """Number of passes it took part in."""

@@ -62,10 +62,9 @@ class SessionSettings:
     depth: int = 0
     """Pipeline depth, only with Mode.DEPTH."""
     tolerance_bins: int = 0
+    """Bins by which a verified token may differ from its draft, only with Mode.SPECULATIVE."""
     max_passes: int = 0
-    """tolerance_bins and max_passes, only with Mode.SPECULATIVE: bins by which a token may differ from its draft, and
-    the most passes of a frame.
-    """
+    """The most passes of a frame, only with Mode.SPECULATIVE; 0 = K."""
     state: tuple[StateSpec, ...] = ()
     """The vectors of every frame."""
     chunks: bool = True
@@ -79,24 +78,29 @@ class Opened:
     """The service's answer to Open."""
 
     session: int
+    """The session's number in the service."""
     epoch: int
+    """The first epoch of the stream."""
     schema: ActionSchema
+    """The meaning of the actions."""
     action_tokens: int
     """K, the tokens of an action."""
     mode: Mode
+    """The mode in effect."""
     model: str
+    """The alias of the served model."""
     valid_for_s: float
     """Time for which an action may be executed."""
     depth: int = 0
     """Pipeline depth; 0 if frames draft their tokens."""
     predicted_fps: float = 0.0
+    """Forecast actions per second at the declared control period; 0 = unknown."""
     predicted_age_s: float = 0.0
-    """predicted_fps and predicted_age_s: actions per second and mean latency at the declared control period; 0 =
-    unknown.
-    """
+    """Forecast mean latency at the declared control period; 0 = unknown."""
     tolerance_bins: int = 0
+    """Bins by which a verified token may differ from its draft."""
     max_passes: int = 0
-    """tolerance_bins and max_passes as served; max_passes is 0 if frames do not draft their tokens."""
+    """The most passes of a frame; 0 if frames do not draft their tokens."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
 

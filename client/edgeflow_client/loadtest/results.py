@@ -31,7 +31,7 @@ CSV_COLUMNS = (
 
 
 PATTERNS = {ClosedLoopPlan: "closed", Fixed: "fixed", Bursts: "bursts", Ramp: "ramp"}
-"""What the report calls them."""
+"""The name of each pattern in reports."""
 
 
 @dataclass(frozen=True, slots=True)

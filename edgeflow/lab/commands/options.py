@@ -10,7 +10,7 @@ from edgeflow.contract import KVName
 
 DEPTH_HELP = "Pipeline depth in mode depth: 1 (serial) to K (pipelined)."
 TOLERANCE_HELP = "In mode speculative, bins that a verified token may be from its draft; 0: exact tokens."
-PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are settled."
+PASSES_HELP = "In mode speculative, the most passes of a frame, 1 to K; 0: K, after which all tokens are verified."
 AGE_HELP = "Limit on the action age: mode auto plans for it, and older actions become HOLD."
 Embedded = Annotated[
     Literal["tokens", "flow"],
