@@ -29,7 +29,7 @@ class Pose:
     `from_matrix` or `from_rpy`. A quaternion is normalised. InvalidArgument for numbers that are not finite, a wrong
     shape, or a quaternion whose length is not 1 within UNIT_TOLERANCE.
 
-    position: `[3]`, metres. wxyz: the rotation as a quaternion `[4]`, w first. xyzw: the same, w last.
+    xyzw: the rotation with w last, in place of wxyz.
     """
 
     position: Vector

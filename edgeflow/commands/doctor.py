@@ -1,4 +1,4 @@
-"""Checks of this machine: what it has, what is missing, and how to get it."""
+"""Checks of this machine: what is installed, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CheckOutcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
-    """One line of the report; `advice` says how to mend it."""
+    """One line of the report; `advice` says how to fix it."""
 
     subject: str
     verdict: CheckOutcome
@@ -65,7 +65,7 @@ class CheckLine:
 
 
 def examine() -> list[CheckLine]:
-    """Run every check, in the order in which a new user meets trouble."""
+    """Run every check, in the order in which new users have problems."""
     checks: list[Callable[[], list[CheckLine]]] = [
         _python, _machine, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
         _rendering, _embedded_policy,
@@ -109,7 +109,7 @@ def _version(name: str) -> str | None:
 
 
 def _plugins() -> list[CheckLine]:
-    """The families of policies that other distributions bring; those of a usable one are served."""
+    """Policy families from other distributions, and if they can be served."""
     findings = []
     for plugin in plugins().values():
         subject, origins = f"policy {plugin.name}", ", ".join(plugin.origins)
@@ -143,7 +143,7 @@ def _torch() -> list[CheckLine]:
 
 
 def _ptxas() -> list[CheckLine]:
-    """Triton's assembler: the one that TRITON_PTXAS_PATH names, or the bundled one. A driver must not be older."""
+    """Triton's assembler: that of TRITON_PTXAS_PATH, or the bundled one. The driver must not be older."""
     named = os.environ.get("TRITON_PTXAS_PATH", "")
     triton = importlib.util.find_spec("triton")
     if triton is None or triton.origin is None:
@@ -168,7 +168,7 @@ def _ptxas() -> list[CheckLine]:
 
 
 def _driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver serves; None without a driver."""
+    """The newest CUDA version that the driver supports; None without a driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -205,7 +205,7 @@ def _ldconfig_folders() -> list[Path]:
 
 
 def _output_of(*command: str | Path) -> str:
-    """The output of a command; "" where it fails."""
+    """The output of a command; "" if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -213,7 +213,7 @@ def _output_of(*command: str | Path) -> str:
 
 
 def _kernel() -> list[CheckLine]:
-    """A Triton kernel, compiled and run in a separate process where there is a GPU."""
+    """A Triton kernel, compiled and run in a separate process if there is a GPU."""
     try:
         import torch
     except ImportError:
@@ -228,7 +228,7 @@ def _kernel() -> list[CheckLine]:
 
 
 def _flashinfer() -> list[CheckLine]:
-    """FlashInfer, further candidates for operators on a GPU; without it the others serve."""
+    """FlashInfer, with further implementations of operators on a GPU; it is optional."""
     try:
         import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:
@@ -241,7 +241,7 @@ def _flashinfer() -> list[CheckLine]:
 
 
 def _onnxruntime() -> list[CheckLine]:
-    """The execution providers that may serve exported graphs (artifact.providers)."""
+    """The execution providers for exported graphs (artifact.providers)."""
     try:
         import onnxruntime
     except ImportError:
@@ -252,7 +252,7 @@ def _onnxruntime() -> list[CheckLine]:
 
 
 def _products() -> list[CheckLine]:
-    """The products in C++ for quantised weights on a CPU; without them slower ones serve."""
+    """The C++ products for quantised weights on a CPU; without them, slower ones are used."""
     code = "import sys; from edgeflow.kernels.native.linear import missing; sys.exit(missing() or 0)"
     finding = _run_apart("products in C++", code, PRODUCTS_TIMEOUT_S, "built", PRODUCTS_ADVICE)
     return [replace(finding, verdict=CheckOutcome.OPTIONAL) if finding.verdict is CheckOutcome.MISSING else finding]

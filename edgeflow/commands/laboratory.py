@@ -16,15 +16,15 @@ from edgeflow_client.errors import DependencyError, how_to_install
 
 @dataclass(frozen=True, slots=True)
 class LabCommand:
-    """One line of the table."""
+    """A command of the laboratory."""
 
     name: str
     module: str
     """Its module in edgeflow.lab.commands; the function has the name of the command, with underscores."""
     help: str
-    """Its line in `edgeflow --help`: the first of the function's docstring."""
+    """Its line in `edgeflow --help`: the first line of the function's docstring."""
     extra: str = ""
-    """The extra that installs what it needs beyond the server."""
+    """The extra that installs its libraries beyond the server's."""
 
 
 COMMANDS = (
@@ -88,7 +88,7 @@ COMMANDS = (
 
 
 def loaded(line: LabCommand) -> typer.Typer:
-    """The command as an application of only its name; DependencyError where it is not installed."""
+    """The command as an application with only this command; DependencyError if it is not installed."""
     with _naming_what_is_missing(line):
         module = importlib.import_module(f"edgeflow.lab.commands.{line.module}")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -108,7 +108,7 @@ def _naming_what_is_missing(line: LabCommand) -> Iterator[None]:
 
 
 def lazy(line: LabCommand) -> type[TyperCommand]:
-    """The class of a command that stands in `--help` with its line, and becomes the real one when it runs."""
+    """The class of a command that appears in `--help`, and imports the real one when it runs."""
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -127,4 +127,4 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _nothing() -> None:
-    """Stands for a command that was not imported yet."""
+    """A placeholder for a command that is not imported yet."""

@@ -68,7 +68,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise failed handshakes of other programs fill the log
     from edgeflow.service.host.output import Output
     from edgeflow.service.host.resources import check_limits
     from edgeflow.service.observe.log import EventLog
@@ -107,7 +107,7 @@ def serve(
 
 
 def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter | ServicePrinter | LogAnnouncer:
-    """Announces without waiting for a reader: as JSON on standard output, or for people or in the log on the other."""
+    """An announcer that never waits for a reader: JSON on standard output, or text or log lines on standard error."""
     from edgeflow.service.observe.log import LogAnnouncer
 
     if as_json:
@@ -118,7 +118,7 @@ def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter |
 
 
 class JsonPrinter:
-    """Prints every announcement as a line of JSON."""
+    """Prints every announcement as one line of JSON."""
 
     def __init__(self, lines: LineWriter) -> None:
         self._lines = lines
@@ -127,7 +127,7 @@ class JsonPrinter:
         self._lines.write(f"{json.dumps(asdict(status))}\n")
 
     def close(self) -> None:
-        """Wait for a moment until all is written."""
+        """Wait briefly until everything is written."""
         self._lines.close()
 
 
